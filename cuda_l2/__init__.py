@@ -1,0 +1,35 @@
+"""cuda-l2: give it a machine and matrix shapes; it writes kernels, proves them correct, times them honestly.
+
+    result = cuda_l2.optimize("512x512x512", budget=60)
+    result.kernel(a, b, out)
+
+    trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.reward
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuda_l2.errors import UserError
+    from cuda_l2.optimizer import evaluate, optimize
+    from cuda_l2.records import Gemm, Trial
+
+__version__ = "0.1.0"
+__all__ = ["Gemm", "Trial", "UserError", "evaluate", "optimize"]
+
+_HOMES = {
+    "Gemm": "cuda_l2.records",
+    "Trial": "cuda_l2.records",
+    "UserError": "cuda_l2.errors",
+    "evaluate": "cuda_l2.optimizer",
+    "optimize": "cuda_l2.optimizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import cuda_l2` must stay light, torch is not."""
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'cuda_l2' has no attribute {name!r}")

@@ -1,0 +1,153 @@
+"""Every trial ever run, append-only, in one SQLite file that several searches may share.
+
+Write-ahead logging: a killed search loses at most the candidates in flight, readers never wait. Sources are
+stored once each. The state of a policy is kept beside the trials it learnt from.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Candidate, Task, Trial, from_json, to_json
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 30.0
+_SCHEMA = """
+CREATE TABLE candidates (id TEXT PRIMARY KEY, source TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE trials (
+    number INTEGER PRIMARY KEY, task TEXT NOT NULL, candidate TEXT NOT NULL REFERENCES candidates(id),
+    machine TEXT NOT NULL, protocol TEXT NOT NULL, status TEXT NOT NULL, speedup REAL NOT NULL,
+    reward REAL, created TEXT NOT NULL, record TEXT NOT NULL
+);
+CREATE INDEX trials_by_task ON trials (task, machine, protocol, candidate);
+CREATE TABLE policies (
+    name TEXT NOT NULL, machine TEXT NOT NULL, state BLOB NOT NULL, updated TEXT NOT NULL,
+    PRIMARY KEY (name, machine)
+);
+"""
+
+
+class Archive:
+    """Trials by task, machine and protocol. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._prepare()
+        except (OSError, sqlite3.OperationalError) as error:
+            raise UserError(f"cannot write the archive {path}: {error}; choose another with --archive") from None
+        except sqlite3.DatabaseError as error:
+            raise UserError(
+                f"{path} is not a usable archive: {error}; move it away, or choose another with --archive"
+            ) from None
+
+    def _prepare(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")  # two searches may meet a new file at the same time
+        try:
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            elif version != SCHEMA_VERSION:
+                raise UserError(
+                    f"{self.path} has archive version {version}, this program reads {SCHEMA_VERSION}; "
+                    "use the program that wrote it, or choose another with --archive"
+                )
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def append(self, trial: Trial) -> None:
+        """Store one trial; it is there after a kill once this returns."""
+        record = json.loads(to_json(trial))
+        record["candidate"]["source"] = ""
+        row = (
+            *(str(trial.task), trial.candidate.id, trial.machine, trial.protocol, trial.status, trial.speedup),
+            *(trial.reward, trial.created, json.dumps(record, separators=(",", ":"))),
+        )
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", (trial.candidate.id, trial.candidate.source))
+            self._db.execute(
+                "INSERT INTO trials (task, candidate, machine, protocol, status, speedup, reward, created, record)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                row,
+            )
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None
+
+    def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
+        """The latest trial of this candidate under the same conditions."""
+        trials = self._select(
+            "task = ? AND candidate = ? AND machine = ? AND protocol = ? ORDER BY number DESC LIMIT 1",
+            (str(task), candidate.id, machine, protocol),
+        )
+        return trials[0] if trials else None
+
+    def trials(self, task: Task | None = None, machine: str = "", protocol: str = "") -> list[Trial]:
+        """Trials in the order they were run; empty arguments match all."""
+        conditions, values = ["1"], []
+        for column, value in (("task", str(task) if task else ""), ("machine", machine), ("protocol", protocol)):
+            if value:
+                conditions.append(f"{column} = ?")
+                values.append(value)
+        return self._select(" AND ".join(conditions) + " ORDER BY number", values)
+
+    def best(self, task: Task, machine: str, protocol: str, count: int = 1) -> list[Trial]:
+        """The fastest measured candidates, each once."""
+        return self._select(
+            "number IN (SELECT number FROM trials WHERE task = ? AND machine = ? AND protocol = ? AND status = 'measured'"
+            " GROUP BY candidate HAVING speedup = max(speedup)) ORDER BY speedup DESC LIMIT ?",
+            (str(task), machine, protocol, count),
+        )
+
+    def load_policy(self, name: str, machine: str) -> bytes | None:
+        row = self._db.execute("SELECT state FROM policies WHERE name = ? AND machine = ?", (name, machine)).fetchone()
+        return row[0] if row else None
+
+    def save_policy(self, name: str, machine: str, state: bytes) -> None:
+        try:
+            self._db.execute(
+                "INSERT OR REPLACE INTO policies VALUES (?, ?, ?, strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))",
+                (name, machine, state),
+            )
+        except sqlite3.Error as error:
+            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _select(self, where: str, values: Iterable[object]) -> list[Trial]:
+        try:
+            rows = self._db.execute(
+                f"SELECT record, source FROM (SELECT * FROM trials WHERE {where}) JOIN candidates ON candidates.id = candidate",
+                tuple(values),
+            ).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise UserError(
+                f"{self.path} cannot be read: {error}; move it away, or choose another with --archive"
+            ) from None
+        trials = []
+        for record, source in rows:
+            fields = json.loads(record)
+            fields["candidate"]["source"] = source
+            trials.append(from_json(Trial, json.dumps(fields)))
+        return trials

@@ -1,0 +1,117 @@
+"""Builds CPU candidates: text rules, preprocess, rules again, compile in the sandbox, binary rules, publish.
+
+The cache is addressed by content (source, flags, compiler, machine). A build happens in a folder of its own
+and appears in the cache by one rename, so that a killed build leaves nothing half-written.
+"""
+
+import concurrent.futures
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cuda_l2 import contract, paths, sandbox
+from cuda_l2.build import binary, rules
+from cuda_l2.errors import UserError
+from cuda_l2.records import Build, BuildStatus, Candidate, from_json, to_json
+from cuda_l2.targets.cpu import CpuTarget
+
+SOURCE_NAME = "candidate.c"
+TIMEOUT_S = 30.0
+LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=60, file_bytes=64 << 20)
+
+
+def build_all(candidates: Sequence[Candidate], target: CpuTarget) -> list[Build]:
+    """Build several candidates, as many at once as the target has cores; order is kept."""
+    with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, target.cores)) as pool:
+        return list(pool.map(lambda candidate: build(candidate, target), candidates))
+
+
+def build(candidate: Candidate, target: CpuTarget) -> Build:
+    """Build one candidate, or say why not."""
+    start = time.perf_counter()
+    folder = paths.cache_dir() / "builds" / _key(candidate, target)
+    if (folder / "build.json").exists():
+        try:
+            return from_json(Build, (folder / "build.json").read_text())
+        except (ValueError, TypeError):
+            shutil.rmtree(folder, ignore_errors=True)  # written by another version
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {folder.parent}: {error.strerror}; free some space or set CUDA_L2_CACHE"
+        ) from None
+    try:
+        status, reason, log = _compile(candidate, target, work)
+        result = Build(
+            candidate_id=candidate.id,
+            status=status,
+            reason=reason,
+            log=log[-20_000:],
+            artifact=str(folder / "kernel.so") if status is BuildStatus.BUILT else "",
+            compiler=target.compiler_version,
+            sandbox=str(sandbox.kind()),
+            seconds=time.perf_counter() - start,
+        )
+        if status is not BuildStatus.TIMED_OUT:  # a slow machine is not a property of the source
+            _publish(work, folder, result)
+        return result
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache {folder.parent}: {error.strerror}; free some space or set CUDA_L2_CACHE"
+        ) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _key(candidate: Candidate, target: CpuTarget) -> str:
+    parts = [candidate.source, " ".join(target.compile_flags), target.compiler, target.machine, str(sandbox.kind())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[BuildStatus, str, str]:
+    """Status, reason and compiler log; on success kernel.so lies in `work`."""
+    try:
+        entry = contract.parse(candidate.source).entry
+    except contract.ContractError as error:
+        return BuildStatus.REFUSED, str(error), ""
+    reason = rules.refuse_text(candidate.source)
+    if reason:
+        return BuildStatus.REFUSED, reason, ""
+    (work / SOURCE_NAME).write_text(candidate.source)
+    flags = list(target.compile_flags)
+    preprocess = [target.compiler, "-E", *flags, SOURCE_NAME, "-o", "expanded.i"]
+    compile_ = [target.compiler, *flags, "expanded.i", "-o", "kernel.so"]
+    for step in (preprocess, compile_):
+        done = sandbox.run(sandbox.wrap(step, work, LIMITS), TIMEOUT_S, cwd=work)
+        if done.status is None:
+            return BuildStatus.TIMED_OUT, f"the compiler did not finish within {TIMEOUT_S:.0f} s", done.output
+        if done.status:
+            return BuildStatus.FAILED, _first_error(done.output, done.status), done.output
+        if step is preprocess:
+            reason = rules.refuse_expansion((work / "expanded.i").read_text(errors="replace"), SOURCE_NAME)
+            if reason:
+                return BuildStatus.REFUSED, reason, ""
+    reason = binary.refuse_binary(work / "kernel.so", entry)
+    return (BuildStatus.REFUSED, reason, done.output) if reason else (BuildStatus.BUILT, "", done.output)
+
+
+def _first_error(output: str, status: int) -> str:
+    lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()[-1:]
+    return lines[0].strip()[:300] if lines else f"the compiler ended with status {status}"
+
+
+def _publish(work: Path, folder: Path, result: Build) -> None:
+    (work / "expanded.i").unlink(missing_ok=True)
+    shutil.rmtree(work / ".root", ignore_errors=True)
+    (work / "build.json").write_text(to_json(result))
+    try:
+        os.rename(work, folder)
+    except OSError:
+        if not (folder / "build.json").exists():  # another process published the same content: as good as ours
+            raise

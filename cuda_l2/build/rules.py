@@ -1,0 +1,101 @@
+"""What a CPU candidate's text may say, checked before a compiler sees it and again on what it expands to.
+
+A compiler's error message can leak a file, so includes and embeds are judged on the raw text. Assembly could
+hold anything, so it is refused in every spelling; names glued together by macros show after preprocessing.
+What slips through still meets the sandbox and the runner's system-call filter: these rules make refusals
+early and their reasons clear.
+"""
+
+import re
+
+MAX_SOURCE_BYTES = 1 << 20
+HEADERS = frozenset({"stdint.h", "stddef.h", "stdbool.h", "float.h", "limits.h", "immintrin.h", "arm_neon.h", "string.h"})
+ATTRIBUTES = frozenset(
+    {"always_inline", "aligned", "vector_size", "may_alias", "noinline", "const", "pure", "unused", "packed", "hot", "cold"}
+    | {"flatten", "restrict", "nonnull", "returns_nonnull", "assume_aligned", "fallthrough", "visibility", "target_clones"}
+) - {"target_clones"}  # resolved by code that runs at load
+PRAGMAS = re.compile(r"\s*(GCC\s+(unroll|ivdep)|clang\s+loop|omp\s+simd|STDC\s+FP_CONTRACT)\b")
+
+_COMMENTS_AND_STRINGS = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+_DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)[ \t]*(\w*)(.*)$", re.MULTILINE)
+_ASSEMBLY = re.compile(r"\b(asm|__asm|__asm__)\b")
+_PROBES = re.compile(r"\b(__has_include|__has_include_next|__has_embed)\b")
+_ATTRIBUTE = re.compile(r"\b__attribute(?:__)?\b\s*\(\s*\(")
+_LINE_MARKER = re.compile(r'^# (\d+) "((?:[^"\\]|\\.)*)"')
+
+
+def refuse_text(source: str) -> str:
+    """Why the raw text is refused, in one line; empty where it is not."""
+    if len(source.encode()) > MAX_SOURCE_BYTES:
+        return f"the source is larger than {MAX_SOURCE_BYTES >> 10} KiB"
+    if "\0" in source:
+        return "the source holds a NUL byte"
+    if "??" in source:
+        return "trigraphs (??) are not allowed"
+    spliced = source.replace("\\\r\n", "").replace("\\\n", "")
+    text = _blank(spliced)
+    for match in _DIRECTIVE.finditer(_blank(spliced, strings=False)):
+        directive, rest = match.groups()
+        if directive == "include":
+            header = re.fullmatch(r"\s*<([\w./]+)>\s*", rest)
+            if not header or header.group(1) not in HEADERS:
+                return f"#include{rest.rstrip()} is not allowed; the headers are {', '.join(sorted(HEADERS))}"
+        elif directive in ("include_next", "import", "embed", "line", "ident", "assert"):
+            return f"#{directive} is not allowed"
+        elif directive == "pragma" and not PRAGMAS.match(rest):
+            return f"#pragma{rest.rstrip()} is not allowed"
+    if _PROBES.search(text):
+        return "__has_include and __has_embed are not allowed"
+    if _ASSEMBLY.search(text):
+        return "assembly is not allowed"
+    return ""
+
+
+def refuse_expansion(expanded: str, source_name: str) -> str:
+    """Why the preprocessed text is refused: only lines that come from the candidate's own file count."""
+    own: list[str] = []
+    ours = True
+    for line in expanded.splitlines():
+        marker = _LINE_MARKER.match(line)
+        if marker:
+            ours = marker.group(2).endswith(source_name)
+        elif ours:
+            own.append(line)
+    for line in own:
+        directive = re.match(r"\s*#\s*pragma(.*)", line)
+        if directive and not PRAGMAS.match(directive.group(1)):
+            return f"#pragma{directive.group(1)} is not allowed"
+    text = _blank("\n".join(own))
+    if _ASSEMBLY.search(text):
+        return "assembly is not allowed, also when macros spell it"
+    for match in _ATTRIBUTE.finditer(text):
+        for name in _attribute_names(text, match.end()):
+            if name.strip("_") not in ATTRIBUTES:
+                return f"__attribute__(({name})) is not allowed"
+    return ""
+
+
+def _blank(text: str, strings: bool = True) -> str:
+    """The text with comments blanked, and strings and character constants too unless told not; lines are kept."""
+
+    def blank(match: re.Match[str]) -> str:
+        found = match.group()
+        return re.sub(r"[^\n]", " ", found) if strings or found.startswith("/") else found
+
+    return _COMMENTS_AND_STRINGS.sub(blank, text)
+
+
+def _attribute_names(text: str, position: int) -> list[str]:
+    """The names in an attribute list that begins at `position`, arguments left out."""
+    names, depth, word = [], 0, ""
+    for character in text[position : position + 2000]:
+        if depth == 0 and (character.isalnum() or character == "_"):
+            word += character
+            continue
+        if word:
+            names.append(word)
+            word = ""
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth < 0:
+            break
+    return names

@@ -1,0 +1,46 @@
+"""The command line: one file a command under commands/, errors as one line, exit status 2."""
+
+import os
+import sys
+
+from cyclopts import App
+
+from cuda_l2 import __version__
+from cuda_l2.commands import bench, check, doctor, optimize, replay, show
+from cuda_l2.errors import UserError
+
+app = App(
+    name="cuda-l2",
+    version=__version__,
+    help=(
+        "Writes matrix-multiplication kernels for this machine, proves them correct, times them honestly.\n\n"
+        "Start with `cuda-l2 doctor`, then `cuda-l2 optimize 512x512x512`.\n\n"
+        "A shape is MxNxK, then a layout if B is column-major (tn) and an accumulator if fp16 is enough:"
+        " 512x512x512, 64x4096x4096:tn, 256x256x256:nn:fp16."
+    ),
+    help_format="plaintext",
+)
+for module in (optimize, show, check, doctor, bench, replay):
+    app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
+app.register_install_completion_command(name="--install-completion")
+
+
+def main() -> None:
+    """Run a command; this process's own settings are made here, before torch loads."""
+    # checks run between timings: OpenMP threads of this process must sleep when they are done
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        app()
+    except UserError as error:
+        print(f"cuda-l2: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("cuda-l2: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

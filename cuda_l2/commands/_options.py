@@ -1,0 +1,25 @@
+"""Readers of option values that several commands share."""
+
+import re
+
+from cuda_l2.errors import UserError
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """`60`, `60s`, `2m`, `1.5h` in seconds; UserError where it is not a positive time."""
+    match = re.fullmatch(r"(-?[\d.]+)\s*(s|m|min|h)?", text.strip())
+    try:
+        value = float(match.group(1)) * _UNITS[match.group(2) or ""] if match else -1.0
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {text!r}")
+    return value
+
+
+def require_target(name: str) -> None:
+    """UserError where the target is not one this version has."""
+    if name not in ("auto", "cpu"):
+        raise UserError(f"there is no target {name!r}; choose cpu or auto")

@@ -1,0 +1,46 @@
+"""cuda-l2 check: judge a kernel of one's own."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Gemm, TimingStatus, Trial
+
+
+def command(
+    file: Path, shape: str, /, *, protocol: str = "offline", json: Annotated[bool, Parameter(negative=())] = False
+) -> None:
+    """Build, verify and time a kernel: the verdict with the failing element, the timing, the reward.
+
+    Exits with 1 where the kernel is not correct.
+
+    Parameters
+    ----------
+    file
+        C source that follows the launch contract in docs/contract.md.
+    shape
+        The shape to judge it on, as in 512x512x512.
+    protocol
+        offline, server, paper, or search.
+    json
+        Print the trial as JSON.
+    """
+    gemm = Gemm.parse(shape)
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+
+    from cuda_l2.optimizer import evaluate
+    from cuda_l2.report.tables import print_trial, trials_json
+
+    trial = evaluate(text, gemm, protocol=protocol)
+    assert isinstance(trial, Trial)
+    if json:
+        print(trials_json([trial]))
+    else:
+        print_trial(trial)
+    sys.exit(0 if trial.timing and trial.timing.status is TimingStatus.MEASURED else 1)

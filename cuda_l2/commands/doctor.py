@@ -1,0 +1,50 @@
+"""cuda-l2 doctor: what this machine has, what is missing, how to get it."""
+
+import importlib.util
+import platform
+import shutil
+import sys
+
+from cuda_l2.errors import UserError
+
+
+def command() -> None:
+    """Say what this machine has, what is missing, and how to get it. Exits with 2 where the main job cannot run."""
+    from cuda_l2 import paths, sandbox
+    from cuda_l2.targets import cpu
+
+    fatal = False
+    lines: list[tuple[str, str, str]] = []
+
+    def line(good: bool, what: str, found: str, advice: str = "") -> None:
+        lines.append(("ok" if good else "--", what, found + (f"; {advice}" if advice and not good else "")))
+
+    line(sys.version_info >= (3, 11), "Python", platform.python_version(), "3.11 or newer is needed")
+    line(platform.system() == "Linux", "system", f"{platform.system()} {platform.release()}", "candidates run on Linux only")
+    try:
+        _, version = cpu.find_compiler()
+        line(True, "C compiler", version)
+        target = cpu.detect()
+        gflops, gbytes = target.ceilings()
+        line(True, "CPU", f"{target.model}, {target.cores} cores, {target.vector_bits}-bit vectors")
+        line(True, "ceilings", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory, measured")
+    except UserError as error:
+        fatal = True
+        line(False, "C compiler", str(error), "apt install gcc libc6-dev")
+    kind = sandbox.kind()
+    line(kind is not sandbox.Kind.LIMITS, "sandbox", str(kind), "apt install bubblewrap for a stronger one")
+    if kind is sandbox.Kind.NAMESPACES:
+        lines.append(("  ", "", "bubblewrap would be faster to start: apt install bubblewrap"))
+    line(bool(shutil.which("prlimit")), "resource limits", shutil.which("prlimit") or "no prlimit", "apt install util-linux")
+    for package, needed_for in (("torch", "baselines and references"), ("optuna", "--policy tpe")):
+        present = importlib.util.find_spec(package) is not None
+        fatal |= package == "torch" and not present
+        line(present, package, "installed" if present else "missing", f"needed for {needed_for}: pip install {package}")
+    for name, folder in (("cache", paths.cache_dir()), ("archive", paths.default_archive().parent)):
+        parent = next(p for p in (folder, *folder.parents) if p.exists())
+        free = shutil.disk_usage(parent).free
+        line(free > 1 << 28, name, f"{folder}, {free / 2**30:.1f} GiB free", "at least 0.25 GiB is wanted")
+    for mark, what, found in lines:
+        print(f"{mark}  {what:<16} {found}")
+    if fatal:
+        sys.exit(2)

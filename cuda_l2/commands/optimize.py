@@ -1,0 +1,74 @@
+"""cuda-l2 optimize: search for shapes' best kernels on this machine."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.records import Gemm
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OptimizeSettings:
+    """How to search."""
+
+    target: str = "auto"
+    """Machine to optimise for: cpu, or auto for the best one present."""
+    budget: str = "60s"
+    """Time of search a shape, as in 60s or 2m."""
+    trials: int | None = None
+    """At most so many candidates a shape."""
+    policy: str = "schedule"
+    """Who proposes: schedule (the embedded policy), random, or tpe (needs optuna)."""
+    seed: int = 0
+    """Seed of the search; inputs are always fresh."""
+    archive: Path | None = None
+    """File that keeps every trial; searches resume from it and may share it."""
+    protocol: str = "standard"
+    """How the winner is reported: standard (offline and server) or paper (10 s warm-up, 30 s measured)."""
+    again: Annotated[bool, Parameter(negative=())] = False
+    """Time candidates anew that the archive knows."""
+    json: Annotated[bool, Parameter(negative=())] = False
+    """Print one JSON object a shape instead of tables."""
+
+
+def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: OptimizeSettings | None = None) -> None:
+    """Search for the fastest correct kernel of each shape, then report it from another run.
+
+    Parameters
+    ----------
+    shapes
+        One or more shapes, as in 512x512x512 or 64x4096x4096:tn.
+    """
+    settings = settings or OptimizeSettings()
+    gemms = [Gemm.parse(shape) for shape in shapes]
+    require_target(settings.target)
+    budget_s = seconds(settings.budget)
+
+    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.report.live import LiveProgress
+    from cuda_l2.report.tables import print_result, result_json
+
+    search_settings = Settings(
+        budget_s=budget_s,
+        trials=settings.trials,
+        policy=settings.policy,
+        seed=settings.seed,
+        archive=settings.archive,
+        protocol=settings.protocol,
+        again=settings.again,
+    )
+    with Optimizer(search_settings) as optimizer:
+        for gemm in gemms:
+            with LiveProgress(gemm, budget_s, quiet=settings.json) as live:
+                result = optimizer.optimize(gemm, live.progress, live.stage)
+            if settings.json:
+                print(result_json(result), flush=True)
+            else:
+                print_result(result)
+            if result.search.interrupted:
+                sys.exit(130)

@@ -1,0 +1,3 @@
+"""cuda-l2 replay: compare proposers on recorded trials, without building or timing anything."""
+def command() -> None:
+    """TODO"""

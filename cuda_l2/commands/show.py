@@ -1,0 +1,56 @@
+"""cuda-l2 show: the best kernels known for a shape."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Gemm
+
+
+def command(
+    shape: str,
+    /,
+    *,
+    archive: Path | None = None,
+    count: int = 5,
+    source: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Show the best kernels known for a shape, their source, and how they were measured.
+
+    Parameters
+    ----------
+    shape
+        As in 512x512x512:tn.
+    archive
+        File that keeps the trials.
+    count
+        At most so many kernels.
+    source
+        Print the best kernel's source instead of the table.
+    json
+        Print the trials as JSON, sources included.
+    """
+    gemm = Gemm.parse(shape)
+
+    from cuda_l2 import paths
+    from cuda_l2.archive import Archive
+    from cuda_l2.report.tables import print_known, trials_json
+
+    path = archive or paths.default_archive()
+    if not path.exists():
+        raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {gemm}` first")
+    with Archive(path) as opened:
+        trials = [trial for trial in opened.trials(gemm) if trial.timing and trial.speedup]
+    if not trials:
+        raise UserError(f"no kernel is known for {gemm} in {path}; run `cuda-l2 optimize {gemm}` first")
+    # reported figures before those a search chose by, the fastest first
+    trials.sort(key=lambda trial: (trial.protocol == "search", -trial.speedup))
+    if source:
+        print(trials[0].candidate.source, end="")
+    elif json:
+        print(trials_json(trials[:count]))
+    else:
+        print_known(gemm, trials[:count], path)

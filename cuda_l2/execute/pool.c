@@ -1,0 +1,103 @@
+/* The parallel-for that CPU candidates are given: a fixed pool of threads, made before any candidate loads.
+ *
+ * Waiting threads spin for a few tens of microseconds, so that back-to-back launches find them awake, and
+ * then sleep, so that an idle pool leaves the cores to others. */
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef void (*task_fn)(void *context, int64_t index);
+
+#define SPINS 4000
+#if defined(__x86_64__)
+#define RELAX() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ volatile("yield")
+#else
+#define RELAX()
+#endif
+
+static struct {
+    task_fn task;
+    void *context;
+    int64_t count;
+    _Atomic int64_t next, unfinished;
+    _Atomic uint32_t generation, sleepers, caller_sleeps, started;
+} pool;
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0); }
+static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0); }
+
+/* A round's index space is (generation << 32) + index, so that a late thread cannot take a task of the next round. */
+static void take_tasks(uint32_t generation) {
+    int64_t base = (int64_t)generation << 32;
+    for (;;) {
+        int64_t ticket = atomic_load(&pool.next);
+        if (ticket < base || ticket >= base + pool.count) return;
+        if (!atomic_compare_exchange_weak(&pool.next, &ticket, ticket + 1)) continue;
+        pool.task(pool.context, ticket - base);
+        if (atomic_fetch_sub(&pool.unfinished, 1) == 1 && atomic_load(&pool.caller_sleeps)) {
+            atomic_store(&pool.caller_sleeps, 0);
+            futex_wake(&pool.caller_sleeps);
+        }
+    }
+}
+
+static void *pool_thread(void *unused) {
+    uint32_t seen = 0;
+    atomic_fetch_add(&pool.started, 1);
+    for (;;) {
+        int spins = 0;
+        while (atomic_load(&pool.generation) == seen) {
+            if (++spins < SPINS) {
+                RELAX();
+                continue;
+            }
+            atomic_fetch_add(&pool.sleepers, 1);
+            futex_wait(&pool.generation, seen);
+            atomic_fetch_sub(&pool.sleepers, 1);
+        }
+        seen = atomic_load(&pool.generation);
+        take_tasks(seen);
+    }
+    return unused;
+}
+
+/* Start `threads` - 1 helpers; the caller of parallel_for is the remaining one. Returns 0, or an errno value,
+ * once every helper runs: what a thread's start asks of the system is done before a filter can forbid it. */
+int pool_start(int threads) {
+    for (int i = 1; i < threads; ++i) {
+        pthread_t thread;
+        int error = pthread_create(&thread, 0, pool_thread, 0);
+        if (error) return error;
+        pthread_detach(thread);
+    }
+    while ((int)atomic_load(&pool.started) < threads - 1) RELAX();
+    return 0;
+}
+
+/* Run task(context, 0 .. count - 1) on the pool; returns when all are done. Not reentrant. */
+void pool_parallel_for(int64_t count, task_fn task, void *context) {
+    if (count < 1) return;
+    uint32_t generation = atomic_load(&pool.generation) + 1;
+    pool.task = task;
+    pool.context = context;
+    pool.count = count;
+    atomic_store(&pool.unfinished, count);
+    atomic_store(&pool.next, (int64_t)generation << 32);
+    atomic_store(&pool.generation, generation);
+    if (atomic_load(&pool.sleepers)) futex_wake(&pool.generation);
+    take_tasks(generation);
+    for (int spins = 0; atomic_load(&pool.unfinished) > 0;) {
+        if (++spins < SPINS * 16) {
+            RELAX();
+            continue;
+        }
+        atomic_store(&pool.caller_sleeps, 1);
+        if (atomic_load(&pool.unfinished) > 0) futex_wait(&pool.caller_sleeps, 1);
+    }
+}

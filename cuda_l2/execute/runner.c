@@ -1,0 +1,123 @@
+/* Runs one CPU candidate for a parent process that trusts nothing said here.
+ *
+ * usage: runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD
+ *
+ * The order is the defence: arena mapped and threads started, then a seccomp filter that leaves a library
+ * load and nothing else, then the candidate is loaded, then a filter that leaves only reading commands,
+ * writing acknowledgements and futexes. The parent owns the clock, the inputs and the reference; an
+ * acknowledgement says "done", and what it is worth the parent finds in the arena. */
+#define _GNU_SOURCE
+#include "pool.c"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+
+static int command_fd = -1, ack_fd = 2;
+
+typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c,
+                        void *workspace, void (*parallel_for)(int64_t, task_fn, void *));
+
+/* One launch, offsets into the arena; the parent writes the table before the command. */
+struct call { int64_t m, n, k, a, b, c, workspace; };
+struct command { int64_t table, count; };
+
+#if defined(__x86_64__)
+#define ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define ARCH AUDIT_ARCH_AARCH64
+#else
+#error "the runner knows seccomp's architecture constants for x86-64 and 64-bit Arm"
+#endif
+
+static void fail(const char *what, const char *why) {
+    dprintf(ack_fd, "E%s: %s\n", what, why);
+    exit(3);
+}
+
+/* Allow the listed system calls, write to ack_fd alone, kill the process on any other. */
+static void restrict_to(const int *allowed, int count) {
+    struct sock_filter code[80];
+    int n = 0;
+#define ADD(...) code[n++] = (struct sock_filter)__VA_ARGS__
+    ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)));
+    ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0));
+    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+    ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)));
+    for (int i = 0; i < count; ++i) {
+        ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)allowed[i], 0, 1));
+        ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    }
+    ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 0, 3));
+    ADD(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])));
+    ADD(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)ack_fd, 0, 1));
+    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    ADD(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+    struct sock_fprog program = {.len = (unsigned short)n, .filter = code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program))
+        fail("seccomp", strerror(errno));
+}
+
+static const int to_load[] = {
+    SYS_openat, SYS_read,   SYS_pread64, SYS_close, SYS_fstat,      SYS_newfstatat,   SYS_mmap,         SYS_mprotect,
+    SYS_munmap, SYS_brk,    SYS_futex,   SYS_exit,  SYS_exit_group, SYS_rt_sigreturn, SYS_sched_yield,  SYS_getrandom,
+    SYS_lseek,  SYS_seccomp, SYS_prctl,
+#ifdef SYS_readlink
+    SYS_readlink, SYS_stat, SYS_access,
+#endif
+};
+static const int to_run[] = {SYS_read, SYS_futex, SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_sched_yield};
+#define COUNT(array) (int)(sizeof(array) / sizeof(*array))
+
+static void read_all(void *to, size_t size) {
+    for (size_t done = 0; done < size;) {
+        ssize_t got = read(command_fd, (char *)to + done, size - done);
+        if (got == 0) exit(0);
+        if (got < 0 && errno != EINTR) fail("read", strerror(errno));
+        if (got > 0) done += (size_t)got;
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 7) fail("usage", "runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD");
+    int arena_fd = atoi(argv[4]);
+    command_fd = atoi(argv[5]);
+    ack_fd = atoi(argv[6]);
+    struct stat info;
+    if (fstat(arena_fd, &info)) fail("arena", strerror(errno));
+    char *arena = mmap(0, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0);
+    if (arena == MAP_FAILED) fail("arena", strerror(errno));
+    close(arena_fd);
+    int error = pool_start(atoi(argv[3]));
+    if (error) fail("threads", strerror(error));
+
+    restrict_to(to_load, COUNT(to_load));
+    void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    if (!library) fail("load", dlerror());
+    gemm_fn gemm = (gemm_fn)dlsym(library, argv[2]);
+    if (!gemm) fail("load", dlerror());
+    restrict_to(to_run, COUNT(to_run));
+
+    if (write(ack_fd, "R", 1) != 1) return 1;
+    for (;;) {
+        struct command command;
+        read_all(&command, sizeof command);
+        const struct call *calls = (const struct call *)(arena + command.table);
+        for (int64_t i = 0; i < command.count; ++i) {
+            struct call call = calls[i];
+            gemm(call.m, call.n, call.k, (const uint16_t *)(arena + call.a), (const uint16_t *)(arena + call.b),
+                 (uint16_t *)(arena + call.c), arena + call.workspace, pool_parallel_for);
+        }
+        if (write(ack_fd, "D", 1) != 1) return 1;
+    }
+}

@@ -1,0 +1,106 @@
+"""A family: one kernel source with macros, and the schedule space that sets them.
+
+A schedule is the family's choices in a fixed order, the small language in which policies write. A family
+says, choice by choice, which values are valid after the ones before; a schedule that breaks this cannot
+be constructed. A new family is one source and one module here with a FAMILY.
+"""
+
+import functools
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.targets._base import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One position of a schedule: the macro it sets and every value it can take on any target."""
+
+    name: str
+    values: tuple[int, ...]
+    help: str
+
+
+class Family(ABC):
+    """A parametrised kernel."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+    @abstractmethod
+    def serves(self, gemm: Gemm, target: Target) -> bool:
+        """Whether this family can compute the task on the target at all."""
+
+    @abstractmethod
+    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+        """Values of the next choice that keep a schedule valid after `prefix`; never empty on a valid prefix."""
+
+    @abstractmethod
+    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+        """The values an engineer would try first."""
+
+    @abstractmethod
+    def contract(self, schedule: "Schedule") -> str:
+        """The TOML text of the launch contract."""
+
+    @abstractmethod
+    def macros(self, schedule: "Schedule") -> dict[str, int]:
+        """Macros the source needs beside the choices."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Path:
+        """The kernel, which compiles alone with -D macros."""
+
+    def render(self, schedule: "Schedule", proposer: str = "schedule") -> Candidate:
+        """The candidate of a schedule: contract, macros, source."""
+        defines = {**self.macros(schedule), **schedule.named}
+        lines = [f"#define {name} {value}" for name, value in defines.items()]
+        text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n" + _read(self.source)
+        return Candidate(text, proposer=proposer, schedule=tuple(schedule.named.items()))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A family's choices for one task on one target; ValueError where they are not valid."""
+
+    family: Family
+    gemm: Gemm
+    target: Target
+    values: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.family.choices):
+            raise ValueError(f"{self.family.name} has {len(self.family.choices)} choices, not {len(self.values)}")
+        for i, choice in enumerate(self.family.choices):
+            valid = self.family.valid_values(self.gemm, self.target, self.values[:i])
+            if self.values[i] not in valid:
+                raise ValueError(f"{choice.name}={self.values[i]} is not valid here; choose from {valid}")
+
+    @property
+    def named(self) -> dict[str, int]:
+        return {choice.name: value for choice, value in zip(self.family.choices, self.values, strict=True)}
+
+
+@functools.cache
+def all_families() -> tuple[Family, ...]:
+    """Every family in this folder."""
+    package = importlib.import_module(__package__ or "")
+    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_"))
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    return tuple(module.FAMILY for module in modules)
+
+
+def families_for(gemm: Gemm, target: Target) -> tuple[Family, ...]:
+    """The families that can compute the task on the target."""
+    return tuple(family for family in all_families() if family.serves(gemm, target))
+
+
+@functools.cache
+def _read(path: Path) -> str:
+    return path.read_text()

@@ -1,0 +1,123 @@
+"""The schedule space of cpu_gemm.c: register tile, cache blocks, widening, unrolling, prefetch, threads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.records import Gemm, Layout
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cpu import CpuTarget
+
+CHOICES = (
+    Choice("VECTOR_BITS", (128, 256, 512), "vector width in bits"),
+    Choice("THREADS", (1, 2, 4, 8, 16, 32, 64, 128), "threads that share the work"),
+    Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T, so that B feeds the broadcasts"),
+    Choice("SPLIT_COLUMNS", (0, 1), "threads share rows (0) or columns (1)"),
+    Choice("NV", (1, 2, 3, 4), "vectors in a row of the register tile"),
+    Choice("MR", (1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14), "rows of the register tile"),
+    Choice("KC", (128, 192, 256, 384, 512, 768, 1024, 2048), "K steps a cache block"),
+    Choice("NC", (32, 64, 96, 128, 192, 256, 384, 512, 1024), "columns a cache block"),
+    Choice("WIDEN", (0, 1, 2), "fp16 widened in registers from the source, when packed, or from fp16 panels"),
+    Choice("UNROLL", (1, 2, 4, 8), "K steps in one trip of the inner loop"),
+    Choice("PREFETCH", (0, 4, 8, 16, 32), "K steps ahead that panel loads are prefetched"),
+    Choice("PREFETCH_X", (0, 1), "1 fetches the next X tile's source while this one is multiplied"),
+)
+REGISTERS = {512: 32, 256: 16, 128: 16}
+X_PADDING = 16  # XPAD of the source
+MAX_TILE_BYTES = 1 << 17  # of X; beyond this the first two cache levels hold nothing else
+
+
+class CpuGemm(Family):
+    """Goto-style blocked matmul in C with vector extensions."""
+
+    name = "cpu_gemm"
+    choices = CHOICES
+
+    @property
+    def source(self) -> Path:
+        return Path(__file__).with_name("cpu_gemm.c")
+
+    def serves(self, gemm: Gemm, target: Target) -> bool:
+        return isinstance(target, CpuTarget)
+
+    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+        assert isinstance(target, CpuTarget)
+        chosen = {choice.name: value for choice, value in zip(CHOICES, prefix, strict=False)}
+        choice = CHOICES[len(prefix)]
+        return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
+
+    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+        assert isinstance(target, CpuTarget)
+        wide = target.vector_bits == 512
+        wanted = {
+            "VECTOR_BITS": target.vector_bits,
+            "THREADS": target.cores,
+            "SWAP": int(gemm.layout is Layout.TN and gemm.n > gemm.m),
+            "SPLIT_COLUMNS": 0,
+            "NV": 2,
+            "MR": 12 if wide else 6,
+            "KC": 512,
+            "NC": 256,
+            "WIDEN": 1,
+            "UNROLL": 1,
+            "PREFETCH": 0,
+            "PREFETCH_X": int(gemm.k * max(gemm.m, gemm.n) > 1 << 22),
+        }
+        values: list[int] = []
+        for choice in CHOICES:
+            valid = self.valid_values(gemm, target, values)
+            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
+        return tuple(values)
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        return {"LAYOUT_TN": int(schedule.gemm.layout is Layout.TN), "XPAD": X_PADDING}
+
+    def contract(self, schedule: Schedule) -> str:
+        choice = schedule.named
+        swap, kc, mr, threads = choice["SWAP"], choice["KC"], choice["MR"], choice["THREADS"]
+        vector = choice["VECTOR_BITS"] // 32
+        columns = choice["NV"] * vector
+        columns *= -(-choice["NC"] // columns)  # NC rounded up to whole panels
+        rows = "n" if swap else "m"
+        tiles = f"cdiv({rows}, {mr})" if choice["SPLIT_COLUMNS"] else f"cdiv(cdiv({rows}, {mr}), {threads})"
+        panel_bytes = kc * columns * (4 if choice["WIDEN"] == 1 else 2)
+        stored_k_major = swap and schedule.gemm.layout is Layout.NN
+        tile_bytes = 4 * (kc * (-(-mr // vector) * vector) if stored_k_major else mr * (kc + X_PADDING))
+        partial = f"min(1, cdiv(max(k, {kc}) - {kc}, {kc})) * {tiles} * {mr * columns * 4}"
+        task = f"cdiv({panel_bytes + tile_bytes} + {partial}, 4096) * 4096"
+        return f'target = "cpu"\nentry = "gemm"\nthreads = {threads}\nworkspace = "{threads} * ({task})"'
+
+
+def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CpuTarget) -> bool:
+    """Whether a value is worth compiling after the ones chosen; the smallest of each choice always is."""
+    match name:
+        case "VECTOR_BITS":
+            return target.vector_bits // 2 <= value <= target.vector_bits if value > 128 else target.vector_bits == 128
+        case "THREADS":
+            return value <= target.cores
+        case "SPLIT_COLUMNS":
+            return not value or chosen["THREADS"] > 1
+        case "NV":
+            columns = gemm.m if chosen["SWAP"] else gemm.n
+            vector = chosen["VECTOR_BITS"] // 32
+            return value == 1 or (value - 1) * vector < columns
+        case "MR":
+            rows = gemm.n if chosen["SWAP"] else gemm.m
+            # accumulators, one row of Y and one broadcast must stay in registers
+            registers = 32 if target.vector_bits == 512 else REGISTERS[chosen["VECTOR_BITS"]]
+            fits = value * chosen["NV"] + chosen["NV"] + 1 <= registers
+            return value == 1 or (fits and value < 2 * rows)
+        case "KC":
+            return value == 128 or (value < 2 * gemm.k and 4 * value * chosen["MR"] <= MAX_TILE_BYTES)
+        case "NC":
+            columns = gemm.m if chosen["SWAP"] else gemm.n
+            return value == 32 or (value < 2 * columns and 4 * value * chosen["KC"] <= 4 * max(target.cache_bytes[1], 1 << 18))
+        case "WIDEN":
+            # in place only where the columns of Y lie next to each other
+            return value != 0 or (not chosen["SWAP"] and gemm.layout is Layout.NN)
+        case "PREFETCH":
+            return value < 32 or chosen["KC"] >= 256
+    return True
+
+
+FAMILY = CpuGemm()

@@ -1,0 +1,132 @@
+"""The baselines of the CPU target: torch in a process of its own, addressed like a candidate's worker."""
+
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cuda_l2.errors import UserError
+from cuda_l2.execute.arena import Arena, Call
+
+WORKER = Path(__file__).with_name("torch_worker.py")
+HALF = "torch fp16"
+WIDENED = "torch widened"
+PREALLOCATED = "torch widened, preallocated"
+START_TIMEOUT_S = 120.0
+
+
+class TorchBaselines:
+    """One torch process that serves every baseline. A context manager; started at once, awaited on first use."""
+
+    names = (HALF, WIDENED, PREALLOCATED)
+
+    def __init__(self, threads: int) -> None:
+        self._ack, ack_write = os.pipe()
+        # torch at its best: a passive wait policy, which commands set for themselves, would slow it
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), str(threads), str(ack_write)],
+            stdin=subprocess.PIPE,
+            pass_fds=(ack_write,),
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
+        os.close(ack_write)
+        self._started = False
+        self.arena: Arena | None = None
+
+    def attach(self, arena: Arena) -> None:
+        """Use this arena from now on."""
+        self.signal(signal.SIGCONT)
+        gemm = arena.gemm
+        self._message(
+            op="attach",
+            path=f"/proc/{os.getpid()}/fd/{arena.fd}",
+            size=arena.size,
+            m=gemm.m,
+            n=gemm.n,
+            k=gemm.k,
+            layout=str(gemm.layout),
+        )
+        self.arena = arena
+
+    def arm(self, name: str) -> "TorchArm":
+        return TorchArm(self, name)
+
+    def prepare(self, name: str, calls: list[Call]) -> None:
+        assert self.arena is not None
+        self._message(op="prepare", arm=name, calls=[self.arena.offsets(call) for call in calls])
+
+    def run(self) -> float:
+        """Run what was prepared; wall time in seconds."""
+        start = time.perf_counter()
+        self._write(struct.pack("i", 0))
+        self._await(b"D")
+        return time.perf_counter() - start
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin:
+            self._process.stdin.close()
+        os.close(self._ack)
+
+    def __enter__(self) -> "TorchBaselines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _message(self, **fields: object) -> None:
+        if not self._started:
+            self._await(b"R")
+            self._started = True
+        data = json.dumps(fields).encode()
+        self._write(struct.pack("i", len(data)) + data)
+        self._await(b"D")
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def _await(self, expected: bytes) -> None:
+        ready, _, _ = select.select([self._ack], [], [], START_TIMEOUT_S)
+        if not ready or os.read(self._ack, 1) != expected:
+            raise self._gone()
+
+    def _gone(self) -> UserError:
+        return UserError(
+            "the process that runs torch's baselines ended; not enough memory for this shape? try a smaller one"
+        )
+
+
+class TorchArm:
+    """One baseline with a worker's verbs."""
+
+    def __init__(self, baselines: TorchBaselines, name: str) -> None:
+        self._baselines, self.name = baselines, name
+
+    def prepare(self, calls: list[Call], timeout_s: float) -> None:
+        self._baselines.prepare(self.name, calls)
+
+    def run(self, timeout_s: float) -> float:
+        return self._baselines.run()
+
+    def freeze(self) -> None:
+        """Stop the process: OpenMP's threads would spin into the next arm's time."""
+        self._baselines.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._baselines.signal(signal.SIGCONT)

@@ -1,0 +1,32 @@
+"""How times are taken. Every protocol interleaves all arms in random order within each round.
+
+offline: back-to-back launches, caches warm. server: single launches after exponential gaps, caches evicted.
+paper: the paper's section 2.4, 10 s of warm-up and 30 s of single launches, mean of the ratios. search: offline,
+short, for choosing among candidates; its figures select and are never reported.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    name: str
+    round_s: float  # back-to-back launches fill this long; 0 times single launches
+    min_rounds: int
+    max_rounds: int
+    halfwidth: float  # stop once the ratio's relative half-width is below this
+    gap_s: float = 0.0  # mean of the exponential gap before a launch
+    evict: bool = False  # write twice the last-level cache before each launch
+    warmup_s: float = 0.0
+    measure_s: float = 0.0  # run at least this long, whatever the interval
+    check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
+    mean: bool = False  # mean of ratios, as the paper reports, instead of the median
+
+
+SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=14, halfwidth=0.01, check_every=6)
+OFFLINE = Protocol("offline", round_s=0.012, min_rounds=12, max_rounds=80, halfwidth=0.005)
+SERVER = Protocol("server", round_s=0, min_rounds=20, max_rounds=100, halfwidth=0.01, gap_s=0.001, evict=True)
+PAPER = Protocol(
+    "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=10, measure_s=30, mean=True
+)
+PROTOCOLS = {protocol.name: protocol for protocol in (SEARCH, OFFLINE, SERVER, PAPER)}

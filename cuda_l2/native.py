@@ -1,0 +1,43 @@
+"""Compiles the package's own C helpers, once per content, into the cache. Candidates never come this way."""
+
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cuda_l2 import paths
+from cuda_l2.errors import UserError
+
+
+@functools.cache
+def compiled(source: Path, *flags: str) -> Path:
+    """The program or library that `source`, and what it includes by relative path, compiles to."""
+    digest = hashlib.sha256(_text(source) + " ".join(flags).encode()).hexdigest()[:16]
+    target = paths.cache_dir() / "helpers" / f"{source.stem}-{digest}"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            out = Path(folder) / source.stem
+            command = [paths.compiler_name(), "-O2", "-std=gnu11", str(source), "-o", str(out), *flags]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise UserError(f"the C compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing")
+            os.replace(out, target)
+    except FileNotFoundError:
+        raise UserError(f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC") from None
+    except PermissionError as error:
+        raise UserError(f"cannot write the cache {target.parent}: {error.strerror}; set CUDA_L2_CACHE to a folder you own") from None
+    return target
+
+
+def _text(source: Path) -> bytes:
+    text = source.read_bytes()
+    for include in re.findall(rb'^#include "([^"]+)"', text, re.MULTILINE):
+        text += _text(source.parent / include.decode())
+    return text

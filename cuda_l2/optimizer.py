@@ -1,0 +1,238 @@
+"""The main job: search for a shape's best kernel, then report it from another run on other inputs."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cuda_l2 import paths
+from cuda_l2.archive import Archive
+from cuda_l2.errors import UserError
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.library.kernel import Kernel
+from cuda_l2.measure.baselines import TorchBaselines
+from cuda_l2.measure.protocols import OFFLINE, PAPER, PROTOCOLS, SEARCH, SERVER, Protocol
+from cuda_l2.propose._base import FamilySpace, Proposer, proposer_maker
+from cuda_l2.records import Candidate, Gemm, Trial, VerdictStatus
+from cuda_l2.search import Progress, search
+from cuda_l2.targets import cpu
+from cuda_l2.targets.cpu import CpuTarget
+
+FINALISTS = 3
+LAUNCHES_OF_ONE_CHECK = 25
+"""About how often one verification and a short timing launch a kernel."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to optimise one shape."""
+
+    budget_s: float = 60.0
+    trials: int | None = None
+    policy: str = "schedule"
+    seed: int = 0
+    archive: Path | None = None
+    protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
+    again: bool = False  # time candidates anew that the archive knows
+
+    def __post_init__(self) -> None:
+        if not self.budget_s > 0:
+            raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")
+        if self.trials is not None and self.trials < 1:
+            raise UserError(f"the number of trials must be at least 1, not {self.trials}")
+        if self.protocol not in ("standard", PAPER.name):
+            raise UserError(f"there is no protocol {self.protocol!r}; choose standard or paper")
+
+
+@dataclass
+class Result:
+    """What optimising one shape gave."""
+
+    gemm: Gemm
+    target: CpuTarget
+    search: Progress
+    reports: dict[str, Trial]  # by protocol, from runs after the search on other inputs; empty if interrupted
+    source_path: Path | None
+
+    @property
+    def best(self) -> Trial | None:
+        """The winner, as reported, or as found where the search was interrupted."""
+        return next(iter(self.reports.values()), self.search.best)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The winner as a callable: kernel(a, b, out)."""
+        if self.best is None:
+            raise UserError(f"no correct kernel was found for {self.gemm}; search longer with --budget")
+        return Kernel(self.gemm, self.best.candidate, self.best.build)
+
+
+class Optimizer:
+    """What several shapes share: the archive, the baselines' process, the machine. A context manager."""
+
+    def __init__(self, settings: Settings = Settings()) -> None:
+        self.settings = settings
+        proposer_maker(settings.policy)
+        self.target = cpu.detect()
+        self.target.ceilings()  # measured while the machine is still idle
+        self.archive = Archive(settings.archive or paths.default_archive())
+        self.baselines = TorchBaselines(self.target.cores)
+        self._rng = np.random.default_rng(settings.seed)
+
+    def optimize(
+        self,
+        gemm: Gemm,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> Result:
+        """Search, choose among the finalists, report the winner."""
+        self._require_time(gemm)
+        settings = self.settings
+        with Evaluator(gemm, self.target, self.baselines) as evaluator, _torch_threads(self.target.cores):
+            space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
+            proposer = self._proposer(space, gemm)
+            default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))
+            on_stage("searching")
+            progress = search(
+                evaluator,
+                proposer,
+                self.archive,
+                budget_s=settings.budget_s,
+                max_trials=settings.trials,
+                first=[space.family.render(default)],
+                again=settings.again,
+                on_progress=on_progress,
+            )
+            self._keep(proposer)
+            reports: dict[str, Trial] = {}
+            if not progress.interrupted and progress.best is not None:
+                try:
+                    on_stage("choosing among the finalists")
+                    winner = self._choose(evaluator, progress)
+                    reports = self._report(winner, on_stage)
+                except KeyboardInterrupt:
+                    progress.interrupted = True
+        result = Result(gemm, self.target, progress, reports, None)
+        if result.best:
+            result.source_path = self._save_source(result.best)
+        return result
+
+    def close(self) -> None:
+        self.baselines.close()
+        self.archive.close()
+
+    def __enter__(self) -> "Optimizer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _proposer(self, space: FamilySpace, gemm: Gemm) -> Proposer:
+        machine = self.target.machine
+        seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
+        proposer = proposer_maker(self.settings.policy)(
+            space, lambda: self.archive.trials(gemm, machine, SEARCH.name), seed
+        )
+        state = self.archive.load_policy(proposer.name, machine)
+        if state:
+            proposer.load_state(state)
+        return proposer
+
+    def _keep(self, proposer: Proposer) -> None:
+        state = proposer.state()
+        if state:
+            self.archive.save_policy(proposer.name, self.target.machine, state)
+
+    def _choose(self, evaluator: Evaluator, progress: Progress) -> Trial:
+        """The fastest of the finalists, timed once more each, so that the luckiest timing does not win."""
+        measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
+        stored = {t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)}
+        finalists = sorted((stored | measured).values(), key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
+        protocol = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
+        trials = evaluator.evaluate([trial.candidate for trial in finalists], protocol)
+        best = max(trials, key=lambda trial: trial.speedup)
+        return best if best.speedup else finalists[0]
+
+    def _report(self, winner: Trial, on_stage: Callable[[str], None]) -> dict[str, Trial]:
+        """Verify and time the winner anew, on inputs it has not met, under the protocols to report."""
+        protocols: list[Protocol] = [OFFLINE, SERVER] if self.settings.protocol == "standard" else [PAPER]
+        reports: dict[str, Trial] = {}
+        with Evaluator(winner.task, self.target, self.baselines) as evaluator:
+            for protocol in protocols:
+                on_stage(f"reporting: {protocol.name}")
+                trial = evaluator.evaluate([winner.candidate], protocol)[0]
+                if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
+                    raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
+                self.archive.append(trial)
+                if trial.timing and trial.timing.speedup:
+                    reports[protocol.name] = trial
+        return reports
+
+    def _save_source(self, trial: Trial) -> Path:
+        folder = self.archive.path.resolve().parent / "kernels"
+        path = folder / f"{str(trial.task).replace(':', '-')}-{trial.candidate.id}.c"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(trial.candidate.source)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {path}: {error.strerror}; the kernel is in the archive, see `cuda-l2 show {trial.task}`"
+            ) from None
+        return path
+
+    def _require_time(self, gemm: Gemm) -> None:
+        once = self.target.bound_us(gemm) * 1e-6 * LAUNCHES_OF_ONE_CHECK
+        if once > self.settings.budget_s:
+            raise UserError(
+                f"checking one kernel for {gemm} takes at least {once:.0f} s on this machine; raise --budget above that"
+            )
+
+
+def optimize(shapes: str | Sequence[str], *, budget: float = 60.0, **settings: object) -> Result | list[Result]:
+    """Optimise one shape, or several in turn, on this machine.
+
+    shapes: as `Gemm.parse` reads them. budget: seconds of search a shape. Further keywords: see Settings.
+    """
+    several = not isinstance(shapes, str)
+    gemms = [Gemm.parse(shape) for shape in (shapes if several else [shapes])]
+    with Optimizer(Settings(budget_s=budget, **settings)) as optimizer:  # type: ignore[arg-type]
+        results = [optimizer.optimize(gemm) for gemm in gemms]
+    return results if several else results[0]
+
+
+def evaluate(
+    source: str | Sequence[str], gemm: str | Gemm, *, protocol: str = SEARCH.name, seed: int | None = None
+) -> Trial | list[Trial]:
+    """Build, verify, time and reward sources for a shape: a reward function for any trainer.
+
+    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
+    """
+    gemm = Gemm.parse(gemm) if isinstance(gemm, str) else gemm
+    if protocol not in PROTOCOLS:
+        raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+    several = not isinstance(source, str)
+    target = cpu.detect()
+    target.ceilings()  # measured while the machine is still idle
+    with (
+        TorchBaselines(target.cores) as baselines,
+        Evaluator(gemm, target, baselines, seed=seed) as evaluator,
+        _torch_threads(target.cores),
+    ):
+        candidates = [Candidate(text) for text in (source if several else [source])]
+        trials = evaluator.evaluate(candidates, PROTOCOLS[protocol])
+    return trials if several else trials[0]
+
+
+@contextlib.contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """References on all cores, without changing the caller's setting for good."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,30 @@
+"""Where things are kept: the one place that reads the environment."""
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Compiled kernels and helpers; may be deleted at any time. CUDA_L2_CACHE moves it."""
+    return _folder("CUDA_L2_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def data_dir() -> Path:
+    """What must last: the archive of trials and the winners' sources. CUDA_L2_HOME moves it."""
+    return _folder("CUDA_L2_HOME", "XDG_DATA_HOME", ".local/share")
+
+
+def default_archive() -> Path:
+    return data_dir() / "archive.db"
+
+
+def compiler_name() -> str:
+    """The C compiler to use: CC, as everywhere else."""
+    return os.environ.get("CC", "cc")
+
+
+def _folder(own: str, xdg: str, home: str) -> Path:
+    if own in os.environ:
+        return Path(os.environ[own])
+    base = os.environ.get(xdg) or Path.home() / home
+    return Path(base) / "cuda-l2"

@@ -1,0 +1,107 @@
+"""Who proposes candidates, and the spaces that schedule-writing proposers choose from.
+
+A proposer is one module here with a PROPOSER, named on the command line by --policy.
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from cuda_l2.errors import UserError
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.targets._base import Target
+
+Values = tuple[int, ...]
+
+
+class Space(Protocol):
+    """The schedules a proposer may write for one task."""
+
+    gemm: Gemm
+    target: Target
+    choices: tuple[Choice, ...]
+
+    def valid(self, prefix: Sequence[int]) -> Values:
+        """Values of the next choice after `prefix`; never empty on a valid prefix."""
+
+    def render(self, values: Values, proposer: str) -> Candidate: ...
+
+
+@dataclass(frozen=True)
+class FamilySpace:
+    """All of one family's schedules for a task on a target."""
+
+    family: Family
+    gemm: Gemm
+    target: Target
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return self.family.choices
+
+    def valid(self, prefix: Sequence[int]) -> Values:
+        return self.family.valid_values(self.gemm, self.target, prefix)
+
+    def render(self, values: Values, proposer: str) -> Candidate:
+        return self.family.render(Schedule(self.family, self.gemm, self.target, values), proposer)
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """A scored schedule shown to the policy."""
+
+    values: Values
+    score: float
+
+
+class Proposer(ABC):
+    """Writes candidates, and learns from what became of them."""
+
+    name: str
+
+    @abstractmethod
+    def propose(self, count: int) -> list[Candidate]:
+        """A group of candidates; may repeat known ones."""
+
+    @abstractmethod
+    def observe(self, trials: Sequence[Trial]) -> None:
+        """What became of the last group, in order."""
+
+    def state(self) -> bytes:
+        """What to keep with the archive so that the next search goes on from here; empty if nothing."""
+        return b""
+
+    def load_state(self, state: bytes) -> None:
+        """Go on from a kept state."""
+
+
+Maker = Callable[[Space, Callable[[], list[Trial]], np.random.Generator], Proposer]
+"""Makes a proposer from its space, the task's trials so far, and a source of randomness."""
+
+
+def proposer_names() -> list[str]:
+    package = importlib.import_module(__package__ or "")
+    return sorted(info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_"))
+
+
+def proposer_maker(name: str) -> Maker:
+    """The maker of a proposer by name; UserError where there is none or what it needs is not installed."""
+    if name not in proposer_names():
+        raise UserError(f"there is no policy {name!r}; choose from {', '.join(proposer_names())}")
+    try:
+        module = importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(f"the policy {name} needs the package {error.name}: pip install {error.name}") from None
+    maker: Maker = module.PROPOSER
+    return maker
+
+
+def values_of(trial: Trial) -> Values:
+    """The schedule values a trial's candidate was written from; empty where it was not."""
+    return tuple(value for _, value in trial.candidate.schedule)

@@ -1,0 +1,122 @@
+"""The schedule transformer: reads a task, a machine and scored schedules, writes a schedule token by token."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from cuda_l2.families._base import Choice
+from cuda_l2.propose._base import Exemplar, Space, Values
+from cuda_l2.records import Accumulate, Gemm, Layout
+
+MAX_EXEMPLARS = 3
+TASK_FEATURES = 13
+TARGET_FEATURES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Size of the network."""
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+
+
+class Vocabulary:
+    """One token for each value of each choice."""
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self.choices = tuple(choices)
+        sizes = [len(choice.values) for choice in choices]
+        self.offsets = [0, *np.cumsum(sizes).tolist()]
+        self.size = self.offsets[-1]
+        self._tokens = [
+            {value: self.offsets[i] + j for j, value in enumerate(choice.values)} for i, choice in enumerate(choices)
+        ]
+
+    def token(self, position: int, value: int) -> int:
+        return self._tokens[position][value]
+
+    def value(self, position: int, token: int) -> int:
+        return self.choices[position].values[token - self.offsets[position]]
+
+    def mask(self, position: int, values: Values) -> torch.Tensor:
+        """True at the tokens of these values."""
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        mask[[self.token(position, value) for value in values]] = True
+        return mask
+
+
+class ScheduleTransformer(nn.Module):
+    """A causal transformer over: task, target, exemplars (score, then its tokens), start, then the answer's tokens."""
+
+    def __init__(self, vocabulary: Vocabulary, shape: Shape = Shape()) -> None:
+        super().__init__()
+        width, length = shape.width, len(vocabulary.choices)
+        self.vocabulary = vocabulary
+        self.tokens = nn.Embedding(vocabulary.size, width)
+        self.task = nn.Linear(TASK_FEATURES, width)
+        self.target = nn.Linear(TARGET_FEATURES, width)
+        self.score = nn.Linear(1, width)
+        self.start = nn.Parameter(torch.zeros(width))
+        self.positions = nn.Embedding(3 + MAX_EXEMPLARS * (length + 1) + length, width)
+        block = nn.TransformerEncoderLayer(
+            width, shape.heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, shape.layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary.size)
+        nn.init.zeros_(self.head.weight)  # uniform over valid values until it has learnt
+        nn.init.zeros_(self.head.bias)
+
+    def context(self, space: Space, exemplars: Sequence[Exemplar]) -> torch.Tensor:
+        """The prompt as vectors, P x width."""
+        parts = [self.task(task_features(space.gemm))[None], self.target(target_features(space))[None]]
+        for exemplar in exemplars[:MAX_EXEMPLARS]:
+            tokens = [self.vocabulary.token(i, value) for i, value in enumerate(exemplar.values)]
+            parts.append(self.score(torch.tensor([exemplar.score]))[None])
+            parts.append(self.tokens(torch.tensor(tokens)))
+        parts.append(self.start[None])
+        return torch.cat(parts)
+
+    def logits(self, context_P: torch.Tensor, answer_GT: torch.Tensor) -> torch.Tensor:
+        """Logits of the next token after each of the T answer tokens and before the first, G x (T + 1) x V."""
+        group, written = answer_GT.shape
+        prompt = len(context_P)
+        x = torch.cat([context_P.expand(group, -1, -1), self.tokens(answer_GT)], dim=1)
+        # answers always take the last positions, whatever the number of exemplars
+        last = self.positions.num_embeddings - len(self.vocabulary.choices)
+        positions = torch.cat([torch.arange(prompt), torch.arange(last, last + written)])
+        x = x + self.positions(positions)
+        mask = nn.Transformer.generate_square_subsequent_mask(prompt + written)
+        result: torch.Tensor = self.head(self.blocks(x, mask=mask, is_causal=True)[:, prompt - 1 :])
+        return result
+
+
+def log_probabilities(
+    network: ScheduleTransformer, context_P: torch.Tensor, answer_GT: torch.Tensor, masks_GTV: torch.Tensor
+) -> torch.Tensor:
+    """Log-probability of each written token among its valid ones, G x T."""
+    logits = network.logits(context_P, answer_GT[:, :-1]).masked_fill(~masks_GTV, -torch.inf)
+    return logits.log_softmax(-1).gather(-1, answer_GT[..., None]).squeeze(-1)
+
+
+def task_features(gemm: Gemm) -> torch.Tensor:
+    """Sizes, their logarithms and remainders, layout and accumulator, all of order one."""
+    sizes = (gemm.m, gemm.n, gemm.k)
+    logs = [math.log2(size) / 8 - 1 for size in sizes]
+    tails = [float(size % 16 == 0) for size in sizes] + [float(size % 128 == 0) for size in sizes]
+    ratio = (math.log2(gemm.m) - math.log2(gemm.n)) / 8
+    kind = [float(gemm.layout is Layout.TN), float(gemm.accumulate is Accumulate.FP16)]
+    return torch.tensor([*logs, *tails, ratio, *kind, 1.0])
+
+
+def target_features(space: Space) -> torch.Tensor:
+    """What a schedule depends on in the machine, of order one; zero where a target has no such thing."""
+    target = space.target
+    cores, bits = getattr(target, "cores", 0), getattr(target, "vector_bits", 0)
+    caches = getattr(target, "cache_bytes", (0, 0, 0))
+    return torch.tensor([math.log2(cores + 1) / 4, bits / 512, *(math.log2(size + 1) / 16 - 1 for size in caches)])

@@ -1,0 +1,33 @@
+"""The search baseline: each choice uniform over its valid values."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cuda_l2.propose._base import Proposer, Space
+from cuda_l2.records import Candidate, Trial
+
+
+class RandomProposer(Proposer):
+    """Uniform over valid values, choice by choice."""
+
+    name = "random"
+
+    def __init__(self, space: Space, trials: Callable[[], list[Trial]], rng: np.random.Generator) -> None:
+        self._space, self._rng = space, rng
+
+    def propose(self, count: int) -> list[Candidate]:
+        return [self._space.render(self._draw(), self.name) for _ in range(count)]
+
+    def observe(self, trials: Sequence[Trial]) -> None:
+        pass
+
+    def _draw(self) -> tuple[int, ...]:
+        values: list[int] = []
+        for _ in self._space.choices:
+            valid = self._space.valid(values)
+            values.append(valid[int(self._rng.integers(len(valid)))])
+        return tuple(values)
+
+
+PROPOSER = RandomProposer

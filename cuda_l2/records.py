@@ -1,0 +1,303 @@
+"""The nouns of the loop: frozen records that cannot hold nonsense. Standard library only.
+
+Every stage takes records and returns its own: propose -> Candidate, build -> Build,
+verify -> Verdict, measure -> Timing; a Trial is all of it for one candidate.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+from cuda_l2.errors import UserError
+
+
+T = TypeVar("T")
+
+
+class Layout(enum.StrEnum):
+    """How B lies in memory; A (M x K) and C (M x N) are row-major."""
+
+    NN = "nn"  # B is K x N row-major
+    TN = "tn"  # B is column-major: N x K row-major in memory
+
+
+class Accumulate(enum.StrEnum):
+    """The least precision in which a kernel may sum products."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gemm:
+    """C = A B with fp16 operands and result, alpha 1, beta 0 (paper section 2.1)."""
+
+    m: int
+    n: int
+    k: int
+    layout: Layout = Layout.NN
+    accumulate: Accumulate = Accumulate.FP32
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.k) < 1:
+            raise UserError(f"{self}: M, N and K must be whole numbers of at least 1, as in 512x512x512")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `MxNxK`, `MxNxK:tn`, `MxNxK:tn:fp16`."""
+        size, *options = text.strip().lower().split(":")
+        match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", size)
+        if not match:
+            raise UserError(f"cannot read the shape {text!r}: write MxNxK in whole numbers, as in 8192x512x2048:tn")
+        layout, accumulate = Layout.NN, Accumulate.FP32
+        for option in options:
+            if option in list(Layout):
+                layout = Layout(option)
+            elif option in list(Accumulate):
+                accumulate = Accumulate(option)
+            else:
+                known = ", ".join([*Layout, *Accumulate])
+                raise UserError(f"{text!r}: {option!r} is neither a layout nor an accumulator; choose from {known}")
+        m, n, k = map(int, match.groups())
+        return cls(m, n, k, layout, accumulate)
+
+    def __str__(self) -> str:
+        layout = "" if self.layout is Layout.NN else f":{self.layout}"
+        accumulate = "" if self.accumulate is Accumulate.FP32 else f":{self.accumulate}"
+        return f"{self.m}x{self.n}x{self.k}{layout}{accumulate}"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move: A and B read once, C written once."""
+        return 2 * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+
+Task = Gemm
+"""What a candidate computes. Gemm is the first kind; the stages ask a task only for what they need."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel's source text, launch contract in its leading comment. From here on nobody asks who wrote it."""
+
+    source: str
+    proposer: str = "user"
+    schedule: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def id(self) -> str:
+        """Hash of the content, 16 hex digits."""
+        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % confidence interval; infinite bounds where samples are too few to say."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.estimate) or not self.low <= self.estimate <= self.high:
+            raise ValueError(f"not an interval: {self.low} <= {self.estimate} <= {self.high}")
+
+    @property
+    def relative_halfwidth(self) -> float:
+        return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else math.inf
+
+
+class BuildStatus(enum.StrEnum):
+    BUILT = "built"
+    REFUSED = "refused"  # the text or the binary breaks a rule of the launch contract
+    FAILED = "failed"  # the compiler said no
+    TIMED_OUT = "timed-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What compiling one candidate gave."""
+
+    candidate_id: str
+    status: BuildStatus
+    reason: str = ""  # one line; empty when built
+    log: str = ""  # the compiler's own words
+    artifact: str = ""  # path of the shared library
+    compiler: str = ""
+    sandbox: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.status is BuildStatus.BUILT) != bool(self.artifact):
+            raise ValueError("a build has an artifact exactly when its status is built")
+        if self.status is not BuildStatus.BUILT and not self.reason:
+            raise ValueError("a failed build needs a reason")
+
+
+class VerdictStatus(enum.StrEnum):
+    CORRECT = "correct"
+    INCORRECT = "incorrect"  # wrong numbers
+    IMPRECISE = "imprecise"  # sums in less precision than the task allows
+    UNHYGIENIC = "unhygienic"  # wrote where it must not, kept state, changed inputs, not repeatable
+    FORBIDDEN = "forbidden"  # tried a system call outside the contract
+    CRASHED = "crashed"
+    TIMED_OUT = "timed-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of C that came out wrong."""
+
+    row: int
+    column: int
+    expected: float
+    found: float
+
+    def __str__(self) -> str:
+        return f"C[{self.row}, {self.column}] is {self.found:g}, expected {self.expected:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the candidate computes the task, and by which check it failed if not."""
+
+    status: VerdictStatus
+    check: str = ""  # the check that failed
+    reason: str = ""
+    element: Element | None = None
+    passed: tuple[str, ...] = ()  # checks that passed before
+    rms_error: float = math.nan  # against fp64
+    max_error: float = math.nan
+    baseline_deviation: float = math.nan  # the paper's bound: largest difference among baselines, reported only
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.status is VerdictStatus.CORRECT) == bool(self.reason):
+            raise ValueError("a verdict has a reason exactly when it is not correct")
+
+
+class TimingStatus(enum.StrEnum):
+    MEASURED = "measured"
+    WRONG_OUTPUT = "wrong-output"  # a timed launch did not produce its own result
+    CRASHED = "crashed"
+    TIMED_OUT = "timed-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One contestant of a timing run."""
+
+    name: str
+    latency_us: Interval  # median of the rounds
+    rounds: int
+    launches: int  # launches timed in all
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Interleaved times of the candidate and the baselines in one run."""
+
+    status: TimingStatus
+    protocol: str
+    reason: str = ""
+    candidate: Arm | None = None
+    baselines: tuple[Arm, ...] = ()
+    reference: str = ""  # the strongest baseline of this run
+    speedup: Interval | None = None  # t_reference / t_candidate over paired rounds
+    speedups: tuple[tuple[str, Interval], ...] = ()  # the same against every baseline
+    max_difference: float = math.nan  # largest |fp32 reference - output| seen in timed outputs
+    empty_call_us: float = math.nan  # the protocol's own cost of a call that does nothing
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        measured = self.status is TimingStatus.MEASURED
+        if measured != (self.candidate is not None and self.speedup is not None):
+            raise ValueError("a timing has figures exactly when it was measured")
+        if measured == bool(self.reason):
+            raise ValueError("a timing has a reason exactly when it was not measured")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What happened to one candidate on one task on one machine under one protocol."""
+
+    task: Task
+    candidate: Candidate
+    machine: str  # the target's identity: trials compare only within one
+    protocol: str
+    build: Build
+    verdict: Verdict | None = None
+    timing: Timing | None = None
+    reward: float = math.nan
+    environment: dict[str, Any] = field(default_factory=dict)
+    created: str = ""  # UTC, ISO 8601
+
+    def __post_init__(self) -> None:
+        if self.verdict and self.build.status is not BuildStatus.BUILT:
+            raise ValueError("a candidate that was not built cannot have a verdict")
+        if self.timing and (self.verdict is None or self.verdict.status is not VerdictStatus.CORRECT):
+            raise ValueError("a candidate that is not correct cannot have a timing")
+
+    @property
+    def speedup(self) -> float:
+        """t_reference / t_candidate, 0 where there is none."""
+        return self.timing.speedup.estimate if self.timing and self.timing.speedup else 0.0
+
+    @property
+    def status(self) -> str:
+        """The last stage's status: what became of it, in one word."""
+        for record in (self.timing, self.verdict):
+            if record is not None:
+                return str(record.status)
+        return str(self.build.status)
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, one line; empty when it did not."""
+        for record in (self.timing, self.verdict):
+            if record is not None:
+                return record.reason
+        return self.build.reason
+
+
+def to_json(record: Any) -> str:
+    """A record as JSON text; NaN and infinities as Python's json writes them."""
+    return json.dumps(dataclasses.asdict(record), separators=(",", ":"))
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """The record of this kind that `to_json` wrote."""
+    value: T = _restore(kind, json.loads(text))
+    return value
+
+
+def _restore(kind: Any, value: Any) -> Any:
+    """Rebuild `value` (plain JSON) as `kind` from its type annotations."""
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return kind(**{name: _restore(hints[name], item) for name, item in value.items()})
+    origin, parameters = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _restore(next(p for p in parameters if p is not type(None)), value)
+    if origin is tuple:
+        if parameters[-1] is Ellipsis:
+            return tuple(_restore(parameters[0], item) for item in value)
+        return tuple(_restore(p, item) for p, item in zip(parameters, value, strict=True))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    return value

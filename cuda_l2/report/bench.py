@@ -1,0 +1,53 @@
+"""The benchmark's table: every shape's winner against the strongest baseline, with the machine named."""
+
+from cuda_l2.measure.intervals import geometric_mean
+from cuda_l2.optimizer import Result
+from cuda_l2.records import Interval, Timing
+
+
+def markdown(results: list[Result]) -> str:
+    """The table in Markdown; shapes without a report are left out and named below."""
+    lines = [
+        "| shape | ours | strongest baseline | offline speedup [95 %] | server speedup [95 %] | of measured peak |",
+        "|---|---|---|---|---|---|",
+    ]
+    ratios: list[float] = []
+    missing: list[str] = []
+    for result in results:
+        offline = result.reports.get("offline")
+        server = result.reports.get("server")
+        if not offline or not server or not offline.timing or not server.timing:
+            missing.append(str(result.gemm))
+            continue
+        timing = offline.timing
+        assert timing.candidate and timing.speedup and server.timing.speedup
+        ours_us = timing.candidate.latency_us.estimate
+        peak, _ = result.target.ceilings()
+        share = result.gemm.flops / ours_us * 1e-3 / peak
+        ratios.append(timing.speedup.estimate)
+        lines.append(
+            f"| {result.gemm} | {ours_us:.0f} us | {_reference(timing)} | {_ratio(timing.speedup)}"
+            f" | {_ratio(server.timing.speedup)} | {share:.0%} |"
+        )
+    if ratios:
+        lines.append(f"| geometric mean | | | **{geometric_mean(ratios):.3f}** | | |")
+    overhead = max((result.search.overhead for result in results), default=0.0)
+    environment = next((trial.environment for result in results for trial in result.reports.values()), {})
+    notes = [
+        "",
+        f"Loop overhead (all but building, verifying, timing): at most {overhead:.1%} of a search's wall time.",
+        "Candidates: " + ", ".join(f"{r.gemm}: {r.search.proposed}" for r in results) + ".",
+        "Machine: " + ", ".join(f"{name} {value}" for name, value in environment.items() if name != "flags") + ".",
+    ]
+    if missing:
+        notes.append("Without a report: " + ", ".join(missing) + ".")
+    return "\n".join(lines + notes) + "\n"
+
+
+def _reference(timing: Timing) -> str:
+    arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
+    return f"{arm.name}, {arm.latency_us.estimate:.0f} us"
+
+
+def _ratio(ratio: Interval) -> str:
+    return f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -1,0 +1,63 @@
+"""What a search shows while it runs."""
+
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from cuda_l2.records import Gemm
+from cuda_l2.search import Progress
+
+LINE_EVERY_S = 5.0
+"""Without a terminal, one line this often."""
+
+
+class LiveProgress:
+    """Shows a search's progress: live on a terminal, as lines elsewhere, on standard error. A context manager."""
+
+    def __init__(self, gemm: Gemm, budget_s: float, quiet: bool = False) -> None:
+        self._gemm, self._budget_s, self._quiet = gemm, budget_s, quiet
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._last_line = 0.0
+        self._on_terminal = self._console.is_terminal and not quiet
+
+    def progress(self, progress: Progress) -> None:
+        text = describe(self._gemm, progress, self._budget_s)
+        if self._on_terminal:
+            self._live.update(Text(text))
+        elif not self._quiet and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self._console.print(text.replace("\n  ", "; "), highlight=False, soft_wrap=True)
+
+    def stage(self, stage: str) -> None:
+        if self._on_terminal:
+            self._live.update(Text(f"{self._gemm}: {stage} ..."))
+        elif not self._quiet:
+            self._console.print(f"{self._gemm}: {stage} ...", highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "LiveProgress":
+        if self._on_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_terminal:
+            self._live.stop()
+
+
+def describe(gemm: Gemm, progress: Progress, budget_s: float) -> str:
+    """A search's state in a few lines."""
+    rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
+    lines = [
+        f"{gemm}: {progress.seconds:.0f} of {budget_s:.0f} s",
+        f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct, {progress.known} known before",
+        f"rejected: {rejected}",
+    ]
+    if progress.best:
+        lines.append(f"best {progress.best.speedup:.3f}x, reward {progress.best.reward:.3f}")
+    last = progress.last
+    if last and last.reason:
+        lines.append(f"last rejected: {last.reason[:100]}")
+    return "\n  ".join(lines)

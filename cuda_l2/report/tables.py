@@ -1,0 +1,167 @@
+"""Results as tables for people and JSON for programs."""
+
+import json
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cuda_l2.optimizer import Result
+from cuda_l2.records import Arm, Gemm, Interval, Timing, Trial, to_json
+
+CONSOLE_WIDTH = 110
+
+
+def print_result(result: Result) -> None:
+    """The winner against each baseline, what was rejected, where the source lies."""
+    console = _console()
+    best, search = result.best, result.search
+    rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
+    if best is None:
+        console.print(f"{result.gemm}: no correct kernel among {search.proposed} candidates; rejected: {rejected}")
+        return
+    reports = result.reports or {f"{best.protocol}, not confirmed": best}
+    table = Table(title=f"{result.gemm} on {result.target.model}, {result.target.cores} cores", title_justify="left")
+    table.add_column("")
+    for protocol in reports:
+        table.add_column(protocol)
+        table.add_column("our speedup [95 %]")
+    timings = [trial.timing for trial in reports.values() if trial.timing]
+    table.add_row("best kernel", *_cells([(t.candidate, None) for t in timings]), style="bold")
+    for name in [arm.name for arm in timings[0].baselines]:
+        mark = " *" if name == timings[0].reference else ""
+        table.add_row(name + mark, *_cells([(_arm(t, name), dict(t.speedups)[name]) for t in timings]))
+    console.print(table)
+    console.print("* the strongest baseline. Times are medians; a slow baseline is timed once and has no interval.")
+    gflops = result.gemm.flops / timings[0].candidate.latency_us.estimate * 1e-3 if timings[0].candidate else 0.0
+    peak, _ = result.target.ceilings()
+    console.print(
+        f"{gflops:.0f} GFLOP/s, {gflops / peak:.0%} of the measured peak of {peak:.0f};"
+        f" roofline bound {result.target.bound_us(result.gemm):.1f} us;"
+        f" a call through the measuring pipe costs {timings[0].empty_call_us:.0f} us"
+    )
+    console.print(
+        f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
+        f" {search.known} known before, rejected: {rejected}; {search.seconds:.0f} s,"
+        f" of which the loop itself {search.overhead:.1%}"
+    )
+    if search.interrupted:
+        console.print("interrupted: figures are those the search chose by, not from a run of their own")
+    console.print(f"source: {result.source_path}")
+
+
+def print_trial(trial: Trial) -> None:
+    """What became of one candidate, stage by stage."""
+    console = _console()
+    build, verdict, timing = trial.build, trial.verdict, trial.timing
+    console.print(f"build    {build.status}{_because(build.reason)} ({build.seconds:.2f} s, {build.sandbox})")
+    if build.status != "built" and build.log:
+        console.print(build.log.rstrip())
+    if verdict:
+        check = f" in the check '{verdict.check}'" if verdict.check else ""
+        console.print(f"verdict  {verdict.status}{check}{_because(verdict.reason)} ({verdict.seconds:.2f} s)")
+        console.print(f"         passed: {', '.join(verdict.passed) or 'nothing'}")
+        if not math.isnan(verdict.rms_error):
+            console.print(
+                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g};"
+                f" the paper's bound from baselines: {verdict.baseline_deviation:.3g}"
+            )
+    if timing and timing.candidate and timing.speedup:
+        console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {timing.candidate.rounds} rounds")
+        for name, ratio in timing.speedups:
+            console.print(f"         {_ratio(ratio)} against {name} ({_time(_arm(timing, name))})")
+    elif timing:
+        console.print(f"timing   {timing.status}{_because(timing.reason)}")
+    console.print(f"reward   {trial.reward:.4f}")
+
+
+def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
+    """The best kernels of a shape and how they were measured."""
+    console = _console()
+    table = Table(title=f"{gemm} in {archive}", title_justify="left")
+    for name in ("kernel", "protocol", "time", "speedup [95 %]", "against", "rounds", "written by", "when"):
+        table.add_column(name)
+    for trial in trials:
+        timing = trial.timing
+        assert timing is not None and timing.candidate is not None and timing.speedup is not None
+        table.add_row(
+            *(trial.candidate.id, trial.protocol, _time(timing.candidate), _ratio(timing.speedup), timing.reference),
+            *(str(timing.candidate.rounds), trial.candidate.proposer, trial.created[:19]),
+        )
+    console.print(table)
+    best = trials[0]
+    console.print(f"machine: {best.machine}")
+    if best.candidate.schedule:
+        console.print("schedule: " + ", ".join(f"{name} {value}" for name, value in best.candidate.schedule))
+    console.print(f"source of the first: cuda-l2 show {gemm} --source")
+
+
+def result_json(result: Result) -> str:
+    """One JSON object: the winner's trials by protocol, the search's counts, the path of the source."""
+    return json.dumps(
+        {
+            "gemm": str(result.gemm),
+            "reports": {name: _plain(trial) for name, trial in result.reports.items()},
+            "best": _plain(result.best) if result.best else None,
+            "proposed": result.search.proposed,
+            "built": result.search.built,
+            "correct": result.search.correct,
+            "known": result.search.known,
+            "rejected": dict(result.search.rejected),
+            "seconds": result.search.seconds,
+            "overhead": result.search.overhead,
+            "interrupted": result.search.interrupted,
+            "source": str(result.source_path) if result.source_path else None,
+            "environment": result.best.environment if result.best else {},
+        }
+    )
+
+
+def trials_json(trials: list[Trial]) -> str:
+    return json.dumps([_plain(trial) for trial in trials], indent=1)
+
+
+def _plain(trial: Trial) -> object:
+    """A trial as plain JSON values: what is not a number becomes null, which every reader takes."""
+
+    def finite(value: object) -> object:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, dict):
+            return {key: finite(item) for key, item in value.items()}
+        return [finite(item) for item in value] if isinstance(value, list) else value
+
+    return finite(json.loads(to_json(trial)))
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, soft_wrap=True, width=CONSOLE_WIDTH)
+    return console
+
+
+def _cells(pairs: list[tuple[Arm | None, Interval | None]]) -> list[str]:
+    return [cell for arm, ratio in pairs for cell in (_time(arm), _ratio(ratio) if ratio else "")]
+
+
+def _arm(timing: Timing, name: str) -> Arm | None:
+    return next((arm for arm in timing.baselines if arm.name == name), None)
+
+
+def _time(arm: Arm | None) -> str:
+    if arm is None:
+        return "-"
+    us = arm.latency_us.estimate
+    return f"{us:.1f} us" if us < 1e3 else f"{us / 1e3:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+
+
+def _ratio(ratio: Interval) -> str:
+    if math.isinf(ratio.low):
+        return f"{ratio.estimate:.2f}x"
+    return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

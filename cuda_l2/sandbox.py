@@ -1,0 +1,163 @@
+"""Runs a command where it can read the system's libraries and one folder, write that folder, and reach nothing else.
+
+bubblewrap where present, else user namespaces through unshare, else resource limits alone. All three run
+in a process group of their own, so that one signal ends every process of the command.
+"""
+
+import enum
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+
+# Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
+# read-only, the work folder writable. pivot_root then drops the old root.
+_NAMESPACE_SCRIPT = """
+set -e
+IFS='
+'
+root=$1 work=$2 reads=$3
+shift 3
+mount -t tmpfs -o size=16m,mode=755 tmpfs "$root"
+for folder in $reads; do
+    if [ -L "$folder" ]; then ln -s "$(readlink "$folder")" "$root$folder"
+    elif [ -d "$folder" ]; then
+        mkdir -p "$root$folder"
+        mount --rbind "$folder" "$root$folder"
+        mount -o remount,bind,ro "$root$folder"
+    fi
+done
+mkdir -p "$root/dev" "$root/tmp" "$root$work"
+touch "$root/dev/null" && mount --bind /dev/null "$root/dev/null"
+mount --bind "$work" "$root$work"
+mkdir "$root/.old" "$root/proc"
+mount -t proc proc "$root/proc" # umount looks there
+cd "$root"
+pivot_root . .old
+umount -l /.old
+umount /proc
+cd "$work"
+exec "$@"
+"""
+
+
+class Kind(enum.StrEnum):
+    BUBBLEWRAP = "bubblewrap"
+    NAMESPACES = "user namespaces"
+    LIMITS = "resource limits only"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Resource limits of one command; 0 leaves that one alone."""
+
+    memory_bytes: int = 0
+    cpu_seconds: int = 0
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended; status is negative for a signal, None where it outran its time."""
+
+    status: int | None
+    output: str
+
+
+@functools.cache
+def kind() -> Kind:
+    """The strongest sandbox that works here, found by trying each once."""
+    with tempfile.TemporaryDirectory() as folder:
+        for candidate in (Kind.BUBBLEWRAP, Kind.NAMESPACES):
+            try:
+                trial = subprocess.run(
+                    wrap(["/bin/true"], Path(folder), using=candidate), capture_output=True, timeout=20, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            if trial.returncode == 0:
+                return candidate
+    return Kind.LIMITS
+
+
+def wrap(
+    command: Sequence[str], work: Path, limits: Limits = Limits(), using: Kind | None = None, reads: Sequence[Path] = ()
+) -> list[str]:
+    """The argument list that runs `command` in the sandbox with `work` as its only writable folder.
+
+    reads: further folders it may read, besides the system's.
+    """
+    using = using or kind()
+    work = work.resolve()
+    limited = [*_limit_arguments(limits), *command]
+    folders = [*SYSTEM_FOLDERS, *(str(path) for path in reads)]
+    if using is Kind.BUBBLEWRAP:
+        binds = [part for folder in folders for part in _bubblewrap_bind(folder)]
+        return [
+            *("bwrap", "--unshare-all", "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
+            *("--dev", "/dev", "--tmpfs", "/tmp", *binds, "--bind", str(work), str(work)),
+            *("--chdir", str(work), *limited),
+        ]
+    if using is Kind.NAMESPACES:
+        root = work / ".root"
+        root.mkdir(exist_ok=True)
+        return [
+            *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
+            *("--fork", "--kill-child", "/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox"),
+            *(str(root), str(work), "\n".join(folders), *limited),
+        ]
+    return limited
+
+
+def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[bytes]":
+    """Start a wrapped command in its own process group, with an empty environment but for the search path."""
+    environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TMPDIR": "/tmp"}
+    return subprocess.Popen(arguments, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def run(arguments: Sequence[str], timeout_s: float, cwd: Path) -> Finished:
+    """Run a wrapped command to its end, or kill its whole process group at the time limit."""
+    process = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        output, _ = process.communicate()
+        return Finished(None, output.decode(errors="replace"))
+    except BaseException:
+        kill(process)
+        process.wait()
+        raise
+    return Finished(process.returncode, output.decode(errors="replace"))
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """End every process of a started command."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _limit_arguments(limits: Limits) -> list[str]:
+    if not shutil.which("prlimit"):
+        return []
+    arguments = ["prlimit", "--core=0"]
+    for option, value in (("as", limits.memory_bytes), ("cpu", limits.cpu_seconds), ("fsize", limits.file_bytes)):
+        if value:
+            arguments.append(f"--{option}={value}")
+    return arguments
+
+
+def _bubblewrap_bind(folder: str) -> list[str]:
+    path = Path(folder)
+    if path.is_symlink():
+        return ["--symlink", os.readlink(path), folder]
+    return ["--ro-bind", folder, folder] if path.is_dir() else []

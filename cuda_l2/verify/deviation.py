@@ -1,0 +1,78 @@
+"""Baseline-bounded deviation (paper section 2.3), reported as printed and gated in a form baselines themselves pass.
+
+Printed: the candidate's largest deviation may not exceed the largest difference among baselines; but baselines
+often agree bit for bit, and then every other summation order fails. Gated: against fp64, the root mean square
+error is at most 1.25 times the worst baseline's (2 times in the fp16 class), and the largest error at most the
+worst baseline's plus one fp16 step, over five inputs.
+"""
+
+import torch
+
+from cuda_l2.records import Accumulate, Gemm, VerdictStatus
+from cuda_l2.verify._base import Case, Check, CheckFailed, Session, logical_b, operands, product_fp32
+
+INPUTS = 5
+RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
+REFERENCE_FLOPS = 1 << 31
+"""Beyond this an fp64 reference takes over a second: then a random set of rows is compared."""
+NATIVE_FP16_FLOPS = 1 << 26
+"""torch.matmul in fp16 joins the baselines up to here; on CPUs without fp16 arithmetic it is thousands of times slower."""
+
+
+class BaselineDeviation(Check):
+    name = "baseline-bounded deviation"
+    order = 30
+
+    def run(self, session: Session) -> None:
+        factor = RMS_FACTOR[session.gemm.accumulate]
+        worst_rms = worst_max = deviation = 0.0
+        for index in range(INPUTS):
+            case = session.cases.get("normal", index, _make)
+            rows, exact = case.expected["rows"], case.expected["fp64"]
+            error = session.launch(case)[rows].double() - exact
+            rms, largest = float(error.square().mean().sqrt()), float(error.abs().max())
+            rms_allowed = factor * float(case.expected["rms"])
+            step = fp16_step(float(exact.abs().max()))
+            max_allowed = float(case.expected["max"]) + step
+            worst_rms, worst_max = max(worst_rms, rms), max(worst_max, largest)
+            deviation = max(deviation, float(case.expected["spread"]))
+            if not rms <= rms_allowed:
+                raise CheckFailed(
+                    VerdictStatus.IMPRECISE, f"RMS error {rms:.3g} against fp64; the baselines allow {rms_allowed:.3g}"
+                )
+            if not largest <= max_allowed:
+                raise CheckFailed(
+                    VerdictStatus.IMPRECISE, f"largest error {largest:.3g} against fp64; the baselines allow {max_allowed:.3g}"
+                )
+        session.rms_error, session.max_error, session.baseline_deviation = worst_rms, worst_max, deviation
+
+
+def fp16_step(magnitude: float) -> float:
+    """The distance between fp16 numbers at a magnitude."""
+    value = torch.tensor(min(magnitude, 65504.0), dtype=torch.float16)
+    below = torch.nextafter(value.float().half(), torch.tensor(0.0, dtype=torch.float16))
+    return max(float(value) - float(below), 2.0**-24)
+
+
+def _make(gemm: Gemm, generator: torch.Generator) -> Case:
+    a = torch.randn(gemm.m, gemm.k, generator=generator)
+    b = torch.randn(gemm.k, gemm.n, generator=generator)
+    case = operands(gemm, a, b)
+    rows = torch.randperm(gemm.m, generator=generator)[: max(1, int(gemm.m * min(1.0, REFERENCE_FLOPS / gemm.flops)))]
+    exact = case.a[rows].double() @ logical_b(gemm, case).double()
+    outputs = [product_fp32(gemm, case).half()]
+    if gemm.flops <= NATIVE_FP16_FLOPS:
+        outputs.append(case.a @ logical_b(gemm, case))
+    errors = [output[rows].double() - exact for output in outputs]
+    spread = max((float((x.float() - y.float()).abs().max()) for x in outputs for y in outputs), default=0.0)
+    case.expected.update(
+        rows=rows,
+        fp64=exact,
+        rms=torch.stack([error.square().mean().sqrt() for error in errors]).max(),
+        max=torch.stack([error.abs().max() for error in errors]).max(),
+        spread=torch.tensor(spread),
+    )
+    return case
+
+
+CHECK = BaselineDeviation()

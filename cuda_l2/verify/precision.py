@@ -1,0 +1,60 @@
+"""The precision contract of the fp32 class, which {0, 1} inputs cannot see.
+
+Random integers whose partial sums all stay below 2^22 are summed exactly in fp32 in any order and not in
+fp16 or bf16, so C must be the exact result rounded to fp16, bit for bit, also with K permuted.
+"""
+
+import math
+
+import torch
+
+from cuda_l2.records import Accumulate, Gemm, VerdictStatus
+from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, logical_b, operands, product_fp32
+
+INPUTS = 2
+LARGEST_INTEGER = 31
+LARGEST_SUM = 1 << 22
+
+
+class PrecisionContract(Check):
+    name = "precision contract"
+    order = 20
+
+    def applies(self, gemm: Gemm) -> bool:
+        return gemm.accumulate is Accumulate.FP32
+
+    def run(self, session: Session) -> None:
+        for index in range(INPUTS):
+            for kind, make in (("integers", _make), ("integers permuted", _make_permuted)):
+                case = session.cases.get(kind, index, make)
+                expected, found = case.expected["c"], session.launch(case)
+                wrong = (found != expected) & ~(found.isnan() & expected.isnan())
+                if wrong.any():
+                    element = first_difference(found, expected, wrong)
+                    share = float(wrong.float().mean())
+                    raise CheckFailed(
+                        VerdictStatus.IMPRECISE,
+                        f"{share:.1%} of C is not the exact sum rounded to fp16: {element}; sums must be kept in fp32",
+                        element,
+                    )
+
+
+def _make(gemm: Gemm, generator: torch.Generator) -> Case:
+    bound = max(1, min(LARGEST_INTEGER, math.isqrt(LARGEST_SUM // gemm.k)))
+    a = torch.randint(-bound, bound + 1, (gemm.m, gemm.k), generator=generator, dtype=torch.int16)
+    b = torch.randint(-bound, bound + 1, (gemm.k, gemm.n), generator=generator, dtype=torch.int16)
+    case = operands(gemm, a, b)
+    case.expected["c"] = product_fp32(gemm, case).half()
+    return case
+
+
+def _make_permuted(gemm: Gemm, generator: torch.Generator) -> Case:
+    """The same kind of case with a reference that summed K in another order."""
+    plain = _make(gemm, generator)
+    order = torch.randperm(gemm.k, generator=generator)
+    case = operands(gemm, plain.a[:, order], logical_b(gemm, plain)[order])
+    case.expected["c"] = plain.expected["c"]
+    return case
+
+
+CHECK = PrecisionContract()
