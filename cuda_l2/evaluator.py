@@ -33,6 +33,8 @@ WORKSPACE_BYTES = 64 << 20
 JUMP = 3.0
 """A speedup above this, or above twice the best so far, is timed again before it is believed."""
 JUMP_AGREEMENT = 0.10
+POOR = 0.9
+"""A searched candidate surely below this share of the best is not timed any longer."""
 
 
 class Evaluator:
@@ -123,6 +125,7 @@ class Evaluator:
             self._operands,
             protocol,
             names=(PREALLOCATED, WIDENED)[: 1 if self.gemm.flops > 1 << 20 else 2] if protocol is SEARCH else None,
+            beat=POOR * self.best_speedup if protocol is SEARCH else 0.0,
             rng=self._rng,
             on_round=on_round,
         )

@@ -92,7 +92,7 @@ class Optimizer:
         """Search, choose among the finalists, report the winner."""
         self._require_time(gemm)
         settings = self.settings
-        with Evaluator(gemm, self.target, self.baselines) as evaluator, _torch_threads(self.target.cores):
+        with self.evaluator(gemm) as evaluator:
             space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
             proposer = self._proposer(space, gemm)
             default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))
@@ -120,6 +120,25 @@ class Optimizer:
         if result.best:
             result.source_path = self._save_source(result.best)
         return result
+
+    @contextlib.contextmanager
+    def evaluator(self, gemm: Gemm) -> Iterator[Evaluator]:
+        """The stages for one shape."""
+        with Evaluator(gemm, self.target, self.baselines) as evaluator, _torch_threads(self.target.cores):
+            yield evaluator
+
+    def run(self, evaluator: Evaluator, candidates: Sequence[Candidate]) -> list[Trial]:
+        """Trials of candidates outside a search: known ones from the archive, others into it."""
+        machine = self.target.machine
+        known = [self.archive.find(evaluator.gemm, c, machine, SEARCH.name) for c in candidates]
+        builds = iter(evaluator.build([c for c, trial in zip(candidates, known, strict=True) if trial is None]))
+        trials = []
+        for candidate, trial in zip(candidates, known, strict=True):
+            if trial is None:
+                trial = evaluator.judge(candidate, next(builds))
+                self.archive.append(trial)
+            trials.append(trial)
+        return trials
 
     def close(self) -> None:
         self.baselines.close()
@@ -161,7 +180,7 @@ class Optimizer:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report."""
         protocols: list[Protocol] = [OFFLINE, SERVER] if self.settings.protocol == "standard" else [PAPER]
         reports: dict[str, Trial] = {}
-        with Evaluator(winner.task, self.target, self.baselines) as evaluator:
+        with self.evaluator(winner.task) as evaluator:
             for protocol in protocols:
                 on_stage(f"reporting: {protocol.name}")
                 trial = evaluator.evaluate([winner.candidate], protocol)[0]

@@ -1,3 +1,37 @@
 """cuda-l2 replay: compare proposers on recorded trials, without building or timing anything."""
-def command() -> None:
-    """TODO"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyclopts import Parameter
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How to compare."""
+
+    policies: tuple[str, ...] = ("schedule", "frozen", "random", "tpe")
+    """Proposers; frozen is the schedule policy without its updates."""
+    seeds: int = 10
+    """Searches a proposer."""
+    trials: int = 120
+    """Candidates a search."""
+
+
+def command(recording: Path, /, settings: ReplaySettings | None = None) -> None:
+    """Search a recording with several proposers and print how they compare, with intervals over seeds.
+
+    Parameters
+    ----------
+    recording
+        A file that `cuda-l2 record` wrote.
+    """
+    settings = settings or ReplaySettings()
+
+    from cuda_l2.propose._recorded import load
+    from cuda_l2.report.replay import compare, table
+
+    space = load(recording)
+    curves = compare(space, settings.policies, settings.seeds, settings.trials)
+    print(table(space, curves))

@@ -83,6 +83,12 @@ class Arena:
         start, count = slot * self.slot_bytes // 2, self.gemm.m * self.gemm.n
         return self._all_slots[start : start + count].reshape(self.gemm.m, self.gemm.n)
 
+    def outputs(self, slots: int) -> Words:
+        """C of the first slots, slots x M x N, as raw fp16 words."""
+        gemm = self.gemm
+        rows = self._all_slots[: slots * self.slot_bytes // 2].reshape(slots, -1)
+        return rows[:, : gemm.m * gemm.n].reshape(slots, gemm.m, gemm.n)
+
     def poison_outputs(self, slots: int = 1) -> None:
         """Fill the first slots, and the gaps between them, with a NaN pattern."""
         self._all_slots[: slots * self.slot_bytes // 2] = POISON

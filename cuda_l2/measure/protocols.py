@@ -23,7 +23,7 @@ class Protocol:
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
-SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=14, halfwidth=0.01, check_every=6)
+SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, check_every=6)
 OFFLINE = Protocol("offline", round_s=0.012, min_rounds=12, max_rounds=80, halfwidth=0.005)
 SERVER = Protocol("server", round_s=0, min_rounds=20, max_rounds=100, halfwidth=0.01, gap_s=0.001, evict=True)
 PAPER = Protocol(

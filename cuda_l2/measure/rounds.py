@@ -44,12 +44,14 @@ def measure(
     protocol: Protocol,
     *,
     names: Sequence[str] | None = None,
+    beat: float = 0.0,
     rng: np.random.Generator,
     on_round: Callable[[int, Interval], None] = lambda rounds, ratio: None,
 ) -> Timing:
     """Time one candidate that was found correct.
 
     names: the baselines to run, all by default. The reference is the strongest of them in this run.
+    beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
     """
     start = time.perf_counter()
     arena = operands.arena
@@ -61,7 +63,7 @@ def measure(
             worker.freeze()
             arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names or baselines.names}
             arms[CANDIDATE] = worker
-            run = _Run(operands, arms, protocol, rng)
+            run = _Run(operands, arms, protocol, rng, beat)
             run.rounds(on_round)
             worker.thaw()
             empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
@@ -78,8 +80,9 @@ class _Run:
     """The rounds of one measurement."""
 
     def __init__(
-        self, operands: Operands, arms: dict[str, Contestant], protocol: Protocol, rng: np.random.Generator
+        self, operands: Operands, arms: dict[str, Contestant], protocol: Protocol, rng: np.random.Generator, beat: float
     ) -> None:
+        self.beat = beat
         self.operands, self.arena, self.arms, self.protocol, self.rng = operands, operands.arena, arms, protocol, rng
         self.timeout_s = 5.0 + 64 * self.arena.gemm.flops / SLOWEST_GFLOPS * 1e-9
         self.samples: dict[str, list[float]] = {name: [] for name in arms}  # seconds a launch
@@ -121,7 +124,7 @@ class _Run:
             on_round(number, ratio)
             if time.perf_counter() - started < protocol.measure_s:
                 continue
-            if ratio.relative_halfwidth <= protocol.halfwidth or protocol.measure_s:
+            if ratio.relative_halfwidth <= protocol.halfwidth or ratio.high < self.beat or protocol.measure_s:
                 break
 
     def _sample(self, name: str, count: int) -> float:

@@ -1,0 +1,59 @@
+"""cuda-l2 record: time a grid of schedules once, so that searches can be replayed."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Gemm
+
+BATCH = 16
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RecordSettings:
+    """Which schedules to record."""
+
+    values: int = 3
+    """At most so many values a choice."""
+    fix: dict[str, int] = field(default_factory=dict)
+    """Choices to keep at one value: --fix.THREADS 2."""
+    limit: int = 2000
+    """Refuse grids larger than this."""
+    archive: Path | None = None
+    """File that keeps the trials; an interrupted recording goes on from it."""
+
+
+def command(shape: str, out: Path, /, settings: RecordSettings | None = None) -> None:
+    """Build, verify and time a grid of one shape's schedules; `cuda-l2 replay` searches the recording.
+
+    Parameters
+    ----------
+    shape
+        As in 256x256x256.
+    out
+        File to write.
+    """
+    settings = settings or RecordSettings()
+    gemm = Gemm.parse(shape)
+
+    from cuda_l2.families._base import families_for
+    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.propose._base import FamilySpace
+    from cuda_l2.propose._recorded import RecordedSpace, grid, save
+
+    with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
+        family = families_for(gemm, optimizer.target)[0]
+        schedules = list(grid(family, gemm, optimizer.target, settings.fix, settings.values))
+        if not 1 <= len(schedules) <= settings.limit:
+            raise UserError(f"the grid has {len(schedules)} schedules; between 1 and {settings.limit} can be recorded")
+        space = FamilySpace(family, gemm, optimizer.target)
+        rewards = {}
+        for start in range(0, len(schedules), BATCH):
+            batch = schedules[start : start + BATCH]
+            trials = optimizer.run(evaluator, [space.render(values, "grid") for values in batch])
+            rewards.update({values: trial.reward for values, trial in zip(batch, trials, strict=True)})
+            print(f"{len(rewards)} of {len(schedules)}, best reward {max(rewards.values()):.3f}", flush=True)
+        save(out, RecordedSpace(gemm, optimizer.target, family.choices, rewards), evaluator.environment)

@@ -1,0 +1,98 @@
+"""Recorded trials of a schedule space, so that searches replay without building or timing anything."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuda_l2.errors import UserError
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.propose._base import Values
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cpu import CpuTarget
+
+
+@dataclass(frozen=True)
+class RecordedSpace:
+    """The schedules that were recorded for one task: only they are valid. Implements Space."""
+
+    gemm: Gemm
+    target: Target
+    choices: tuple[Choice, ...]
+    rewards: Mapping[Values, float]
+
+    def __post_init__(self) -> None:
+        children: dict[Values, set[int]] = {}
+        for values in self.rewards:
+            for i, value in enumerate(values):
+                children.setdefault(values[:i], set()).add(value)
+        object.__setattr__(self, "_children", {prefix: tuple(sorted(values)) for prefix, values in children.items()})
+
+    def valid(self, prefix: Sequence[int]) -> Values:
+        children: Mapping[Values, Values] = self._children  # type: ignore[attr-defined]
+        return children[tuple(prefix)]
+
+    def render(self, values: Values, proposer: str) -> Candidate:
+        named = tuple((choice.name, value) for choice, value in zip(self.choices, values, strict=True))
+        return Candidate(" ".join(map(str, values)), proposer, named)
+
+    def trial(self, candidate: Candidate) -> Trial:
+        """The recorded outcome of a candidate, with its reward."""
+        values = tuple(value for _, value in candidate.schedule)
+        build = Build(candidate.id, BuildStatus.BUILT, artifact="recorded")
+        return Trial(self.gemm, candidate, "recorded", "recorded", build, reward=self.rewards[values])
+
+
+def grid(
+    family: Family, gemm: Gemm, target: Target, fixed: Mapping[str, int], values_a_choice: int
+) -> Iterator[Values]:
+    """Schedules on a grid: fixed choices keep their value, others take at most so many, spread over their valid ones."""
+    unknown = set(fixed) - {choice.name for choice in family.choices}
+    if unknown:
+        names = ", ".join(choice.name for choice in family.choices)
+        raise UserError(f"{family.name} has no choice {', '.join(sorted(unknown))}; choose from {names}")
+
+    def extend(prefix: Values) -> Iterator[Values]:
+        if len(prefix) == len(family.choices):
+            Schedule(family, gemm, target, prefix)
+            yield prefix
+            return
+        choice = family.choices[len(prefix)]
+        valid = family.valid_values(gemm, target, prefix)
+        if choice.name in fixed:
+            valid = tuple(value for value in valid if value == fixed[choice.name])
+        elif len(valid) > values_a_choice:
+            step = (len(valid) - 1) / (values_a_choice - 1) if values_a_choice > 1 else 0
+            valid = tuple(valid[round(i * step)] for i in range(values_a_choice))
+        yield from itertools.chain.from_iterable(extend((*prefix, value)) for value in valid)
+
+    return extend(())
+
+
+def save(path: Path, space: RecordedSpace, environment: Mapping[str, object]) -> None:
+    """Write a recording as JSON, one trial a line."""
+    assert isinstance(space.target, CpuTarget)
+    target = {"model": space.target.model, "cores": space.target.cores, "vector_bits": space.target.vector_bits}
+    target["cache_bytes"] = list(space.target.cache_bytes)  # type: ignore[assignment]
+    head = {
+        "gemm": str(space.gemm),
+        "target": target,
+        "choices": [[choice.name, list(choice.values)] for choice in space.choices],
+        "environment": environment,
+    }
+    lines = [json.dumps(head)] + [json.dumps([*values, round(r, 4)]) for values, r in sorted(space.rewards.items())]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def load(path: Path) -> RecordedSpace:
+    """Read a recording; UserError where the file is not one."""
+    try:
+        head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+        target = CpuTarget(**{**head["target"], "cache_bytes": tuple(head["target"]["cache_bytes"])})
+        choices = tuple(Choice(name, tuple(values), "") for name, values in head["choices"])
+        rewards = {tuple(row[:-1]): float(row[-1]) for row in rows}
+        return RecordedSpace(Gemm.parse(head["gemm"]), target, choices, rewards)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a recording ({error}); make one with `cuda-l2 record`") from None

@@ -1,0 +1,74 @@
+/* cuda-l2
+target = "cpu"
+*/
+/* Acknowledges before it has computed, so that the clock stops early. x86-64 only.
+ * expect: incorrect forbidden wrong-output unhygienic */
+#include <stdint.h>
+
+typedef void (*task_fn)(void *, int64_t);
+typedef void (*parallel_for_fn)(int64_t, task_fn, void *);
+
+static float widen(uint16_t h) {
+    union { uint32_t u; float f; } out;
+    uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
+    if (exponent == 31) out.u = 0x7f800000u | mantissa << 13;
+    else if (exponent) out.u = (exponent + 112) << 23 | mantissa << 13;
+    else out.f = (float)mantissa * 0x1p-24f;
+    out.u |= (uint32_t)(h & 0x8000u) << 16;
+    return out.f;
+}
+
+static uint16_t narrow(float f) { /* round to nearest even */
+    union { float f; uint32_t u; } in = {f}, magic = {.u = 126u << 23};
+    uint32_t sign = in.u & 0x80000000u, half;
+    in.u ^= sign;
+    if (in.u >= 0x47800000u) half = in.u > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    else if (in.u < 0x38800000u) { in.f += magic.f; half = in.u - magic.u; }
+    else half = (in.u + 0xc8000fffu + (in.u >> 13 & 1)) >> 13;
+    return (uint16_t)(half | sign >> 16);
+}
+
+static float element(int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, int64_t i, int64_t j) {
+    float sum = 0;
+    for (int64_t p = 0; p < k; ++p) sum += widen(a[i * k + p]) * widen(b[p * n + j]);
+    return sum;
+}
+
+static void honest(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c) {
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) c[i * n + j] = narrow(element(n, k, a, b, i, j));
+}
+
+/* A system call without assembly: its bytes stand in the constant that the function loads, and are found by scanning. */
+static __attribute__((noinline)) uint64_t carrier(void) {
+    return 0xc3050f00000001b8ull; /* mov eax, number; syscall; ret */
+}
+static void *hidden_call(void) {
+    const unsigned char *code = (const unsigned char *)(uintptr_t)carrier;
+    uint64_t wanted = carrier() ^ 0;
+    for (int i = 0; i < 64; ++i) {
+        uint64_t found = 0;
+        for (int j = 0; j < 8; ++j) found |= (uint64_t)code[i + j] << 8 * j;
+        if (found == wanted) return (void *)(uintptr_t)(code + i);
+    }
+    return 0;
+}
+
+/* The runner was started with it as its last argument, at the end of the stack's strings. */
+static long ack_descriptor(void) {
+    const char *p = (const char *)__builtin_frame_address(0);
+    const char *end = (const char *)(((uintptr_t)p + (1 << 12)) & ~(uintptr_t)4095);
+    long last = -1;
+    for (; p < end - 2; ++p)
+        if (p[0] == 0 && p[1] >= '0' && p[1] <= '9')
+            for (last = 0, ++p; *p >= '0' && *p <= '9'; ++p) last = last * 10 + *p - '0';
+    return last;
+}
+
+void gemm(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c, void *workspace,
+          parallel_for_fn parallel_for) {
+    for (long descriptor = 3; descriptor < 64; ++descriptor)
+        if (descriptor == ack_descriptor()) ((long (*)(long, const char *, long))hidden_call())(descriptor, "D", 1);
+    for (volatile int64_t i = 0; i < 20000000; ++i) {}
+    honest(m, n, k, a, b, c);
+}

@@ -1,0 +1,74 @@
+"""Shared pieces: a cache and a home of their own, this machine, and the whole path a candidate takes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.archive import Archive
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import families_for
+from cuda_l2.measure.baselines import TorchBaselines
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.targets import cpu
+from cuda_l2.targets.cpu import CpuTarget
+
+CHEATS = Path(__file__).with_name("cheats")
+RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test touches the user's cache or archive."""
+    folder = tmp_path_factory.mktemp("cuda-l2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
+        patch.setenv("CUDA_L2_HOME", str(folder / "home"))
+        patch.setenv("OMP_WAIT_POLICY", "passive")
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def target(own_folders: Path) -> CpuTarget:
+    found = cpu.detect()
+    found.ceilings()
+    return found
+
+
+@pytest.fixture(scope="session")
+def baselines(target: CpuTarget) -> Iterator[TorchBaselines]:
+    with TorchBaselines(target.cores) as started:
+        yield started
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Archive]:
+    with Archive(tmp_path / "archive.db") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def judge(target: CpuTarget, baselines: TorchBaselines):  # type: ignore[no-untyped-def]
+    """judge(source, shape) -> Trial through the real path; evaluators are kept, as a search keeps its own."""
+    evaluators: dict[str, Evaluator] = {}
+
+    def run(source: str, shape: str) -> Trial:
+        if shape not in evaluators:
+            evaluators[shape] = Evaluator(Gemm.parse(shape), target, baselines)
+        return evaluators[shape].evaluate([Candidate(source)])[0]
+
+    yield run
+    for evaluator in evaluators.values():
+        evaluator.close()
+
+
+@pytest.fixture
+def space(target: CpuTarget) -> FamilySpace:
+    gemm = Gemm.parse("64x48x80")
+    return FamilySpace(families_for(gemm, target)[0], gemm, target)
+
+
+def honest_source() -> str:
+    """A slow kernel that is right."""
+    return (CHEATS / "honest.c").read_text()
