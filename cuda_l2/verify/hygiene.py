@@ -8,9 +8,10 @@ import torch
 
 from cuda_l2.execute.arena import POISON
 from cuda_l2.records import Gemm, VerdictStatus
-from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, operands
+from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, logical_b, operands, product_fp32
 
-REPEATS = 3
+REPEATS = 2
+ONE_ELEMENT_CHANGES = 2
 
 
 class Hygiene(Check):
@@ -31,6 +32,35 @@ class Hygiene(Check):
         corner = torch.full_like(right, 0).view(torch.int16).fill_(POISON).view(torch.float16)
         corner[: (right.shape[0] + 1) // 2] = right[: (right.shape[0] + 1) // 2]
         _require_equal(session.launch(case, prefill=corner), right, "skips work when C looks right already")
+        for _ in range(ONE_ELEMENT_CHANGES):
+            _require_noticed(session, case, right, "a")
+            _require_noticed(session, case, right, "b")
+
+
+def _require_noticed(session: Session, case: Case, right: torch.Tensor, operand: str) -> None:
+    """One changed element changes its row or column of C and nothing else: a fingerprint of inputs would miss it."""
+    gemm = session.gemm
+    a, b = case.a.clone(), logical_b(gemm, case).clone()
+    session.launch(case)  # what a cache would keep
+    p = int(torch.randint(gemm.k, ()))
+    row, column = int(torch.randint(gemm.m, ())), int(torch.randint(gemm.n, ()))
+    at: tuple[int | slice, int | slice]
+    if operand == "a":
+        at = (row, slice(None))
+        a[row, p] = -2 * a[row, p] + 4
+    else:
+        at = (slice(None), column)
+        b[p, column] = -2 * b[p, column] + 4
+    changed = operands(gemm, a, b)
+    found = session.launch(changed)
+    expected = product_fp32(gemm, changed)[at]
+    close = (found[at].float() - expected).abs() <= 0.02 * gemm.k**0.5 + 0.01 * expected.abs()
+    if not close.all():
+        name = operand.upper()
+        raise CheckFailed(VerdictStatus.UNHYGIENIC, f"does not notice one changed element of {name}: it keeps state")
+    mended = found.clone()
+    mended[at] = right[at]
+    _require_equal(mended, right, f"one changed element of {operand.upper()} changes other parts of C")
 
 
 def _require_equal(found: torch.Tensor, right: torch.Tensor, reason: str) -> None:

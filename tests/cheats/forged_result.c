@@ -1,8 +1,8 @@
 /* cuda-l2
 target = "cpu"
 */
-/* Acknowledges before it has computed, so that the clock stops early. x86-64 only.
- * expect: incorrect forbidden wrong-output unhygienic */
+/* Acknowledges on every descriptor before it has computed, so that the clock stops early. x86-64 only.
+ * expect: forbidden */
 #include <stdint.h>
 
 typedef void (*task_fn)(void *, int64_t);
@@ -54,21 +54,10 @@ static void *hidden_call(void) {
     return 0;
 }
 
-/* The runner was started with it as its last argument, at the end of the stack's strings. */
-static long ack_descriptor(void) {
-    const char *p = (const char *)__builtin_frame_address(0);
-    const char *end = (const char *)(((uintptr_t)p + (1 << 12)) & ~(uintptr_t)4095);
-    long last = -1;
-    for (; p < end - 2; ++p)
-        if (p[0] == 0 && p[1] >= '0' && p[1] <= '9')
-            for (last = 0, ++p; *p >= '0' && *p <= '9'; ++p) last = last * 10 + *p - '0';
-    return last;
-}
-
 void gemm(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c, void *workspace,
           parallel_for_fn parallel_for) {
-    for (long descriptor = 3; descriptor < 64; ++descriptor)
-        if (descriptor == ack_descriptor()) ((long (*)(long, const char *, long))hidden_call())(descriptor, "D", 1);
+    for (long descriptor = 1; descriptor < 64; ++descriptor)
+        ((long (*)(long, const char *, long))hidden_call())(descriptor, "D", 1);
     for (volatile int64_t i = 0; i < 20000000; ++i) {}
     honest(m, n, k, a, b, c);
 }

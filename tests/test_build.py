@@ -1,0 +1,126 @@
+"""build/: what is refused, what is cached, what a killed or crowded build leaves behind."""
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import honest_source
+
+from cuda_l2 import paths, sandbox
+from cuda_l2.build import rules
+from cuda_l2.build.cpu import build
+from cuda_l2.errors import UserError
+from cuda_l2.records import BuildStatus, Candidate
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '#include "x.h"',
+        "#include <stdio.h>",
+        "#include </etc/passwd>",
+        "# include <../etc/passwd>",
+        "%:include <stdio.h>",
+        "#inc\\\nlude <stdio.h>",
+        "#include X",
+        "#include_next <stdint.h>",
+        '#embed "x"',
+        '#import "x"',
+        '#line 1 "immintrin.h"',
+        "??=include <stdio.h>",
+        "#pragma GCC optimize(\"O0\")",
+        "#pragma GCC dependency \"/etc/passwd\"",
+        "#if __has_include(</etc/passwd>)\n#endif",
+        "int f(void) { asm(\"nop\"); }",
+        "int x __asm__(\"y\");",
+        "\0",
+        "/* */ #include <stdio.h>",
+    ],
+)  # fmt: skip
+def test_forbidden_text_is_refused_before_the_compiler(text: str) -> None:
+    assert rules.refuse_text("int before;\n" + text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#include <stdint.h>",
+        "  #  include <immintrin.h> // vectors",
+        "#pragma GCC unroll 4",
+        "/* asm and #include <stdio.h> in a comment */",
+        'const char *s = "asm # include";',
+        "int assume; int basm;",
+    ],
+)
+def test_ordinary_text_passes(text: str) -> None:
+    assert rules.refuse_text(text) == ""
+
+
+def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:
+    expanded = '# 1 "candidate.c"\nint x;\n# 1 "/usr/include/thing.h" 1\n__asm__("nop");\n# 2 "candidate.c" 2\nint y;\n'
+    assert rules.refuse_expansion(expanded, "candidate.c") == ""
+    assert rules.refuse_expansion(expanded + '__asm__("nop");\n', "candidate.c")
+
+
+def test_a_build_is_cached_by_content(target) -> None:
+    first = build(Candidate(honest_source() + "\n/* cached */\n"), target)
+    second = build(Candidate(honest_source() + "\n/* cached */\n"), target)
+    assert first.status is BuildStatus.BUILT, first.reason
+    assert second == first
+    assert Path(first.artifact).exists()
+
+
+def test_a_failed_build_keeps_the_compilers_words(target) -> None:
+    result = build(Candidate('/* cuda-l2\ntarget = "cpu"\n*/\nint x = nothing;'), target)
+    assert result.status is BuildStatus.FAILED
+    assert "nothing" in result.reason and "nothing" in result.log
+
+
+def test_builds_of_one_content_at_once_agree(target) -> None:
+    candidate = Candidate(honest_source() + "\n/* at once */\n")
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: build(candidate, target), range(4)))
+    assert {result.status for result in results} == {BuildStatus.BUILT}
+    assert len({result.artifact for result in results}) == 1
+    assert not list((paths.cache_dir() / "builds").glob("making-*"))
+
+
+def test_an_unwritable_cache_says_what_to_do(target, monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match="CUDA_L2_CACHE"):
+        build(Candidate(honest_source() + "\n/* nowhere */\n"), target)
+
+
+KINDS = [kind for kind in sandbox.Kind if kind is not sandbox.Kind.LIMITS]
+
+
+def works(kind: sandbox.Kind, folder: Path) -> bool:
+    try:
+        return subprocess.run(sandbox.wrap(["/bin/true"], folder, using=kind), capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sandboxed_command_sees_one_folder_and_the_system(kind: sandbox.Kind, tmp_path: Path) -> None:
+    if not works(kind, tmp_path):
+        pytest.skip(f"{kind} does not work on this machine")
+    secret = tmp_path / "secret"
+    secret.write_text("hidden")
+    work = tmp_path / "work"
+    work.mkdir()
+    script = f"cat {secret} /etc/passwd; echo out > result; echo bad > /usr/bad; ls /proc/1 > /dev/null && echo proc"
+    done = subprocess.run(sandbox.wrap(["/bin/sh", "-c", script], work, using=kind), capture_output=True, text=True)
+    assert "hidden" not in done.stdout and "root" not in done.stdout
+    assert (work / "result").read_text() == "out\n"
+    assert not Path("/usr/bad").exists()
+
+
+@pytest.mark.parametrize("kind", list(sandbox.Kind))
+def test_a_command_that_outruns_its_time_is_killed_with_its_children(kind: sandbox.Kind, tmp_path: Path) -> None:
+    if not works(kind, tmp_path):
+        pytest.skip(f"{kind} does not work on this machine")
+    arguments = sandbox.wrap(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], tmp_path, using=kind)
+    assert sandbox.run(arguments, 0.3, cwd=tmp_path).status is None

@@ -1,0 +1,104 @@
+"""The contract that every family keeps, and what is particular to the CPU's."""
+
+import itertools
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cuda_l2 import contract
+from cuda_l2.build.cpu import build
+from cuda_l2.families._base import Schedule, all_families, families_for
+from cuda_l2.families.cpu_gemm import FAMILY as CPU_GEMM
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.propose.random import RandomProposer
+from cuda_l2.records import BuildStatus, Gemm
+from cuda_l2.targets.cpu import CpuTarget
+
+SHAPES = ["1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn", "100x100x600:fp16"]
+OTHER_MACHINES = [
+    CpuTarget("one core, 128 bits", 1, 128, (32 << 10, 1 << 20, 0)),
+    CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),
+    CpuTarget("no cache known", 4, 512, (0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_prefix_has_a_valid_value_and_the_default_is_valid(family, shape, target) -> None:
+    gemm = Gemm.parse(shape)
+    rng = np.random.default_rng(1)
+    for machine in [target, *OTHER_MACHINES]:
+        if not family.serves(gemm, machine):
+            continue
+        Schedule(family, gemm, machine, family.default(gemm, machine))
+        for _ in range(50):
+            values: list[int] = []
+            for choice in family.choices:
+                valid = family.valid_values(gemm, machine, values)
+                assert valid and set(valid) <= set(choice.values)
+                values.append(int(rng.choice(valid)))
+            Schedule(family, gemm, machine, tuple(values))
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
+def test_an_invalid_schedule_cannot_be_constructed(family, target) -> None:
+    gemm = Gemm(64, 64, 64)
+    default = family.default(gemm, target)
+    with pytest.raises(ValueError):
+        Schedule(family, gemm, target, default[:-1])
+    with pytest.raises(ValueError):
+        Schedule(family, gemm, target, (*default[:-1], 12345))
+
+
+@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
+def test_the_source_compiles_alone(family, target, tmp_path) -> None:
+    command = [target.compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-c", str(family.source), "-o", str(tmp_path / "o")]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_rendering_is_repeatable_and_states_its_schedule(target) -> None:
+    gemm = Gemm(64, 64, 64)
+    schedule = Schedule(CPU_GEMM, gemm, target, CPU_GEMM.default(gemm, target))
+    first, second = CPU_GEMM.render(schedule), CPU_GEMM.render(schedule)
+    assert first.id == second.id and dict(first.schedule) == schedule.named
+    assert contract.parse(first.source).threads == schedule.named["THREADS"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_schedules_are_correct(shape, target, judge) -> None:
+    gemm = Gemm.parse(shape)
+    space = FamilySpace(families_for(gemm, target)[0], gemm, target)
+    proposer = RandomProposer(space, list, np.random.default_rng(len(shape)))
+    for candidate in proposer.propose(3):
+        trial = judge(candidate.source, shape)
+        assert trial.status == "measured", (dict(candidate.schedule), trial.reason)
+
+
+@pytest.mark.parametrize(("bits", "swap", "widen"), list(itertools.product((128, 256, 512), (0, 1), (0, 1, 2))))
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+def test_every_vector_width_operand_order_and_widening_is_correct(bits, swap, widen, layout, target, judge) -> None:
+    if bits > target.vector_bits:
+        pytest.skip(f"this CPU has {target.vector_bits}-bit vectors")
+    gemm = Gemm.parse(f"29x45x150:{layout}")
+    machine = replace(target, vector_bits=bits)
+    wanted = dict(zip([c.name for c in CPU_GEMM.choices], CPU_GEMM.default(gemm, machine), strict=True))
+    wanted |= {"SWAP": swap, "WIDEN": widen, "MR": 5, "NV": 2, "KC": 128, "NC": 32}
+    try:
+        schedule = Schedule(CPU_GEMM, gemm, machine, tuple(wanted.values()))
+    except ValueError:
+        assert widen == 0 and (swap or layout == "tn")
+        return
+    trial = judge(CPU_GEMM.render(schedule).source, str(gemm))
+    assert trial.status == "measured", trial.reason
+
+
+def test_the_contracts_workspace_is_the_kernels(target) -> None:
+    """The verifier guards the byte behind the workspace, so a formula that is too small fails other tests; this one
+    pins that it is not wasteful."""
+    gemm = Gemm(512, 512, 512)
+    schedule = Schedule(CPU_GEMM, gemm, target, CPU_GEMM.default(gemm, target))
+    candidate = CPU_GEMM.render(schedule)
+    assert build(candidate, target).status is BuildStatus.BUILT
+    assert contract.parse(candidate.source).workspace_bytes(512, 512, 512) < 8 << 20

@@ -1,0 +1,105 @@
+"""records.py: shapes, invariants, and JSON that comes back as it was."""
+
+import math
+
+import pytest
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import (
+    Accumulate,
+    Arm,
+    Build,
+    BuildStatus,
+    Candidate,
+    Element,
+    Gemm,
+    Interval,
+    Layout,
+    Timing,
+    TimingStatus,
+    Trial,
+    Verdict,
+    VerdictStatus,
+    from_json,
+    to_json,
+)
+
+GEMM = Gemm(64, 32, 16)
+BUILT = Build("c", BuildStatus.BUILT, artifact="kernel.so")
+CORRECT = Verdict(VerdictStatus.CORRECT, passed=("exact match",))
+WRONG = Verdict(VerdictStatus.INCORRECT, check="exact match", reason="wrong", element=Element(1, 2, 3.0, 4.0))
+TIMING = Timing(
+    TimingStatus.MEASURED,
+    "search",
+    candidate=Arm("candidate", Interval(10.0, 9.0, 11.0), 6, 24),
+    baselines=(Arm("torch", Interval(12.0, -math.inf, math.inf), 1, 1),),
+    reference="torch",
+    speedup=Interval(1.2, 1.1, 1.3),
+    speedups=(("torch", Interval(1.2, 1.1, 1.3)),),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "gemm"),
+    [
+        ("512x256x128", Gemm(512, 256, 128)),
+        ("1X1X1:TN", Gemm(1, 1, 1, Layout.TN)),
+        ("8192x512x2048:tn:fp16", Gemm(8192, 512, 2048, Layout.TN, Accumulate.FP16)),
+        ("64x64x64:fp16", Gemm(64, 64, 64, Layout.NN, Accumulate.FP16)),
+    ],
+)
+def test_a_shape_is_read_and_written(text: str, gemm: Gemm) -> None:
+    assert Gemm.parse(text) == gemm
+    assert Gemm.parse(str(gemm)) == gemm
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "512", "512x512", "0x5x5", "1.5x2x3", "-1x2x3", "1x2x3x4", "1x2x3:nt", "1x2x3:", "axbxc", "1x2x3\n4x5x6", "9999999999x1x1", "²x2x2"],
+)
+def test_a_bad_shape_is_one_clear_line(text: str) -> None:
+    with pytest.raises(UserError) as error:
+        Gemm.parse(text)
+    assert "\n" not in str(error.value).replace(repr(text), "")
+
+
+def test_flops_and_bytes_count_each_matrix_once() -> None:
+    assert GEMM.flops == 2 * 64 * 32 * 16
+    assert GEMM.bytes == 2 * (64 * 16 + 16 * 32 + 64 * 32)
+
+
+def test_a_candidates_id_is_its_content() -> None:
+    assert Candidate("x", "llm").id == Candidate("x", "schedule").id != Candidate("y").id
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Interval(1.0, 1.1, 1.2),
+        lambda: Interval(math.nan, 0.0, 1.0),
+        lambda: Build("c", BuildStatus.BUILT),
+        lambda: Build("c", BuildStatus.FAILED, artifact="kernel.so", reason="x"),
+        lambda: Build("c", BuildStatus.FAILED),
+        lambda: Verdict(VerdictStatus.CORRECT, reason="why"),
+        lambda: Verdict(VerdictStatus.CRASHED),
+        lambda: Timing(TimingStatus.MEASURED, "search"),
+        lambda: Timing(TimingStatus.CRASHED, "search"),
+        lambda: Trial(GEMM, Candidate("x"), "m", "search", BUILT, WRONG, TIMING),
+        lambda: Trial(GEMM, Candidate("x"), "m", "search", BUILT, None, TIMING),
+        lambda: Trial(GEMM, Candidate("x"), "m", "search", Build("c", BuildStatus.FAILED, reason="x"), CORRECT),
+    ],
+)
+def test_nonsense_cannot_be_built(make) -> None:
+    with pytest.raises(ValueError):
+        make()
+
+
+@pytest.mark.parametrize("verdict", [None, CORRECT, WRONG])
+def test_a_trial_survives_json(verdict: Verdict | None) -> None:
+    timing = TIMING if verdict is CORRECT else None
+    candidate = Candidate("source", schedule=(("MR", 12),))
+    trial = Trial(GEMM, candidate, "m", "search", BUILT, verdict, timing, reward=1.5, environment={"cores": 2})
+    back = from_json(Trial, to_json(trial))
+    assert to_json(back) == to_json(trial)
+    assert back.candidate == candidate and back.task == GEMM
+    assert timing is None or back.timing.speedups == timing.speedups
