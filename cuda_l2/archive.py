@@ -91,8 +91,9 @@ class Archive:
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions."""
         trials = self._select(
-            "task = ? AND candidate = ? AND machine = ? AND protocol = ? ORDER BY number DESC LIMIT 1",
+            "task = ? AND candidate = ? AND machine = ? AND protocol = ?",
             (str(task), candidate.id, machine, protocol),
+            "number DESC LIMIT 1",
         )
         return trials[0] if trials else None
 
@@ -103,14 +104,15 @@ class Archive:
             if value:
                 conditions.append(f"{column} = ?")
                 values.append(value)
-        return self._select(" AND ".join(conditions) + " ORDER BY number", values)
+        return self._select(" AND ".join(conditions), values, "number")
 
     def best(self, task: Task, machine: str, protocol: str, count: int = 1) -> list[Trial]:
         """The fastest measured candidates, each once."""
         return self._select(
             "number IN (SELECT number FROM trials WHERE task = ? AND machine = ? AND protocol = ? AND status = 'measured'"
-            " GROUP BY candidate HAVING speedup = max(speedup)) ORDER BY speedup DESC LIMIT ?",
-            (str(task), machine, protocol, count),
+            " GROUP BY candidate HAVING speedup = max(speedup))",
+            (str(task), machine, protocol),
+            f"speedup DESC LIMIT {int(count)}",
         )
 
     def load_policy(self, name: str, machine: str) -> bytes | None:
@@ -135,12 +137,13 @@ class Archive:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _select(self, where: str, values: Iterable[object]) -> list[Trial]:
+    def _select(self, where: str, values: Iterable[object], order: str) -> list[Trial]:
+        query = (
+            "SELECT record, source FROM trials JOIN candidates ON candidates.id = trials.candidate"
+            f" WHERE {where} ORDER BY {order}"
+        )
         try:
-            rows = self._db.execute(
-                f"SELECT record, source FROM (SELECT * FROM trials WHERE {where}) JOIN candidates ON candidates.id = candidate",
-                tuple(values),
-            ).fetchall()
+            rows = self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.DatabaseError as error:
             raise UserError(
                 f"{self.path} cannot be read: {error}; move it away, or choose another with --archive"

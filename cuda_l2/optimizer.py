@@ -90,9 +90,9 @@ class Optimizer:
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> Result:
         """Search, choose among the finalists, report the winner."""
-        self._require_time(gemm)
         settings = self.settings
         with self.evaluator(gemm) as evaluator:
+            self._require_time(gemm)
             space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
             proposer = self._proposer(space, gemm)
             default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))

@@ -9,10 +9,10 @@ import torch
 class GrpoSettings:
     """Step sizes of a policy update."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     clip: float = 0.2  # of the probability ratio
-    kl_weight: float = 0.02  # of the divergence from the reference policy
-    epochs: int = 4  # gradient steps a group
+    kl_weight: float = 0.01  # of the divergence from the reference policy
+    epochs: int = 2  # gradient steps a group
     max_gradient_norm: float = 1.0
 
 

@@ -12,6 +12,8 @@ from cuda_l2.native import compiled
 from cuda_l2.records import Build, Candidate, Gemm, Layout
 
 POOL = Path(__file__).parents[1] / "execute" / "pool.c"
+ALIGN = 64
+WORKSPACE_ALIGN = 4096
 _LOCK = threading.Lock()
 """The pool serves one kernel at a time."""
 
@@ -30,8 +32,8 @@ class Kernel:
         self._function = getattr(ctypes.CDLL(str(self.artifact)), terms.entry)
         self._function.restype = None
         workspace = terms.workspace_bytes(gemm.m, gemm.n, gemm.k)
-        self._workspace = torch.empty(workspace + 64, dtype=torch.uint8)
-        aligned = -(-self._workspace.data_ptr() // 64) * 64
+        self._workspace = torch.empty(workspace + WORKSPACE_ALIGN, dtype=torch.uint8)
+        aligned = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         sizes = [ctypes.c_int64(size) for size in (gemm.m, gemm.n, gemm.k)]
         self._sizes, self._tail = sizes, [ctypes.c_void_p(aligned), self._pool.pool_parallel_for]
 
@@ -52,7 +54,9 @@ class Kernel:
 def _require(tensor: torch.Tensor, shape: tuple[int, int], strides: tuple[int, int], name: str) -> None:
     fits = all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=False))
     if tensor.device.type == "cpu" and tensor.dtype is torch.float16 and tuple(tensor.shape) == shape and fits:
-        return
+        if tensor.data_ptr() % ALIGN == 0:
+            return
+        raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
     raise ValueError(
         f"{name} must be an fp16 CPU tensor of shape {shape} with strides {strides}, not"
         f" {tensor.dtype} on {tensor.device} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"

@@ -19,10 +19,10 @@ TARGET_FEATURES = 5
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of the network."""
+    """Size of the network: small enough that proposing costs a few milliseconds a candidate."""
 
-    width: int = 128
-    layers: int = 4
+    width: int = 64
+    layers: int = 2
     heads: int = 4
 
 

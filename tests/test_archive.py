@@ -1,0 +1,130 @@
+"""archive.py: durable, append-only, shared, and clear about files it cannot use."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.archive import Archive
+from cuda_l2.errors import UserError
+from cuda_l2.records import Arm, Build, BuildStatus, Candidate, Gemm, Interval, Timing, TimingStatus, Trial, Verdict, VerdictStatus
+
+GEMM = Gemm(64, 64, 64)
+
+
+def trial(source: str, speedup: float = 1.0, protocol: str = "search", machine: str = "m") -> Trial:
+    timing = Timing(
+        TimingStatus.MEASURED,
+        protocol,
+        candidate=Arm("candidate", Interval(1.0, 1.0, 1.0), 6, 6),
+        reference="torch",
+        speedup=Interval(speedup, speedup, speedup),
+    )
+    build = Build("c", BuildStatus.BUILT, artifact="k")
+    return Trial(GEMM, Candidate(source), machine, protocol, build, Verdict(VerdictStatus.CORRECT), timing, speedup)
+
+
+def test_trials_come_back_whole_and_in_order(archive) -> None:
+    for i in range(3):
+        archive.append(trial(f"source {i}", 1.0 + i))
+    assert [t.candidate.source for t in archive.trials(GEMM)] == ["source 0", "source 1", "source 2"]
+    assert archive.find(GEMM, Candidate("source 1"), "m", "search").speedup == 2.0
+
+
+@pytest.mark.parametrize(
+    "where", [(Gemm(1, 1, 1), "m", "search"), (GEMM, "other", "search"), (GEMM, "m", "offline")]
+)
+def test_a_trial_is_known_only_under_its_own_conditions(archive, where) -> None:
+    archive.append(trial("x"))
+    task, machine, protocol = where
+    assert archive.find(task, Candidate("x"), machine, protocol) is None
+
+
+def test_best_names_each_candidate_once(archive) -> None:
+    for source, speedup in (("a", 1.0), ("b", 3.0), ("a", 2.0), ("c", 0.5)):
+        archive.append(trial(source, speedup))
+    assert [(t.candidate.source, t.speedup) for t in archive.best(GEMM, "m", "search", 2)] == [("b", 3.0), ("a", 2.0)]
+
+
+def test_policy_state_is_kept_by_name_and_machine(archive) -> None:
+    archive.save_policy("schedule", "m", b"1")
+    archive.save_policy("schedule", "m", b"2")
+    assert archive.load_policy("schedule", "m") == b"2"
+    assert archive.load_policy("schedule", "other") is None
+
+
+def _append_for_ever(path: Path) -> None:
+    with Archive(path) as archive:
+        for i in range(100_000):
+            archive.append(trial(f"{os.getpid()} {i}"))
+
+
+def test_kill_minus_nine_loses_nothing_that_was_appended(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    writers = [multiprocessing.get_context("spawn").Process(target=_append_for_ever, args=(path,)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if path.exists():
+            with Archive(path) as archive:
+                if len(archive.trials(GEMM)) > 40:
+                    break
+        time.sleep(0.05)
+    for writer in writers:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+    with Archive(path) as archive:
+        trials = archive.trials(GEMM)
+        assert len(trials) > 40
+        for writer in writers:  # two writers at once, each without a gap
+            numbers = [int(t.candidate.source.split()[1]) for t in trials if t.candidate.source.startswith(f"{writer.pid} ")]
+            assert numbers == list(range(len(numbers))) and numbers
+        archive.append(trial("after"))
+    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 9, b"SQLite format 3\0" + b"\xff" * 4000])
+def test_a_corrupt_file_is_named_and_left_alone(tmp_path, content) -> None:
+    path = tmp_path / "archive.db"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="--archive"):
+        Archive(path)
+    assert path.read_bytes() == content
+
+
+def test_another_version_is_refused(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UserError, match="version 99"):
+        Archive(path)
+
+
+def test_an_unwritable_place_is_named(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--archive"):
+        Archive(tmp_path / "file" / "archive.db")
+    if os.geteuid():
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        with pytest.raises(UserError, match="--archive"):
+            Archive(folder / "archive.db")
+
+
+def test_a_full_disk_keeps_what_was_stored(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    with Archive(path) as archive:
+        archive.append(trial("before"))
+        (pages,) = archive._db.execute("PRAGMA page_count").fetchone()
+        archive._db.execute(f"PRAGMA max_page_count = {pages + 1}")  # SQLite answers as it does to a full disk
+        with pytest.raises(UserError, match="full"):
+            archive.append(trial("x" * 100_000))
+        assert [t.candidate.source for t in archive.trials(GEMM)] == ["before"]

@@ -1,0 +1,121 @@
+"""The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHEATS
+
+COMMANDS = ("optimize", "show", "check", "doctor", "bench", "record", "replay")
+
+
+def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cuda_l2.cli", *arguments],
+        capture_output=True, text=True, timeout=110, cwd=cwd, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["optimize", "0x5x5"], "at least 1"),
+        (["optimize", "1.5x2x3"], "whole numbers"),
+        (["optimize", "512x512x512:nt"], "layout"),
+        (["optimize", "512x512x512", "banana"], "shape"),
+        (["optimize", "64x64x64", "--budget", "-1"], "budget"),
+        (["optimize", "64x64x64", "--budget", "soon"], "budget"),
+        (["optimize", "64x64x64", "--budget", "nan"], "budget"),
+        (["optimize", "64x64x64", "--trials", "0"], "trials"),
+        (["optimize", "64x64x64", "--target", "tpu"], "target"),
+        (["optimize", "64x64x64", "--policy", "nobody"], "policy"),
+        (["optimize", "64x64x64", "--protocol", "quick"], "protocol"),
+        (["optimize", "64x64x64", "--archive", "/proc/nowhere/archive.db"], "--archive"),
+        (["optimize", "999999x999999x999999"], "memory"),
+        (["optimize", "20000x20000x200", "--budget", "1s"], "budget"),
+        (["show", "7x7x7", "--archive", "missing.db"], "optimize"),
+        (["check", "missing.c", "64x64x64"], "missing.c"),
+        (["check", ".", "64x64x64"], "cannot read"),
+        (["record", "64x64x64", "out.jsonl", "--fix.NOTHING", "1"], "NOTHING"),
+        (["replay", "missing.jsonl"], "record"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:
+    done = run(*arguments, cwd=tmp_path, CUDA_L2_HOME=str(tmp_path / "home"))
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and says in done.stderr
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith("archive.db")]
+    assert kept == []
+
+
+def test_options_that_do_not_exist_are_refused_with_status_2() -> None:
+    done = run("optimize", "64x64x64", "--speed", "high")
+    assert done.returncode == 2 and "--speed" in done.stdout + done.stderr
+
+
+def test_a_corrupt_archive_is_refused_and_left_alone(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    path.write_text("this is no archive, whatever its name" * 40)
+    done = run("optimize", "64x64x64", "--archive", str(path))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert path.read_text() == "this is no archive, whatever its name" * 40
+
+
+def test_without_a_compiler_the_way_to_get_one_is_named(tmp_path) -> None:
+    for command in (["optimize", "64x64x64"], ["check", str(CHEATS / "honest.c"), "64x64x64"]):
+        done = run(*command, CC="no-such-compiler", CUDA_L2_CACHE=str(tmp_path / "cache"))
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "gcc" in done.stderr
+    done = run("doctor", CC="no-such-compiler")
+    assert done.returncode == 2 and "apt install gcc" in done.stdout
+
+
+def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
+    archive = str(tmp_path / "archive.db")
+    done = run("optimize", "64x48x80", "33x7x9:tn", "--trials", "3", "--archive", archive, "--json")
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["gemm"] for result in results] == ["64x48x80", "33x7x9:tn"]
+    for result in results:
+        assert set(result["reports"]) == {"offline", "server"}
+        assert Path(result["source"]).read_text().startswith("/* cuda-l2")
+        assert result["environment"]["torch"]
+    shown = json.loads(run("show", "64x48x80", "--archive", archive, "--json").stdout)
+    assert shown[0]["protocol"] in ("offline", "server")
+    table = run("show", "64x48x80", "--archive", archive).stdout
+    assert "schedule:" in table and "offline" in table
+    source = run("show", "64x48x80", "--archive", archive, "--source").stdout
+    assert source.startswith("/* cuda-l2")
+    mine = tmp_path / "mine.c"
+    mine.write_text(source)
+    judged = run("check", str(mine), "64x48x80", "--protocol", "search")
+    assert judged.returncode == 0 and "correct" in judged.stdout and "reward" in judged.stdout
+
+
+def test_check_names_the_failing_element_and_exits_with_1() -> None:
+    done = run("check", str(CHEATS / "zero_shortcut.c"), "45x40x64")
+    assert done.returncode == 1
+    assert "C[" in done.stdout and "expected" in done.stdout
+    trial = json.loads(run("check", str(CHEATS / "broken.c"), "45x40x64", "--json").stdout)[0]
+    assert trial["build"]["status"] == "failed" and trial["verdict"] is None
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_a_command_does(command) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 4
+
+
+def test_importing_the_package_and_its_help_stays_light() -> None:
+    code = "import sys, cuda_l2; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, cuda_l2.cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_doctor_passes_here() -> None:
+    done = run("doctor")
+    assert done.returncode == 0 and "C compiler" in done.stdout

@@ -1,0 +1,139 @@
+"""measure/: intervals, the strongest baseline, checks of timed outputs."""
+
+import math
+
+import numpy as np
+import pytest
+from conftest import honest_source
+
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.execute.arena import Arena
+from cuda_l2.measure import torch_worker
+from cuda_l2.measure.baselines import TorchBaselines
+from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
+from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
+from cuda_l2.measure.protocols import PROTOCOLS, SEARCH, Protocol
+from cuda_l2.records import Candidate, Gemm
+
+PAPER_IN_SHORT = Protocol(
+    "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=0.2, measure_s=0.5, mean=True
+)
+
+
+def test_the_median_interval_is_the_textbooks() -> None:
+    # ranks from the binomial table: n = 10 gives the 2nd and 9th, n = 6 the extremes
+    assert median_interval(range(1, 11)) .low == 2 and median_interval(range(1, 11)).high == 9
+    assert median_interval(range(1, 7)).low == 1 and median_interval(range(1, 7)).high == 6
+    assert math.isinf(median_interval([1, 2, 3, 4, 5]).low)
+
+
+@pytest.mark.parametrize("n", [6, 9, 10, 15, 40])
+def test_the_median_interval_covers_at_least_95_percent(n) -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(2000):
+        interval = median_interval(rng.exponential(size=n).tolist())
+        hits += interval.low <= math.log(2) <= interval.high
+    assert hits / 2000 > 0.94
+
+
+def test_means() -> None:
+    interval = mean_interval([1.0, 2.0, 3.0])
+    assert interval.estimate == 2.0
+    assert interval.high - 2.0 == pytest.approx(1.959964 / math.sqrt(3))
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_the_baselines_process_has_the_names_we_call() -> None:
+    assert set(TorchBaselines.names) == set(torch_worker.ARMS)
+
+
+@pytest.mark.parametrize("shape", ["33x20x50", "33x20x50:tn", "1x1x1", "2x1x700:tn"])
+def test_every_baseline_computes_the_task_on_every_layout(shape, baselines) -> None:
+    gemm = Gemm.parse(shape)
+    with Arena(gemm, windows=8, slots=4, workspace_bytes=64) as arena:
+        baselines.attach(arena)
+        for seed in range(5):
+            operands = Operands(arena, np.random.default_rng(seed))
+            for name in baselines.names:
+                arm, calls = baselines.arm(name), operands.calls(4)
+                arena.poison_outputs(4)
+                arm.prepare(calls, 5.0)
+                arm.run(5.0)
+                check_outputs(operands, calls)
+                operands.require_untouched()
+
+
+@pytest.fixture
+def filled():
+    """An arena whose outputs are right, and its operands."""
+    gemm = Gemm(40, 30, 50)
+    with Arena(gemm, windows=8, slots=3, workspace_bytes=64) as arena:
+        operands = Operands(arena, np.random.default_rng(0))
+        calls = operands.calls(3)
+        arena.poison_outputs(3)
+        for call in calls:
+            right = (operands.a(call) @ operands.b(call)).half()
+            arena.output(call.slot)[:] = right.numpy().view(np.uint16)
+        check_outputs(operands, calls)
+        yield arena, operands, calls
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda arena, slot: arena.output(slot).__setitem__((39, 29), 0x7DAD),
+        lambda arena, slot: arena.output(slot).__setitem__((0, 0), 0x4C00),  # 16
+        lambda arena, slot: arena.output(slot).__setitem__(slice(None), arena.output((slot + 1) % 3)),
+        lambda arena, slot: np.bitwise_and(arena.output(slot), 0xFFC0, out=arena.output(slot)),
+        lambda arena, slot: arena._all_slots.__setitem__((slot + 1) * arena.slot_bytes // 2 - 1, 0),
+    ],
+    ids=["unwritten", "one wrong element", "another launch's answer", "fewer bits", "behind the output"],
+)
+def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
+    arena, operands, calls = filled
+    spoil(arena, slot)
+    with pytest.raises(WrongOutput):
+        for _ in range(3):
+            check_outputs(operands, calls)
+
+
+def test_old_answers_are_wrong_after_a_refresh(filled) -> None:
+    arena, operands, calls = filled
+    operands.refresh()
+    with pytest.raises(WrongOutput):
+        check_outputs(operands, calls)
+
+
+def test_touched_operands_are_seen(filled) -> None:
+    arena, operands, _ = filled
+    arena.b[-1] ^= 1
+    with pytest.raises(WrongOutput):
+        operands.require_untouched()
+
+
+@pytest.mark.parametrize("protocol", [*[p for p in PROTOCOLS.values() if p.name != "paper"], PAPER_IN_SHORT], ids=lambda p: p.name)
+def test_every_protocol_measures_and_names_the_strongest_baseline(protocol, target, baselines) -> None:
+    with Evaluator(Gemm(45, 40, 64), target, baselines) as evaluator:
+        trial = evaluator.evaluate([Candidate(honest_source())], protocol)[0]
+        timing = trial.timing
+        assert timing is not None and timing.speedup is not None, trial.reason
+        fastest = min(timing.baselines, key=lambda arm: arm.latency_us.estimate)
+        assert timing.reference == fastest.name
+        assert dict(timing.speedups)[timing.reference] == timing.speedup
+        assert timing.max_difference > 0
+        if protocol is not SEARCH:
+            assert {arm.name for arm in timing.baselines} == set(baselines.names)
+        assert timing.candidate.rounds >= protocol.min_rounds
+        assert 0 < timing.speedup.estimate < 1  # a naive kernel does not beat a library
+
+
+def test_inputs_differ_between_evaluators_unless_seeded(target, baselines) -> None:
+    def sample(seed: int | None) -> bytes:
+        with Evaluator(Gemm(8, 8, 8), target, baselines, seed=seed) as evaluator:
+            evaluator.evaluate([Candidate(honest_source())])
+            return evaluator._operands._words["a"].tobytes()
+
+    assert sample(1) == sample(1)
+    assert sample(None) != sample(None)

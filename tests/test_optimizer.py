@@ -1,0 +1,60 @@
+"""The Python interface: optimize, its kernel, evaluate."""
+
+import pytest
+import torch
+
+import cuda_l2
+from cuda_l2.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    archive = tmp_path_factory.mktemp("optimizer") / "archive.db"
+    return cuda_l2.optimize("70x50x90:tn", budget=60, trials=3, archive=archive)
+
+
+def test_the_winner_runs_as_a_callable(result) -> None:
+    a, b = torch.randn(70, 90).half(), torch.randn(50, 90).half().t()
+    out = torch.empty(70, 50, dtype=torch.float16)
+    assert result.kernel(a, b, out) is out
+    assert torch.allclose(out.float(), a.float() @ b.float(), atol=0.05)
+    assert torch.equal(result.kernel(a, b), out)
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        (torch.zeros(70, 90), torch.zeros(50, 90).half().t()),
+        (torch.zeros(90, 70).half().t(), torch.zeros(50, 90).half().t()),
+        (torch.zeros(70, 90).half(), torch.zeros(90, 50).half()),
+        (torch.zeros(70, 91).half()[:, 1:], torch.zeros(50, 90).half().t()),
+        (torch.zeros(70 * 90 + 1).half()[1:].view(70, 90), torch.zeros(50, 90).half().t()),
+    ],
+    ids=["dtype", "transposed a", "row-major b", "strided", "misaligned"],
+)
+def test_operands_that_do_not_fit_are_refused(result, operands) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        result.kernel(*operands)
+
+
+def test_the_report_comes_from_runs_after_the_search(result) -> None:
+    assert set(result.reports) == {"offline", "server"}
+    assert result.best.protocol == "offline"
+    assert result.best.verdict.passed[-1] == "hygiene"
+
+
+def test_evaluate_takes_one_source_or_a_batch(result) -> None:
+    good = result.best.candidate.source
+    trial = cuda_l2.evaluate(good, "70x50x90:tn")
+    assert trial.status == "measured" and trial.reward > 0
+    trials = cuda_l2.evaluate([good, "nonsense"], cuda_l2.Gemm.parse("70x50x90:tn"))
+    assert [t.status for t in trials] == ["measured", "refused"]
+    assert trials[1].reward < trials[0].reward
+
+
+def test_bad_settings_are_user_errors() -> None:
+    for settings in ({"budget": -1}, {"trials": 0}, {"policy": "nobody"}, {"protocol": "x"}):
+        with pytest.raises(UserError):
+            cuda_l2.optimize("8x8x8", **settings)
+    with pytest.raises(UserError):
+        cuda_l2.evaluate("x", "8x8x8", protocol="x")

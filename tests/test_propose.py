@@ -1,0 +1,159 @@
+"""The contract that every proposer keeps; exemplar sampling; and that the policy's updates are alive."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import RECORDING
+
+from cuda_l2.errors import UserError
+from cuda_l2.propose._base import proposer_maker, proposer_names, values_of
+from cuda_l2.propose._exemplars import sample_exemplars
+from cuda_l2.propose._recorded import RecordedSpace, load
+from cuda_l2.propose.schedule import SchedulePolicy
+from cuda_l2.records import Trial
+from cuda_l2.report.replay import best_area, late_mean, maker_of, paired_difference, replay
+
+SEEDS = 10
+TRIALS = 120
+
+
+@pytest.fixture(scope="module")
+def recorded() -> RecordedSpace:
+    return load(RECORDING)
+
+
+@pytest.mark.parametrize("name", proposer_names())
+def test_proposals_are_valid_schedules_and_differ(name, space) -> None:
+    history: list[Trial] = []
+    proposer = proposer_maker(name)(space, lambda: history, np.random.default_rng(0))
+    candidates = proposer.propose(6)
+    assert len(candidates) == 6
+    assert len({candidate.id for candidate in candidates}) > 1
+    for candidate in candidates:
+        values = tuple(value for _, value in candidate.schedule)
+        assert space.render(values, name).id == candidate.id  # constructing it is the proof that it is valid
+
+
+@pytest.mark.parametrize("name", proposer_names())
+def test_a_search_is_repeatable_by_seed(name, recorded) -> None:
+    assert replay(recorded, proposer_maker(name), 24, 3) == replay(recorded, proposer_maker(name), 24, 3)
+    assert replay(recorded, proposer_maker(name), 24, 3) != replay(recorded, proposer_maker(name), 24, 4)
+
+
+@pytest.mark.parametrize("name", proposer_names())
+def test_a_group_cut_short_does_no_harm(name, recorded) -> None:
+    history: list[Trial] = []
+    proposer = proposer_maker(name)(recorded, lambda: history, np.random.default_rng(0))
+    history.append(recorded.trial(proposer.propose(4)[0]))
+    proposer.observe(history)
+    assert len(proposer.propose(4)) == 4
+
+
+def test_an_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(UserError, match="schedule"):
+        proposer_maker("nobody")
+
+
+@pytest.fixture(scope="module")
+def curves(recorded):
+    return {
+        name: [replay(recorded, maker_of(name), TRIALS, seed) for seed in range(SEEDS)]
+        for name in ("schedule", "frozen", "random")
+    }
+
+
+@pytest.mark.parametrize("other", ["frozen", "random"])
+def test_the_policy_after_its_updates_beats_the_one_without(other, curves) -> None:
+    ours, theirs = (list(map(late_mean, curves[name])) for name in ("schedule", other))
+    assert paired_difference(ours, theirs).low > 0
+
+
+def test_the_policy_finds_better_schedules_than_random_search(curves) -> None:
+    ours, theirs = (list(map(best_area, curves[name])) for name in ("schedule", "random"))
+    assert paired_difference(ours, theirs).low > 0
+
+
+def test_policy_and_optimizer_go_on_from_their_state(recorded) -> None:
+    def started(seed: int) -> tuple[SchedulePolicy, list[Trial]]:
+        history: list[Trial] = []
+        return SchedulePolicy(recorded, lambda: history, np.random.default_rng(seed)), history
+
+    def step(policy: SchedulePolicy, history: list[Trial]) -> None:
+        trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
+        history.extend(trials)
+        policy.observe(trials)
+
+    first, history = started(0)
+    for _ in range(3):
+        step(first, history)
+    second, other_history = started(1)
+    assert first.state() != second.state()
+    second.load_state(first.state())
+    assert second.updates == first.updates == 3
+    other_history.extend(history)
+    for policy in (first, second):  # from here on the same randomness gives the same step
+        policy._rng = np.random.default_rng(5)
+        policy._generator.manual_seed(5)
+    step(first, history)
+    step(second, other_history)
+    for ours, theirs in zip(first._network.parameters(), second._network.parameters(), strict=True):
+        assert (ours == theirs).all()
+
+
+def test_a_state_of_another_space_is_left_alone(recorded, space) -> None:
+    other = SchedulePolicy(space, list, np.random.default_rng(0))
+    narrow = RecordedSpace(recorded.gemm, recorded.target, recorded.choices[:1], {(512,): 1.0})
+    policy = SchedulePolicy(narrow, list, np.random.default_rng(0))
+    before = policy.state()
+    policy.load_state(other.state())
+    assert policy.updates == 0 and len(policy.state()) == len(before)
+
+
+def test_a_group_without_variance_is_skipped_and_counted(recorded) -> None:
+    flat = RecordedSpace(recorded.gemm, recorded.target, recorded.choices, dict.fromkeys(recorded.rewards, 1.0))
+    history: list[Trial] = []
+    policy = SchedulePolicy(flat, lambda: history, np.random.default_rng(0))
+    history.extend(flat.trial(candidate) for candidate in policy.propose(8))
+    policy.observe(history)
+    assert (policy.updates, policy.skipped_groups) == (0, 1)
+
+
+def test_exemplars_reach_the_policy(recorded) -> None:
+    """The same policy with other exemplars gives other probabilities once it has learnt anything."""
+    policy = SchedulePolicy(recorded, list, np.random.default_rng(0))
+    trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
+    policy.observe(trials)
+    network, scored = policy._network, [(trial.reward, values_of(trial)) for trial in trials]
+    from cuda_l2.propose._base import Exemplar
+
+    contexts = [network.context(recorded, [Exemplar(values, score)]) for score, values in scored[:2]]
+    assert contexts[0].shape == contexts[1].shape and (contexts[0] != contexts[1]).any()
+    empty = policy._draw(contexts[0], 1)[0][:, :0]
+    first, second = (network.logits(context, empty) for context in contexts)
+    assert (first != second).any()
+
+
+def test_exemplars_come_from_distinct_buckets_and_better_ones_more_often() -> None:
+    scored = [(score / 10, score) for score in range(11)] * 3
+    rng = np.random.default_rng(0)
+    counts: Counter[int] = Counter()
+    for _ in range(2000):
+        chosen = sample_exemplars(scored, 2, rng)
+        assert len({score for score, _ in chosen}) == 2
+        counts.update(item for _, item in chosen)
+    assert counts[10] + counts[9] > 3 * (counts[0] + counts[1])
+    assert all(counts[item] > 0 for item in range(11))
+
+
+def test_bucket_weights_are_the_stated_exponential() -> None:
+    scored = [(0.0, "low"), (1.0, "high")]  # standardised means -1 and 1
+    rng = np.random.default_rng(0)
+    high = sum(sample_exemplars(scored, 1, rng, temperature=2.0)[0][1] == "high" for _ in range(20000)) / 20000
+    assert high == pytest.approx(np.e / (np.e + 1), abs=0.02)  # exp(1/2) against exp(-1/2)
+
+
+def test_few_or_no_trials_give_few_or_no_exemplars() -> None:
+    rng = np.random.default_rng(0)
+    assert sample_exemplars([], 2, rng) == []
+    assert sample_exemplars([(1.0, "a"), (1.0, "b")], 2, rng)[0][1] in "ab"

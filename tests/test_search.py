@@ -1,0 +1,143 @@
+"""search.py: the loop end to end, resumed, shared, killed and interrupted."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import honest_source
+
+from cuda_l2.archive import Archive
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.propose._base import Proposer, proposer_maker
+from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.search import Progress, search
+
+GEMM = Gemm(64, 48, 80)
+
+
+class Listed(Proposer):
+    """Proposes what it was given."""
+
+    name = "listed"
+
+    def __init__(self, sources: list[str]) -> None:
+        self.sources, self.observed = sources, []
+
+    def propose(self, count: int) -> list[Candidate]:
+        taken, self.sources = self.sources[:count], self.sources[count:]
+        return [Candidate(source) for source in taken]
+
+    def observe(self, trials) -> None:
+        self.observed.extend(trials)
+
+
+@pytest.fixture
+def evaluator(target, baselines):
+    with Evaluator(GEMM, target, baselines) as made:
+        yield made
+
+
+def test_the_loop_runs_and_every_result_is_kept(evaluator, archive, space) -> None:
+    proposer = proposer_maker("schedule")(space, lambda: archive.trials(GEMM), np.random.default_rng(0))
+    seen: list[int] = []
+    progress = search(evaluator, proposer, archive, budget_s=60, max_trials=10, on_progress=lambda p: seen.append(p.proposed))
+    assert progress.proposed == progress.built == 10
+    assert seen == list(range(1, 11))
+    assert progress.correct + sum(progress.rejected.values()) == 10
+    assert progress.best.speedup == max(trial.speedup for trial in archive.trials(GEMM))
+    assert proposer.updates >= 1
+    assert 0 <= progress.overhead < 1
+
+
+def test_a_known_candidate_is_not_measured_twice_unless_asked(evaluator, archive) -> None:
+    source = honest_source()
+    for again, known, kept in ((False, 0, 1), (False, 1, 1), (True, 0, 2)):
+        progress = search(evaluator, Listed([source]), archive, budget_s=60, max_trials=1, again=again)
+        assert progress.known == known
+        assert len(archive.trials(GEMM, protocol=SEARCH.name)) == kept
+
+
+def test_failures_are_counted_by_kind_and_the_proposer_hears_of_them(evaluator, archive) -> None:
+    contract = '/* cuda-l2\ntarget = "cpu"\n*/\n'
+    proposer = Listed([contract + "int x = ;", contract + "#include <stdio.h>", honest_source()])
+    progress = search(evaluator, proposer, archive, budget_s=60, max_trials=3)
+    assert dict(progress.rejected) == {"failed": 1, "refused": 1}
+    assert [trial.status for trial in proposer.observed] == ["failed", "refused", "measured"]
+    assert progress.best.candidate.source == honest_source()
+
+
+def test_an_interrupt_ends_with_what_is_there(evaluator, archive) -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    progress = search(evaluator, Listed([honest_source()] * 4), archive, budget_s=60, on_progress=interrupt)
+    assert progress.interrupted and progress.best is not None
+    assert len(archive.trials(GEMM)) == 1
+
+
+def test_the_budget_ends_a_search(evaluator, archive, space) -> None:
+    proposer = proposer_maker("random")(space, list, np.random.default_rng(0))
+    start = time.monotonic()
+    search(evaluator, proposer, archive, budget_s=1.0)
+    assert time.monotonic() - start < 15
+
+
+def command(archive: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "cuda_l2.cli", "optimize", "64x48x80", "--archive", str(archive), *arguments]
+
+
+def stored(path: Path) -> list[Trial]:
+    if not path.exists():
+        return []
+    try:
+        with Archive(path) as archive:
+            return archive.trials(GEMM, protocol=SEARCH.name)
+    except (sqlite3.Error, OSError):
+        return []
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def test_a_search_killed_with_sigkill_goes_on_and_measures_nothing_twice(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    process = subprocess.Popen(command(path, "--budget", "60s"), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(stored(path)) >= 12)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = stored(path)
+    assert len(before) >= 12
+    done = subprocess.run(
+        command(path, "--trials", "20", "--json"), capture_output=True, text=True, timeout=110, check=True
+    )
+    result = json.loads(done.stdout)
+    assert result["known"] >= 1  # at least the default schedule, which every search tries first
+    after = stored(path)
+    assert [t.candidate.id for t in after[: len(before)]] == [t.candidate.id for t in before]
+    assert len({t.candidate.id for t in after}) == len(after)
+    assert result["reports"].keys() == {"offline", "server"}
+
+
+def test_ctrl_c_ends_cleanly_with_the_table_so_far(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    process = subprocess.Popen(
+        command(path, "--budget", "100s"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: len(stored(path)) >= 3)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "best kernel" in output and "interrupted" in output
