@@ -1,9 +1,9 @@
 """cuda-l2: give it a machine and matrix shapes; it writes kernels, proves them correct, times them honestly.
 
-    result = cuda_l2.optimize("512x512x512", budget=60)
-    result.kernel(a, b, out)
+result = cuda_l2.optimize("512x512x512", budget=60)
+result.kernel(a, b, out)
 
-    trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.reward
+trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.reward
 """
 
 import importlib

@@ -76,7 +76,8 @@ class Archive:
         )
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", (trial.candidate.id, trial.candidate.source))
+            source = (trial.candidate.id, trial.candidate.source)
+            self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", source)
             self._db.execute(
                 "INSERT INTO trials (task, candidate, machine, protocol, status, speedup, reward, created, record)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -109,7 +110,8 @@ class Archive:
     def best(self, task: Task, machine: str, protocol: str, count: int = 1) -> list[Trial]:
         """The fastest measured candidates, each once."""
         return self._select(
-            "number IN (SELECT number FROM trials WHERE task = ? AND machine = ? AND protocol = ? AND status = 'measured'"
+            "number IN (SELECT number FROM trials"
+            " WHERE task = ? AND machine = ? AND protocol = ? AND status = 'measured'"
             " GROUP BY candidate HAVING speedup = max(speedup))",
             (str(task), machine, protocol),
             f"speedup DESC LIMIT {int(count)}",

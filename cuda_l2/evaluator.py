@@ -18,7 +18,7 @@ from cuda_l2.errors import UserError
 from cuda_l2.execute.arena import Arena
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.measure import measure
-from cuda_l2.measure.baselines import PREALLOCATED, WIDENED, TorchBaselines
+from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
 from cuda_l2.measure.outputs import Operands
 from cuda_l2.measure.protocols import SEARCH, Protocol
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Interval, Timing, Trial, Verdict, VerdictStatus
@@ -113,7 +113,7 @@ class Evaluator:
         protocol: Protocol,
         on_round: Callable[[int, Interval], None] = lambda rounds, ratio: None,
     ) -> Timing:
-        """Time a candidate already found correct; all baselines, but in searches only those that can be strongest."""
+        """Time a candidate already found correct, against all baselines; in searches against the usual strongest."""
         if self.baselines.arena is not self._arena:
             self.baselines.attach(self._arena)
         if self._operands is None:
@@ -124,7 +124,7 @@ class Evaluator:
             self.baselines,
             self._operands,
             protocol,
-            names=(PREALLOCATED, WIDENED)[: 1 if self.gemm.flops > 1 << 20 else 2] if protocol is SEARCH else None,
+            names=(PREALLOCATED,) if protocol is SEARCH else None,
             beat=POOR * self.best_speedup if protocol is SEARCH else 0.0,
             rng=self._rng,
             on_round=on_round,
@@ -170,6 +170,6 @@ def _require_memory(gemm: Gemm) -> None:
     available = available_memory_bytes()
     if need > available:
         raise UserError(
-            f"{gemm} needs about {need / 2**30:.1f} GiB of memory to check and time, {available / 2**30:.1f} GiB are free;"
-            " choose a smaller shape"
+            f"{gemm} needs about {need / 2**30:.1f} GiB of memory to check and time,"
+            f" {available / 2**30:.1f} GiB are free; choose a smaller shape"
         )

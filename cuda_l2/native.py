@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 import re
 import subprocess
 import tempfile
@@ -27,12 +26,18 @@ def compiled(source: Path, *flags: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise UserError(f"the C compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing")
-            os.replace(out, target)
+                raise UserError(
+                    f"the C compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
+                )
+            out.replace(target)
     except FileNotFoundError:
-        raise UserError(f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC") from None
+        raise UserError(
+            f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC"
+        ) from None
     except PermissionError as error:
-        raise UserError(f"cannot write the cache {target.parent}: {error.strerror}; set CUDA_L2_CACHE to a folder you own") from None
+        raise UserError(
+            f"cannot write the cache {target.parent}: {error.strerror}; set CUDA_L2_CACHE to a folder you own"
+        ) from None
     return target
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import torch
@@ -169,7 +170,9 @@ class Optimizer:
     def _choose(self, evaluator: Evaluator, progress: Progress) -> Trial:
         """The fastest of the finalists, timed once more each, so that the luckiest timing does not win."""
         measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
-        stored = {t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)}
+        stored = {
+            t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)
+        }
         finalists = sorted((stored | measured).values(), key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
         protocol = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
         trials = evaluator.evaluate([trial.candidate for trial in finalists], protocol)
@@ -211,20 +214,31 @@ class Optimizer:
             )
 
 
-def optimize(shapes: str | Sequence[str], *, budget: float = 60.0, **settings: object) -> Result | list[Result]:
+@overload
+def optimize(shapes: str, *, budget: float = 60.0, **settings: object) -> Result: ...
+@overload
+def optimize(shapes: list[str] | tuple[str, ...], *, budget: float = 60.0, **settings: object) -> list[Result]: ...
+def optimize(
+    shapes: str | list[str] | tuple[str, ...], *, budget: float = 60.0, **settings: object
+) -> Result | list[Result]:
     """Optimise one shape, or several in turn, on this machine.
 
     shapes: as `Gemm.parse` reads them. budget: seconds of search a shape. Further keywords: see Settings.
     """
-    several = not isinstance(shapes, str)
-    gemms = [Gemm.parse(shape) for shape in (shapes if several else [shapes])]
+    gemms = [Gemm.parse(shape) for shape in ([shapes] if isinstance(shapes, str) else shapes)]
     with Optimizer(Settings(budget_s=budget, **settings)) as optimizer:  # type: ignore[arg-type]
         results = [optimizer.optimize(gemm) for gemm in gemms]
-    return results if several else results[0]
+    return results[0] if isinstance(shapes, str) else results
 
 
+@overload
+def evaluate(source: str, gemm: str | Gemm, *, protocol: str = ..., seed: int | None = None) -> Trial: ...
+@overload
 def evaluate(
-    source: str | Sequence[str], gemm: str | Gemm, *, protocol: str = SEARCH.name, seed: int | None = None
+    source: list[str] | tuple[str, ...], gemm: str | Gemm, *, protocol: str = ..., seed: int | None = None
+) -> list[Trial]: ...
+def evaluate(
+    source: str | list[str] | tuple[str, ...], gemm: str | Gemm, *, protocol: str = SEARCH.name, seed: int | None = None
 ) -> Trial | list[Trial]:
     """Build, verify, time and reward sources for a shape: a reward function for any trainer.
 
@@ -233,7 +247,6 @@ def evaluate(
     gemm = Gemm.parse(gemm) if isinstance(gemm, str) else gemm
     if protocol not in PROTOCOLS:
         raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
-    several = not isinstance(source, str)
     target = cpu.detect()
     target.ceilings()  # measured while the machine is still idle
     with (
@@ -241,9 +254,9 @@ def evaluate(
         Evaluator(gemm, target, baselines, seed=seed) as evaluator,
         _torch_threads(target.cores),
     ):
-        candidates = [Candidate(text) for text in (source if several else [source])]
+        candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
         trials = evaluator.evaluate(candidates, PROTOCOLS[protocol])
-    return trials if several else trials[0]
+    return trials[0] if isinstance(source, str) else trials
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from typing import Any, Self, TypeVar
 
 from cuda_l2.errors import UserError
 
-
 T = TypeVar("T")
 
 

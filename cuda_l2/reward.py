@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from cuda_l2.records import BuildStatus, Timing, TimingStatus, Verdict, VerdictStatus
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_TOKEN = re.compile(r'[A-Za-z_]\w*|\d[\w.]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[-+*/%&|^=<>!]=|<<|>>|->|\+\+|--|&&|\|\||\S')
+_TOKEN = re.compile(
+    r'[A-Za-z_]\w*|\d[\w.]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[-+*/%&|^=<>!]=|<<|>>|->|\+\+|--|&&|\|\||\S'
+)
 
 
 @dataclass(frozen=True, slots=True)

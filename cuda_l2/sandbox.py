@@ -159,5 +159,5 @@ def _limit_arguments(limits: Limits) -> list[str]:
 def _bubblewrap_bind(folder: str) -> list[str]:
     path = Path(folder)
     if path.is_symlink():
-        return ["--symlink", os.readlink(path), folder]
+        return ["--symlink", str(path.readlink()), folder]
     return ["--ro-bind", folder, folder] if path.is_dir() else []

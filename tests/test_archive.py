@@ -12,7 +12,19 @@ import pytest
 
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
-from cuda_l2.records import Arm, Build, BuildStatus, Candidate, Gemm, Interval, Timing, TimingStatus, Trial, Verdict, VerdictStatus
+from cuda_l2.records import (
+    Arm,
+    Build,
+    BuildStatus,
+    Candidate,
+    Gemm,
+    Interval,
+    Timing,
+    TimingStatus,
+    Trial,
+    Verdict,
+    VerdictStatus,
+)
 
 GEMM = Gemm(64, 64, 64)
 
@@ -36,9 +48,7 @@ def test_trials_come_back_whole_and_in_order(archive) -> None:
     assert archive.find(GEMM, Candidate("source 1"), "m", "search").speedup == 2.0
 
 
-@pytest.mark.parametrize(
-    "where", [(Gemm(1, 1, 1), "m", "search"), (GEMM, "other", "search"), (GEMM, "m", "offline")]
-)
+@pytest.mark.parametrize("where", [(Gemm(1, 1, 1), "m", "search"), (GEMM, "other", "search"), (GEMM, "m", "offline")])
 def test_a_trial_is_known_only_under_its_own_conditions(archive, where) -> None:
     archive.append(trial("x"))
     task, machine, protocol = where
@@ -83,13 +93,17 @@ def test_kill_minus_nine_loses_nothing_that_was_appended(tmp_path) -> None:
         trials = archive.trials(GEMM)
         assert len(trials) > 40
         for writer in writers:  # two writers at once, each without a gap
-            numbers = [int(t.candidate.source.split()[1]) for t in trials if t.candidate.source.startswith(f"{writer.pid} ")]
+            numbers = [
+                int(t.candidate.source.split()[1]) for t in trials if t.candidate.source.startswith(f"{writer.pid} ")
+            ]
             assert numbers == list(range(len(numbers))) and numbers
         archive.append(trial("after"))
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-@pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 9, b"SQLite format 3\0" + b"\xff" * 4000])
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough to look at" * 9, b"SQLite format 3\0" + b"\xff" * 4000]
+)
 def test_a_corrupt_file_is_named_and_left_alone(tmp_path, content) -> None:
     path = tmp_path / "archive.db"
     path.write_bytes(content)

@@ -2,6 +2,7 @@
 
 import platform
 import re
+from pathlib import Path
 
 import pytest
 from conftest import CHEATS
@@ -24,8 +25,7 @@ def test_a_cheat_ends_as_its_file_says(path, judge) -> None:
 
 
 def test_no_reason_leaks_the_private_file(judge) -> None:
-    with open("/etc/passwd") as file:
-        secret = file.readline().strip()
+    secret = Path("/etc/passwd").read_text().splitlines()[0]
     for path in CHEATS.glob("private_*.c"):
         trial = judge(path.read_text(), SHAPE)
         assert secret not in trial.reason + trial.build.log

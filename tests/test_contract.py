@@ -54,7 +54,7 @@ def test_a_contract_is_read() -> None:
         '/* cuda-l2\ntarget = "cpu"\nworkspace = [1]\n*/',
         '/* cuda-l2\ntarget = "cpu"\nentry = "a b"\n*/',
         '/* cuda-l2\ntarget = "cpu"\nstream = 1\n*/',
-        '/* cuda-l2\ntarget = cpu\n*/',
+        "/* cuda-l2\ntarget = cpu\n*/",
     ],
 )
 def test_a_bad_contract_is_refused(source: str) -> None:

@@ -13,6 +13,7 @@ from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.execute.arena import POISON, Arena, Call
 from cuda_l2.execute.worker import Fault, Worker
+from cuda_l2.library.kernel import POOL
 from cuda_l2.native import compiled
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 
@@ -67,7 +68,9 @@ def test_a_hostile_library_ends_itself_only(tmp_path, arena, monkeypatch, body, 
 def test_a_library_that_opens_files_at_load_finds_none(tmp_path, arena) -> None:
     secret = tmp_path.parent / "secret.txt"
     secret.write_text("1")
-    reader = f'static int found; __attribute__((constructor)) static void f(void) {{ found = access("{secret}", 0) == 0; }}'
+    reader = (
+        f'static int found; __attribute__((constructor)) static void f(void) {{ found = access("{secret}", 0) == 0; }}'
+    )
     artifact = library(tmp_path, "c[0] = found;", reader)
     try:
         with Worker(arena, artifact, CpuContract("gemm", 1, "0")) as worker:
@@ -119,9 +122,7 @@ def test_poison_is_a_nan() -> None:
 
 
 def test_the_pool_runs_every_task_once_whatever_the_count() -> None:
-    import cuda_l2.execute.worker as module
-
-    pool = ctypes.CDLL(str(compiled(Path(module.__file__).with_name("pool.c"), "-shared", "-fPIC", "-pthread")))
+    pool = ctypes.CDLL(str(compiled(POOL, "-shared", "-fPIC", "-pthread")))
     assert pool.pool_start(3) == 0
     task_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
     for count in (0, 1, 2, 3, 7, 100):
@@ -149,7 +150,9 @@ def test_workers_leave_no_process_behind(tmp_path, arena) -> None:
 @pytest.mark.parametrize("stage", ["verify", "measure"])
 def test_an_acknowledgement_before_the_work_is_done_is_of_no_use(tmp_path, stage, target, baselines) -> None:
     """The library finds its acknowledgement pipe among the runner's arguments and stops the parent's clock early."""
-    early = "static int launches; if (++launches > {after}) {{ write(atoi(environ[-2]), \"D\", 1); usleep_by_counting(); }}"
+    early = (
+        'static int launches; if (++launches > {after}) {{ write(atoi(environ[-2]), "D", 1); usleep_by_counting(); }}'
+    )
     honest = "for (int64_t i = 0; i < m; ++i) for (int64_t j = 0; j < n; ++j) { float s = 0;"
     honest += " for (int64_t p = 0; p < k; ++p) s += (float)((const _Float16 *)a)[i * k + p] * (float)((const _Float16 *)b)[p * n + j];"
     honest += " ((_Float16 *)c)[i * n + j] = (_Float16)s; }"

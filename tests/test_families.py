@@ -16,7 +16,17 @@ from cuda_l2.propose.random import RandomProposer
 from cuda_l2.records import BuildStatus, Gemm
 from cuda_l2.targets.cpu import CpuTarget
 
-SHAPES = ["1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn", "100x100x600:fp16"]
+SHAPES = [
+    "1x1x1",
+    "1x1x1:tn",
+    "7x5x3",
+    "3x1x129:tn",
+    "64x48x80",
+    "33x65x257:tn",
+    "1x200x300",
+    "130x2x70:tn",
+    "100x100x600:fp16",
+]
 OTHER_MACHINES = [
     CpuTarget("one core, 128 bits", 1, 128, (32 << 10, 1 << 20, 0)),
     CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),
@@ -54,7 +64,18 @@ def test_an_invalid_schedule_cannot_be_constructed(family, target) -> None:
 
 @pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
 def test_the_source_compiles_alone(family, target, tmp_path) -> None:
-    command = [target.compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11", "-c", str(family.source), "-o", str(tmp_path / "o")]
+    command = [
+        target.compiler,
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-std=gnu11",
+        "-c",
+        str(family.source),
+        "-o",
+        str(tmp_path / "o"),
+    ]
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 

@@ -22,7 +22,7 @@ PAPER_IN_SHORT = Protocol(
 
 def test_the_median_interval_is_the_textbooks() -> None:
     # ranks from the binomial table: n = 10 gives the 2nd and 9th, n = 6 the extremes
-    assert median_interval(range(1, 11)) .low == 2 and median_interval(range(1, 11)).high == 9
+    assert median_interval(range(1, 11)).low == 2 and median_interval(range(1, 11)).high == 9
     assert median_interval(range(1, 7)).low == 1 and median_interval(range(1, 7)).high == 6
     assert math.isinf(median_interval([1, 2, 3, 4, 5]).low)
 
@@ -100,7 +100,7 @@ def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
 
 
 def test_old_answers_are_wrong_after_a_refresh(filled) -> None:
-    arena, operands, calls = filled
+    _, operands, calls = filled
     operands.refresh()
     with pytest.raises(WrongOutput):
         check_outputs(operands, calls)
@@ -113,7 +113,9 @@ def test_touched_operands_are_seen(filled) -> None:
         operands.require_untouched()
 
 
-@pytest.mark.parametrize("protocol", [*[p for p in PROTOCOLS.values() if p.name != "paper"], PAPER_IN_SHORT], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "protocol", [*[p for p in PROTOCOLS.values() if p.name != "paper"], PAPER_IN_SHORT], ids=lambda p: p.name
+)
 def test_every_protocol_measures_and_names_the_strongest_baseline(protocol, target, baselines) -> None:
     with Evaluator(Gemm(45, 40, 64), target, baselines) as evaluator:
         trial = evaluator.evaluate([Candidate(honest_source())], protocol)[0]

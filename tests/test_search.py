@@ -48,7 +48,9 @@ def evaluator(target, baselines):
 def test_the_loop_runs_and_every_result_is_kept(evaluator, archive, space) -> None:
     proposer = proposer_maker("schedule")(space, lambda: archive.trials(GEMM), np.random.default_rng(0))
     seen: list[int] = []
-    progress = search(evaluator, proposer, archive, budget_s=60, max_trials=10, on_progress=lambda p: seen.append(p.proposed))
+    progress = search(
+        evaluator, proposer, archive, budget_s=60, max_trials=10, on_progress=lambda p: seen.append(p.proposed)
+    )
     assert progress.proposed == progress.built == 10
     assert seen == list(range(1, 11))
     assert progress.correct + sum(progress.rejected.values()) == 10
@@ -133,7 +135,11 @@ def test_a_search_killed_with_sigkill_goes_on_and_measures_nothing_twice(tmp_pat
 def test_ctrl_c_ends_cleanly_with_the_table_so_far(tmp_path) -> None:
     path = tmp_path / "archive.db"
     process = subprocess.Popen(
-        command(path, "--budget", "100s"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command(path, "--budget", "100s"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     wait_for(lambda: len(stored(path)) >= 3)
     os.killpg(process.pid, signal.SIGINT)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 EXTERNAL = frozenset({"memcpy", "memmove", "memset", "memcmp"})
 RUNS_AT_LOAD = ("DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY", "DT_FINI", "DT_FINI_ARRAY")
@@ -23,7 +25,7 @@ def refuse_binary(library: Path, entry: str) -> str:
 def _refuse(elf: ELFFile, entry: str) -> str:
     dynamic = elf.get_section_by_name(".dynamic")
     symbols = elf.get_section_by_name(".dynsym")
-    if dynamic is None or symbols is None:
+    if not isinstance(dynamic, DynamicSection) or not isinstance(symbols, SymbolTableSection):
         return "the compiled file is not a shared library"
     tags = {tag.entry.d_tag for tag in dynamic.iter_tags()}
     for tag in RUNS_AT_LOAD:
@@ -39,7 +41,9 @@ def _refuse(elf: ELFFile, entry: str) -> str:
             continue
         if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name not in EXTERNAL:
             return f"{symbol.name} is not available to a candidate; only {', '.join(sorted(EXTERNAL))} are"
-        exported |= symbol.name == entry and symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["type"] == "STT_FUNC"
+        exported |= (
+            symbol.name == entry and symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["type"] == "STT_FUNC"
+        )
     if not exported:
         return f"the source defines no function {entry}"
     for segment in elf.iter_segments():

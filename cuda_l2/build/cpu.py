@@ -6,7 +6,6 @@ and appears in the cache by one rename, so that a killed build leaves nothing ha
 
 import concurrent.futures
 import hashlib
-import os
 import shutil
 import tempfile
 import time
@@ -111,7 +110,7 @@ def _publish(work: Path, folder: Path, result: Build) -> None:
     shutil.rmtree(work / ".root", ignore_errors=True)
     (work / "build.json").write_text(to_json(result))
     try:
-        os.rename(work, folder)
+        work.rename(folder)
     except OSError:
         if not (folder / "build.json").exists():  # another process published the same content: as good as ours
             raise

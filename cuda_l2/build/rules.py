@@ -9,10 +9,33 @@ early and their reasons clear.
 import re
 
 MAX_SOURCE_BYTES = 1 << 20
-HEADERS = frozenset({"stdint.h", "stddef.h", "stdbool.h", "float.h", "limits.h", "immintrin.h", "arm_neon.h", "string.h"})
+HEADERS = frozenset(
+    {"stdint.h", "stddef.h", "stdbool.h", "float.h", "limits.h", "immintrin.h", "arm_neon.h", "string.h"}
+)
 ATTRIBUTES = frozenset(
-    {"always_inline", "aligned", "vector_size", "may_alias", "noinline", "const", "pure", "unused", "packed", "hot", "cold"}
-    | {"flatten", "restrict", "nonnull", "returns_nonnull", "assume_aligned", "fallthrough", "visibility", "target_clones"}
+    {
+        "always_inline",
+        "aligned",
+        "vector_size",
+        "may_alias",
+        "noinline",
+        "const",
+        "pure",
+        "unused",
+        "packed",
+        "hot",
+        "cold",
+    }
+    | {
+        "flatten",
+        "restrict",
+        "nonnull",
+        "returns_nonnull",
+        "assume_aligned",
+        "fallthrough",
+        "visibility",
+        "target_clones",
+    }
 ) - {"target_clones"}  # resolved by code that runs at load
 PRAGMAS = re.compile(r"\s*(GCC\s+(unroll|ivdep)|clang\s+loop|omp\s+simd|STDC\s+FP_CONTRACT)\b")
 

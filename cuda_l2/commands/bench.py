@@ -4,7 +4,6 @@ import datetime
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import Parameter
 

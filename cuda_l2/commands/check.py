@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2.errors import UserError
-from cuda_l2.records import Gemm, TimingStatus, Trial
+from cuda_l2.records import Gemm, TimingStatus
 
 
 def command(
@@ -38,7 +38,6 @@ def command(
     from cuda_l2.report.tables import print_trial, trials_json
 
     trial = evaluate(text, gemm, protocol=protocol)
-    assert isinstance(trial, Trial)
     if json:
         print(trials_json([trial]))
     else:

@@ -20,7 +20,12 @@ def command() -> None:
         lines.append(("ok" if good else "--", what, found + (f"; {advice}" if advice and not good else "")))
 
     line(sys.version_info >= (3, 11), "Python", platform.python_version(), "3.11 or newer is needed")
-    line(platform.system() == "Linux", "system", f"{platform.system()} {platform.release()}", "candidates run on Linux only")
+    line(
+        platform.system() == "Linux",
+        "system",
+        f"{platform.system()} {platform.release()}",
+        "candidates run on Linux only",
+    )
     try:
         _, version = cpu.find_compiler()
         line(True, "C compiler", version)
@@ -35,7 +40,12 @@ def command() -> None:
     line(kind is not sandbox.Kind.LIMITS, "sandbox", str(kind), "apt install bubblewrap for a stronger one")
     if kind is sandbox.Kind.NAMESPACES:
         lines.append(("  ", "", "bubblewrap would be faster to start: apt install bubblewrap"))
-    line(bool(shutil.which("prlimit")), "resource limits", shutil.which("prlimit") or "no prlimit", "apt install util-linux")
+    line(
+        bool(shutil.which("prlimit")),
+        "resource limits",
+        shutil.which("prlimit") or "no prlimit",
+        "apt install util-linux",
+    )
     for package, needed_for in (("torch", "baselines and references"), ("optuna", "--policy tpe")):
         present = importlib.util.find_spec(package) is not None
         fatal |= package == "torch" and not present

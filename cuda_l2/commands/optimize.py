@@ -36,7 +36,9 @@ class OptimizeSettings:
     """Print one JSON object a shape instead of tables."""
 
 
-def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: OptimizeSettings | None = None) -> None:
+def command(
+    shapes: Annotated[list[str], Parameter(required=True)], /, settings: OptimizeSettings | None = None
+) -> None:
     """Search for the fastest correct kernel of each shape, then report it from another run.
 
     Parameters

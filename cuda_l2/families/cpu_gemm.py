@@ -111,7 +111,9 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cpu
             return value == 128 or (value < 2 * gemm.k and 4 * value * chosen["MR"] <= MAX_TILE_BYTES)
         case "NC":
             columns = gemm.m if chosen["SWAP"] else gemm.n
-            return value == 32 or (value < 2 * columns and 4 * value * chosen["KC"] <= 4 * max(target.cache_bytes[1], 1 << 18))
+            return value == 32 or (
+                value < 2 * columns and 4 * value * chosen["KC"] <= 4 * max(target.cache_bytes[1], 1 << 18)
+            )
         case "WIDEN":
             # in place only where the columns of Y lie next to each other
             return value != 0 or (not chosen["SWAP"] and gemm.layout is Layout.NN)

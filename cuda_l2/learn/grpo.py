@@ -1,4 +1,4 @@
-"""GRPO's loss (Shao et al., "DeepSeekMath", 2024), on log-probabilities alone: who computes them is not its business."""
+"""GRPO's loss (Shao et al., "DeepSeekMath", 2024) on log-probabilities, whoever computes them."""
 
 from dataclasses import dataclass
 

@@ -8,7 +8,7 @@ about 2^-11 of the row's norm, so stale, missing and narrowed results all stand 
 import numpy as np
 import torch
 
-from cuda_l2.execute.arena import WINDOW_ELEMENTS, Arena, Call
+from cuda_l2.execute.arena import WINDOW_ELEMENTS, Arena, Call, Words
 from cuda_l2.records import Accumulate, Gemm, Layout
 
 ROUNDING_STEP = 2.0**-10 / 12**0.5
@@ -28,8 +28,8 @@ class Operands:
 
     def __init__(self, arena: Arena, rng: np.random.Generator) -> None:
         self.arena, self.rng, gemm = arena, rng, arena.gemm
-        self._flat = {}
-        self._words = {}
+        self._flat: dict[str, torch.Tensor] = {}
+        self._words: dict[str, Words] = {}
         for name, words in (("a", arena.a), ("b", arena.b)):
             words[:] = rng.standard_normal(words.size, dtype=np.float32).astype(np.float16).view(np.uint16)
             self._words[name] = words.copy()
@@ -99,6 +99,7 @@ def _compare(operands: Operands, call: Call) -> float:
     difference = c - reference
     rms = float(difference.square().mean().sqrt())
     if not rms <= RMS_OVER_ROUNDING[operands.gemm.accumulate] * rounding + 1e-6 * float(reference.abs().max()):
-        raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS difference {rms:.3g} against fp32")
+        raise WrongOutput(
+            f"a timed launch is less precise than the checked ones: RMS difference {rms:.3g} against fp32"
+        )
     return float(difference.abs().max())
-

@@ -17,6 +17,7 @@ from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.records import Arm, Build, Candidate, Interval, Timing, TimingStatus, VerdictStatus
+from cuda_l2.targets.cpu import detect
 
 CANDIDATE = "candidate"
 SLOW_FACTOR = 5.0
@@ -25,6 +26,7 @@ SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
 SLOWEST_GFLOPS = 0.2
+LAST_LEVEL_BYTES = 32 << 20  # where the system does not say
 
 
 class Contestant(Interface):
@@ -89,7 +91,9 @@ class _Run:
         self.launches = dict.fromkeys(arms, 0)
         self.max_difference = 0.0
         self.check_elements = True
-        self.evicted = np.zeros(_last_level_bytes() * 2, dtype=np.uint8) if protocol.evict else None
+        self.evicted = (
+            np.zeros(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), dtype=np.uint8) if protocol.evict else None
+        )
 
     def rounds(self, on_round: Callable[[int, Interval], None]) -> None:
         protocol = self.protocol
@@ -148,7 +152,9 @@ class _Run:
 
     def _reference(self) -> str:
         """The strongest baseline so far."""
-        return min((name for name in self.arms if name != CANDIDATE), key=lambda name: statistics.median(self.samples[name]))
+        return min(
+            (name for name in self.arms if name != CANDIDATE), key=lambda name: statistics.median(self.samples[name])
+        )
 
     def _ratio(self, baseline: str) -> Interval:
         """t_baseline / t_candidate over paired rounds."""
@@ -178,10 +184,3 @@ class _Run:
             empty_call_us=empty_call_us,
             seconds=seconds,
         )
-
-
-def _last_level_bytes() -> int:
-    from cuda_l2.targets.cpu import detect
-
-    return max(detect().cache_bytes) or 32 << 20
-

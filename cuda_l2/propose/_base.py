@@ -23,9 +23,12 @@ Values = tuple[int, ...]
 class Space(Protocol):
     """The schedules a proposer may write for one task."""
 
-    gemm: Gemm
-    target: Target
-    choices: tuple[Choice, ...]
+    @property
+    def gemm(self) -> Gemm: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def choices(self) -> tuple[Choice, ...]: ...
 
     def valid(self, prefix: Sequence[int]) -> Values:
         """Values of the next choice after `prefix`; never empty on a valid prefix."""
@@ -77,7 +80,7 @@ class Proposer(ABC):
         """What to keep with the archive so that the next search goes on from here; empty if nothing."""
         return b""
 
-    def load_state(self, state: bytes) -> None:
+    def load_state(self, state: bytes) -> None:  # noqa: B027 - a proposer without memory has nothing to do
         """Go on from a kept state."""
 
 

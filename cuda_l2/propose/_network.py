@@ -1,10 +1,10 @@
 """The schedule transformer: reads a task, a machine and scored schedules, writes a schedule token by token."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -32,7 +32,7 @@ class Vocabulary:
     def __init__(self, choices: Sequence[Choice]) -> None:
         self.choices = tuple(choices)
         sizes = [len(choice.values) for choice in choices]
-        self.offsets = [0, *np.cumsum(sizes).tolist()]
+        self.offsets: list[int] = [0, *itertools.accumulate(sizes)]
         self.size = self.offsets[-1]
         self._tokens = [
             {value: self.offsets[i] + j for j, value in enumerate(choice.values)} for i, choice in enumerate(choices)

@@ -48,7 +48,7 @@ class RecordedSpace:
 def grid(
     family: Family, gemm: Gemm, target: Target, fixed: Mapping[str, int], values_a_choice: int
 ) -> Iterator[Values]:
-    """Schedules on a grid: fixed choices keep their value, others take at most so many, spread over their valid ones."""
+    """Schedules on a grid: fixed choices keep their value, others take a few, spread over the valid ones."""
     unknown = set(fixed) - {choice.name for choice in family.choices}
     if unknown:
         names = ", ".join(choice.name for choice in family.choices)
@@ -75,7 +75,7 @@ def save(path: Path, space: RecordedSpace, environment: Mapping[str, object]) ->
     """Write a recording as JSON, one trial a line."""
     assert isinstance(space.target, CpuTarget)
     target = {"model": space.target.model, "cores": space.target.cores, "vector_bits": space.target.vector_bits}
-    target["cache_bytes"] = list(space.target.cache_bytes)  # type: ignore[assignment]
+    target["cache_bytes"] = list(space.target.cache_bytes)
     head = {
         "gemm": str(space.gemm),
         "target": target,

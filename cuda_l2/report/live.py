@@ -52,7 +52,8 @@ def describe(gemm: Gemm, progress: Progress, budget_s: float) -> str:
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
     lines = [
         f"{gemm}: {progress.seconds:.0f} of {budget_s:.0f} s",
-        f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct, {progress.known} known before",
+        f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct,"
+        f" {progress.known} known before",
         f"rejected: {rejected}",
     ]
     if progress.best:

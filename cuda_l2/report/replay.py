@@ -10,6 +10,7 @@ import numpy as np
 from cuda_l2.errors import UserError
 from cuda_l2.propose._base import Maker, proposer_maker
 from cuda_l2.propose._recorded import RecordedSpace
+from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Interval, Trial
 from cuda_l2.search import GROUP
 
@@ -36,14 +37,12 @@ def compare(space: RecordedSpace, policies: Sequence[str], seeds: int, trials: i
     """Searches of every proposer over the same seeds."""
     if seeds < 2 or trials < GROUP:
         raise UserError(f"a comparison needs at least 2 seeds and {GROUP} trials")
-    return {
-        name: [replay(space, maker_of(name), trials, seed) for seed in range(seeds)] for name in policies
-    }
+    return {name: [replay(space, maker_of(name), trials, seed) for seed in range(seeds)] for name in policies}
 
 
 def maker_of(name: str) -> Maker:
     """A proposer's maker; `frozen` is the schedule policy without its updates."""
-    return partial(proposer_maker("schedule"), learns=False) if name == "frozen" else proposer_maker(name)
+    return partial(SchedulePolicy, learns=False) if name == "frozen" else proposer_maker(name)
 
 
 def late_mean(curve: Curve) -> float:

@@ -1,4 +1,4 @@
-"""Exact match on {0, 1} inputs (paper section 2.3): integers below 2048 are exact in fp16, so no difference is allowed."""
+"""Exact match on {0, 1} inputs (paper section 2.3): integers below 2048 are exact in fp16, so nothing may differ."""
 
 import torch
 
@@ -23,7 +23,9 @@ class ExactMatch(Check):
             if wrong.any():
                 element = first_difference(found, expected, wrong)
                 share = float(wrong.float().mean())
-                raise CheckFailed(VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element)
+                raise CheckFailed(
+                    VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element
+                )
 
 
 def _make(gemm: Gemm, generator: torch.Generator) -> Case:

@@ -26,7 +26,9 @@ class SpecialValues(Check):
             if wrong.any():
                 element = first_difference(found, rounded, wrong)
                 kind = KINDS[(first + element.row) % len(KINDS)] if element.row < len(KINDS) else "ordinary"
-                raise CheckFailed(VerdictStatus.INCORRECT, f"a row with {kind} values comes out wrong: {element}", element)
+                raise CheckFailed(
+                    VerdictStatus.INCORRECT, f"a row with {kind} values comes out wrong: {element}", element
+                )
 
 
 def _make(gemm: Gemm, generator: torch.Generator, first: int) -> Case:

@@ -1,0 +1,47 @@
+# make demo: set up and run the main job.  make test: set up and run the tests.  make check: style and types.
+# Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.run
+	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.run
+	$(BIN)/cuda-l2 bench --out bench-cpu
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON to one"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { echo "venv is missing: apt install python3-venv"; exit 2; }
+	@command -v $${CC:-cc} >/dev/null || { echo "no C compiler: apt install gcc libc6-dev, or set CC"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
