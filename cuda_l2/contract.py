@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 MAX_EXPRESSION_LENGTH = 2000
 MAX_VALUE = 1 << 62
-_COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b(.*?)\*/", re.DOTALL)
+_COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,8000})\*/")
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
 
 
@@ -48,7 +48,7 @@ def parse(source: str) -> CpuContract:
         raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
     try:
         fields = tomllib.loads(match.group(1))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
         raise ContractError(f"the contract is not TOML: {error}") from None
     if fields.pop("target", None) != "cpu":
         raise ContractError('the contract must say target = "cpu"')
@@ -60,7 +60,7 @@ def parse(source: str) -> CpuContract:
         raise ContractError("entry must be the name of a C function")
     if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 1024:
         raise ContractError("threads must be a whole number from 1 to 1024")
-    if isinstance(workspace, bool) or not isinstance(workspace, int | str):
+    if isinstance(workspace, bool) or not isinstance(workspace, int | str) or workspace == "":
         raise ContractError("workspace must be a number of bytes or an expression in quotes")
     contract = CpuContract(entry, threads, str(workspace))
     contract.workspace_bytes(1, 1, 1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cuda_l2.build.cpu import build_all
 from cuda_l2.errors import UserError
-from cuda_l2.execute.arena import Arena
+from cuda_l2.execute.arena import Arena, operand_bytes
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.measure import measure
 from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
@@ -26,9 +26,9 @@ from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
 from cuda_l2.verify import Cases, verify
 
-OPERAND_WINDOWS = 512
-OUTPUT_BYTES = 32 << 20
-MAX_SLOTS = 256
+SLOT_BYTES = 32 << 20
+"""Operands of all launches of a timed round together, and their outputs, take at most this, one launch more."""
+MAX_SLOTS = 128
 WORKSPACE_BYTES = 64 << 20
 JUMP = 3.0
 """A speedup above this, or above twice the best so far, is timed again before it is believed."""
@@ -56,9 +56,9 @@ class Evaluator:
         self.gemm, self.target, self.baselines, self.rewards = gemm, target, baselines, rewards
         seed = secrets.randbits(48) if seed is None else seed
         self._rng = np.random.default_rng(seed)
-        slots = max(1, min(MAX_SLOTS, OUTPUT_BYTES // (2 * gemm.m * gemm.n)))
+        slots = max(1, min(MAX_SLOTS, SLOT_BYTES // max(operand_bytes(gemm), 2 * gemm.m * gemm.n)))
         workspace = WORKSPACE_BYTES + 8 * gemm.m * gemm.n
-        self._arena = Arena(gemm, windows=OPERAND_WINDOWS, slots=slots, workspace_bytes=workspace)
+        self._arena = Arena(gemm, slots=slots, workspace_bytes=workspace)
         self._cases = Cases(gemm, seed)
         self._operands: Operands | None = None
         self._environment: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class Evaluator:
                 self.stage_seconds["measure"] += time.perf_counter() - start
         if timing and timing.speedup:
             self.best_speedup = max(self.best_speedup, timing.speedup.estimate)
-        tokens = count_tokens(candidate.source)
+        tokens = count_tokens(candidate.source) if timing else 0
         return Trial(
             task=self.gemm,
             candidate=candidate,

@@ -98,7 +98,7 @@ class Candidate:
     @cached_property
     def id(self) -> str:
         """Hash of the content, 16 hex digits."""
-        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.source.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +191,7 @@ class Verdict:
 class TimingStatus(enum.StrEnum):
     MEASURED = "measured"
     WRONG_OUTPUT = "wrong-output"  # a timed launch did not produce its own result
+    FORBIDDEN = "forbidden"  # tried what the contract forbids
     CRASHED = "crashed"
     TIMED_OUT = "timed-out"
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from cuda_l2.records import BuildStatus, Timing, TimingStatus, Verdict, VerdictStatus
 
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*")
 _TOKEN = re.compile(
     r'[A-Za-z_]\w*|\d[\w.]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|[-+*/%&|^=<>!]=|<<|>>|->|\+\+|--|&&|\|\||\S'
 )

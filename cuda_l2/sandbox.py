@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+MAX_OUTPUT_BYTES = 100_000
+"""A compiler can be made to say a great deal; what is kept of it."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
@@ -117,25 +119,28 @@ def wrap(
 
 
 def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[bytes]":
-    """Start a wrapped command in its own process group, with an empty environment but for the search path."""
+    """Start a wrapped command in its own process group, with an empty environment but for the search path.
+
+    Not in a session of its own: when we are killed, the kernel wakes a stopped group of the same session and hangs
+    it up, so that nothing stays behind.
+    """
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TMPDIR": "/tmp"}
-    return subprocess.Popen(arguments, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(arguments, env=environment, process_group=0, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def run(arguments: Sequence[str], timeout_s: float, cwd: Path) -> Finished:
     """Run a wrapped command to its end, or kill its whole process group at the time limit."""
-    process = start(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd)
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        kill(process)
-        output, _ = process.communicate()
-        return Finished(None, output.decode(errors="replace"))
-    except BaseException:
-        kill(process)
-        process.wait()
-        raise
-    return Finished(process.returncode, output.decode(errors="replace"))
+    with tempfile.TemporaryFile() as file:
+        process = start(arguments, stdout=file, stderr=subprocess.STDOUT, cwd=cwd)
+        try:
+            status: int | None = process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            kill(process)
+            process.wait()
+        file.seek(0)
+        return Finished(status, file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,6 +1,7 @@
 """build/: what is refused, what is cached, what a killed or crowded build leaves behind."""
 
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,6 +37,14 @@ from cuda_l2.records import BuildStatus, Candidate
         "int x __asm__(\"y\");",
         "\0",
         "/* */ #include <stdio.h>",
+        '# 1 "immintrin.h"',
+        "#\f include <stdio.h>",
+        "\f#include <stdio.h>",
+        "#inc\\ \nlude <stdio.h>",
+        'const char *s = R"(" /* )"; asm("nop"); /* ";',
+        "int a<:4:>;",
+        "\ud800",
+        "x" * 300_000,
     ],
 )  # fmt: skip
 def test_forbidden_text_is_refused_before_the_compiler(text: str) -> None:
@@ -55,6 +64,53 @@ def test_forbidden_text_is_refused_before_the_compiler(text: str) -> None:
 )
 def test_ordinary_text_passes(text: str) -> None:
     assert rules.refuse_text(text) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["/* " * 40_000, "'\\'" * 40_000, '"' * 80_000, "__attribute__((" * 20_000, "#" * 100_000]
+)
+def test_rules_take_linear_time(text: str) -> None:
+    start = time.process_time()
+    rules.refuse_text(text)
+    rules.refuse_expansion(text, "candidate.c")
+    assert time.process_time() - start < 5  # the quadratic scans these replace took minutes
+
+
+@pytest.mark.parametrize(
+    "expanded",
+    [
+        '[[gnu::ifunc("resolve")]] void f(void);',
+        "[ [gnu::constructor]] void f(void) {}",
+        "<:<:gnu::constructor:>:> int x;",
+    ],
+)
+def test_standard_attributes_are_refused(expanded: str) -> None:
+    assert rules.refuse_expansion(f'# 1 "candidate.c"\n{expanded}\n', "candidate.c")
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("workspace = " + "9" * 5000, BuildStatus.REFUSED),
+        ("workspace = " + "[" * 20_000, BuildStatus.REFUSED),
+        ('workspace = "m" \ud800', BuildStatus.REFUSED),
+    ],
+)
+def test_contracts_meant_to_break_the_reader_are_refused(target, text, status) -> None:
+    result = build(Candidate(f'/* cuda-l2\ntarget = "cpu"\n{text}\n*/\nvoid gemm(void) {{}}'), target)
+    assert result.status is status
+
+
+def test_a_compiler_that_says_too_much_is_cut_short(target) -> None:
+    body = '/* cuda-l2\ntarget = "cpu"\n*/\nvoid gemm(void) {' + "x;" * 50_000 + "}"
+    result = build(Candidate(body), target)
+    assert result.status is not BuildStatus.BUILT and len(result.log) <= 20_000
+
+
+def test_a_macro_bomb_is_refused(target) -> None:
+    lines = ["#define A0 int x0;"] + [f"#define A{i} A{i - 1} A{i - 1}" for i in range(1, 26)]
+    body = '/* cuda-l2\ntarget = "cpu"\n*/\n' + "\n".join(lines) + "\nvoid gemm(void) { A25 }"
+    assert build(Candidate(body), target).status is not BuildStatus.BUILT
 
 
 def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:

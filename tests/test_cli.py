@@ -35,7 +35,7 @@ def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subproc
         (["optimize", "64x64x64", "--protocol", "quick"], "protocol"),
         (["optimize", "64x64x64", "--archive", "/proc/nowhere/archive.db"], "--archive"),
         (["optimize", "999999x999999x999999"], "memory"),
-        (["optimize", "20000x20000x200", "--budget", "1s"], "budget"),
+        (["optimize", "30000x300x3000", "--budget", "1s"], "budget"),
         (["show", "7x7x7", "--archive", "missing.db"], "optimize"),
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),

@@ -51,32 +51,33 @@ def test_the_baselines_process_has_the_names_we_call() -> None:
 @pytest.mark.parametrize("shape", ["33x20x50", "33x20x50:tn", "1x1x1", "2x1x700:tn"])
 def test_every_baseline_computes_the_task_on_every_layout(shape, baselines) -> None:
     gemm = Gemm.parse(shape)
-    with Arena(gemm, windows=8, slots=4, workspace_bytes=64) as arena:
+    with Arena(gemm, slots=4, workspace_bytes=64) as arena:
         baselines.attach(arena)
         for seed in range(5):
             operands = Operands(arena, np.random.default_rng(seed))
+            operands.refresh(4)
             for name in baselines.names:
-                arm, calls = baselines.arm(name), operands.calls(4)
+                arm = baselines.arm(name)
                 arena.poison_outputs(4)
-                arm.prepare(calls, 5.0)
+                arm.prepare([2, 0, 3, 1])
                 arm.run(5.0)
-                check_outputs(operands, calls)
-                operands.require_untouched()
+                check_outputs(operands, 4)
+                operands.require_untouched(4)
 
 
 @pytest.fixture
 def filled():
     """An arena whose outputs are right, and its operands."""
     gemm = Gemm(40, 30, 50)
-    with Arena(gemm, windows=8, slots=3, workspace_bytes=64) as arena:
+    with Arena(gemm, slots=3, workspace_bytes=64) as arena:
         operands = Operands(arena, np.random.default_rng(0))
-        calls = operands.calls(3)
+        operands.refresh(3)
         arena.poison_outputs(3)
-        for call in calls:
-            right = (operands.a(call) @ operands.b(call)).half()
-            arena.output(call.slot)[:] = right.numpy().view(np.uint16)
-        check_outputs(operands, calls)
-        yield arena, operands, calls
+        for slot in range(3):
+            right = (operands.a(3)[slot] @ operands.b(3)[slot]).half()
+            arena.output(slot)[:] = right.numpy().view(np.uint16)
+        check_outputs(operands, 3)
+        yield arena, operands
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
@@ -87,30 +88,31 @@ def filled():
         lambda arena, slot: arena.output(slot).__setitem__((0, 0), 0x4C00),  # 16
         lambda arena, slot: arena.output(slot).__setitem__(slice(None), arena.output((slot + 1) % 3)),
         lambda arena, slot: np.bitwise_and(arena.output(slot), 0xFFC0, out=arena.output(slot)),
-        lambda arena, slot: arena._all_slots.__setitem__((slot + 1) * arena.slot_bytes // 2 - 1, 0),
+        lambda arena, slot: arena._outputs.__setitem__((slot, -1), 0),
     ],
     ids=["unwritten", "one wrong element", "another launch's answer", "fewer bits", "behind the output"],
 )
 def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
-    arena, operands, calls = filled
+    arena, operands = filled
     spoil(arena, slot)
     with pytest.raises(WrongOutput):
         for _ in range(3):
-            check_outputs(operands, calls)
+            check_outputs(operands, 3)
 
 
 def test_old_answers_are_wrong_after_a_refresh(filled) -> None:
-    _, operands, calls = filled
-    operands.refresh()
+    _, operands = filled
+    operands.refresh(3)
     with pytest.raises(WrongOutput):
-        check_outputs(operands, calls)
+        check_outputs(operands, 3)
 
 
 def test_touched_operands_are_seen(filled) -> None:
-    arena, operands, _ = filled
-    arena.b[-1] ^= 1
+    arena, operands = filled
+    operands.require_untouched(3)
+    arena.operands["b"][2, -1] ^= 1
     with pytest.raises(WrongOutput):
-        operands.require_untouched()
+        operands.require_untouched(3)
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,15 @@ def test_every_protocol_measures_and_names_the_strongest_baseline(protocol, targ
         if protocol is not SEARCH:
             assert {arm.name for arm in timing.baselines} == set(baselines.names)
         assert timing.candidate.rounds >= protocol.min_rounds
-        assert 0 < timing.speedup.estimate < 1  # a naive kernel does not beat a library
+        if not protocol.mean:  # one slow launch in a short run moves a mean anywhere
+            assert 0 < timing.speedup.estimate < 1  # a naive kernel does not beat a library
 
 
 def test_inputs_differ_between_evaluators_unless_seeded(target, baselines) -> None:
     def sample(seed: int | None) -> bytes:
         with Evaluator(Gemm(8, 8, 8), target, baselines, seed=seed) as evaluator:
             evaluator.evaluate([Candidate(honest_source())])
-            return evaluator._operands._words["a"].tobytes()
+            return (evaluator._operands._words["a"] & 0x7FFF).tobytes()  # signs flip with every round
 
     assert sample(1) == sample(1)
     assert sample(None) != sample(None)

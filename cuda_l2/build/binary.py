@@ -5,10 +5,13 @@ from pathlib import Path
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
 EXTERNAL = frozenset({"memcpy", "memmove", "memset", "memcmp"})
 RUNS_AT_LOAD = ("DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY", "DT_FINI", "DT_FINI_ARRAY")
+RELOCATED_BY_CODE = {"EM_X86_64": 37, "EM_AARCH64": 1032}
+"""IRELATIVE relocations: the loader calls a function of the library to resolve them."""
 MAX_STATIC_BYTES = 64 << 20
 _EXECUTABLE, _WRITABLE = 1, 2
 
@@ -33,6 +36,11 @@ def _refuse(elf: ELFFile, entry: str) -> str:
             return "code that runs when the library loads (a constructor or destructor) is not allowed"
     if "DT_NEEDED" in tags:
         return "the library may not need other libraries"
+    for section in elf.iter_sections():
+        if isinstance(section, RelocationSection):
+            for relocation in section.iter_relocations():
+                if relocation["r_info_type"] == RELOCATED_BY_CODE.get(elf["e_machine"]):
+                    return "indirect functions, which resolve when the library loads, are not allowed"
     exported = False
     for symbol in symbols.iter_symbols():
         if symbol["st_info"]["type"] in ("STT_GNU_IFUNC", "STT_LOOS"):

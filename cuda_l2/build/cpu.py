@@ -5,6 +5,7 @@ and appears in the cache by one rename, so that a killed build leaves nothing ha
 """
 
 import concurrent.futures
+import functools
 import hashlib
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from cuda_l2.targets.cpu import CpuTarget
 
 SOURCE_NAME = "candidate.c"
 TIMEOUT_S = 30.0
-LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=60, file_bytes=64 << 20)
+LIMITS = sandbox.Limits(memory_bytes=4 << 30, cpu_seconds=60, file_bytes=16 << 20)
 
 
 def build_all(candidates: Sequence[Candidate], target: CpuTarget) -> list[Build]:
@@ -69,19 +70,33 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
 
 
 def _key(candidate: Candidate, target: CpuTarget) -> str:
-    parts = [candidate.source, " ".join(target.compile_flags), target.compiler, target.machine, str(sandbox.kind())]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    parts = [
+        _rules_version(),
+        candidate.source,
+        " ".join(target.compile_flags),
+        target.compiler,
+        target.machine,
+        str(sandbox.kind()),
+    ]
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+@functools.cache
+def _rules_version() -> str:
+    """Changes with the rules, so that what older ones let through is judged again."""
+    texts = b"".join(Path(module.__file__ or "").read_bytes() for module in (rules, binary, contract))
+    return hashlib.sha256(texts).hexdigest()
 
 
 def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[BuildStatus, str, str]:
     """Status, reason and compiler log; on success kernel.so lies in `work`."""
+    reason = rules.refuse_text(candidate.source)
+    if reason:
+        return BuildStatus.REFUSED, reason, ""
     try:
         entry = contract.parse(candidate.source).entry
     except contract.ContractError as error:
         return BuildStatus.REFUSED, str(error), ""
-    reason = rules.refuse_text(candidate.source)
-    if reason:
-        return BuildStatus.REFUSED, reason, ""
     (work / SOURCE_NAME).write_text(candidate.source)
     flags = list(target.compile_flags)
     preprocess = [target.compiler, "-E", *flags, SOURCE_NAME, "-o", "expanded.i"]
@@ -93,6 +108,8 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
         if done.status:
             return BuildStatus.FAILED, _first_error(done.output, done.status), done.output
         if step is preprocess:
+            if (work / "expanded.i").stat().st_size > rules.MAX_EXPANSION_BYTES:
+                return BuildStatus.REFUSED, f"expands to more than {rules.MAX_EXPANSION_BYTES >> 20} MiB", ""
             reason = rules.refuse_expansion((work / "expanded.i").read_text(errors="replace"), SOURCE_NAME)
             if reason:
                 return BuildStatus.REFUSED, reason, ""

@@ -1,11 +1,12 @@
 """The memory that a candidate's process shares with ours: operands, outputs and workspace between guard bands.
 
-Operands have slack behind them, so that launches can read windows at different offsets: every launch
-of a timed round has its own operands and its own output slot.
+It holds several slots, each with an A, a B and a C: every launch of a timed round has operands and an output of
+its own, so that nothing computed for one launch is of use to another.
 """
 
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,24 +15,16 @@ import numpy.typing as npt
 from cuda_l2.records import Gemm
 
 ALIGN = 4096
+LINE = 64
 GUARD_BYTES = 4096
 GUARD_BYTE = 0xA5
 POISON = 0x7DAD
 """An fp16 NaN no kernel has reason to write: what an output holds before a launch."""
-MAX_CALLS = 1024
-WINDOW_ELEMENTS = 32
-"""Distance between operand windows: 64 bytes, so that alignment is the same at every offset."""
+MAX_SLOTS = 1024
+CALL_WORDS = 7
+"""m, n, k and the byte offsets of A, B, C and the workspace, as the runner's struct call has them."""
 
 Words = npt.NDArray[np.uint16]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One launch: the operand windows it reads, in units of WINDOW_ELEMENTS, and its output slot."""
-
-    a_window: int = 0
-    b_window: int = 0
-    slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +36,19 @@ class Region:
 class Arena:
     """Shared memory for one Gemm. A context manager; views die with it.
 
-    windows: how many operand windows fit in the slack; slots: outputs that can be live at once;
-    workspace_bytes: the most a candidate may ask for.
+    slots: launches that can have operands and outputs at once; workspace_bytes: the most a candidate may ask for.
     """
 
-    def __init__(self, gemm: Gemm, *, windows: int, slots: int, workspace_bytes: int) -> None:
-        self.gemm, self.windows, self.slots, self.workspace_bytes = gemm, windows, slots, workspace_bytes
-        slack = windows * WINDOW_ELEMENTS
-        self.slot_bytes = _up(2 * gemm.m * gemm.n + 64, 64)
+    def __init__(self, gemm: Gemm, *, slots: int, workspace_bytes: int) -> None:
+        self.gemm, self.slots, self.workspace_bytes = gemm, slots, workspace_bytes
+        self._a_stride, self._b_stride = _up(2 * gemm.m * gemm.k, LINE), _up(2 * gemm.k * gemm.n, LINE)
+        self._c_stride = _up(2 * gemm.m * gemm.n + LINE, LINE)
         self._end = 0
         self._guards: list[Region] = []
-        self._table = self._region(MAX_CALLS * 56)
-        self._a = self._region(2 * (gemm.m * gemm.k + slack))
-        self._b = self._region(2 * (gemm.k * gemm.n + slack))
-        self._c = self._region(slots * self.slot_bytes)
+        self._table = self._region(MAX_SLOTS * CALL_WORDS * 8)
+        self._a = self._region(slots * self._a_stride)
+        self._b = self._region(slots * self._b_stride)
+        self._c = self._region(slots * self._c_stride)
         self._workspace = self._region(workspace_bytes)
         self._guards.append(Region(self._end, GUARD_BYTES))
         self.size = _up(self._end + GUARD_BYTES, ALIGN)
@@ -64,9 +56,9 @@ class Arena:
         os.ftruncate(self.fd, self.size)
         self._map = mmap.mmap(self.fd, self.size)
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
-        self.a = self._words(self._a)
-        self.b = self._words(self._b)
-        self._all_slots = self._words(self._c)
+        self.operands = {"a": self._rows(self._a), "b": self._rows(self._b)}
+        """Raw words of A and B, slots x words; a slot's matrix comes first in its row, padding behind."""
+        self._outputs = self._rows(self._c)
         self.poison_workspace(0)
 
     def _region(self, size: int) -> Region:
@@ -75,28 +67,27 @@ class Arena:
         self._end = offset + size
         return Region(offset, size)
 
-    def _words(self, region: Region) -> Words:
-        return self._bytes[region.offset : region.offset + region.size].view(np.uint16)
+    def _rows(self, region: Region) -> Words:
+        words = self._bytes[region.offset : region.offset + region.size].view(np.uint16)
+        return words.reshape(self.slots, -1)
+
+    def outputs(self, count: int) -> Words:
+        """C of the first slots, count x M x N, as raw fp16 words."""
+        gemm = self.gemm
+        return self._outputs[:count, : gemm.m * gemm.n].reshape(count, gemm.m, gemm.n)
 
     def output(self, slot: int = 0) -> Words:
-        """C of one slot, M x N, as raw fp16 words."""
-        start, count = slot * self.slot_bytes // 2, self.gemm.m * self.gemm.n
-        return self._all_slots[start : start + count].reshape(self.gemm.m, self.gemm.n)
-
-    def outputs(self, slots: int) -> Words:
-        """C of the first slots, slots x M x N, as raw fp16 words."""
+        """C of one slot, M x N, as raw fp16 words; writable."""
         gemm = self.gemm
-        rows = self._all_slots[: slots * self.slot_bytes // 2].reshape(slots, -1)
-        return rows[:, : gemm.m * gemm.n].reshape(slots, gemm.m, gemm.n)
+        return self._outputs[slot, : gemm.m * gemm.n].reshape(gemm.m, gemm.n)
 
-    def poison_outputs(self, slots: int = 1) -> None:
-        """Fill the first slots, and the gaps between them, with a NaN pattern."""
-        self._all_slots[: slots * self.slot_bytes // 2] = POISON
+    def poison_outputs(self, count: int = 1) -> None:
+        """Fill the first slots' outputs, and the gaps behind them, with a NaN pattern."""
+        self._outputs[:count] = POISON
 
-    def gaps_intact(self, slots: int = 1) -> bool:
-        """Whether the gap behind each of the first slots still holds its poison."""
-        rows = self._all_slots[: slots * self.slot_bytes // 2].reshape(slots, -1)
-        return bool((rows[:, self.gemm.m * self.gemm.n :] == POISON).all())
+    def gaps_intact(self, count: int = 1) -> bool:
+        """Whether the gap behind each of the first slots' outputs still holds its poison."""
+        return bool((self._outputs[:count, self.gemm.m * self.gemm.n :] == POISON).all())
 
     def poison_workspace(self, used_bytes: int) -> None:
         """Fill a candidate's workspace with garbage and set the guards, the workspace's own end among them."""
@@ -112,19 +103,19 @@ class Arena:
             for guard in [*self._guards, self._workspace_guard]
         )
 
-    def offsets(self, call: Call) -> tuple[int, int, int]:
-        """Byte offsets of A, B and C of one launch."""
+    def offsets(self, slot: int) -> tuple[int, int, int]:
+        """Byte offsets of A, B and C of one slot."""
         return (
-            self._a.offset + 2 * WINDOW_ELEMENTS * call.a_window,
-            self._b.offset + 2 * WINDOW_ELEMENTS * call.b_window,
-            self._c.offset + call.slot * self.slot_bytes,
+            self._a.offset + slot * self._a_stride,
+            self._b.offset + slot * self._b_stride,
+            self._c.offset + slot * self._c_stride,
         )
 
-    def write_calls(self, calls: list[Call]) -> int:
-        """Put launches into the table that the worker reads; returns the table's offset."""
+    def write_calls(self, slots: Sequence[int]) -> int:
+        """Put launches on these slots into the table that the runner reads; returns the table's offset."""
         gemm = self.gemm
-        rows = [(gemm.m, gemm.n, gemm.k, *self.offsets(call), self._workspace.offset) for call in calls]
-        table = self._bytes[self._table.offset : self._table.offset + 56 * len(calls)].view(np.int64)
+        rows = [(gemm.m, gemm.n, gemm.k, *self.offsets(slot), self._workspace.offset) for slot in slots]
+        table = self._bytes[self._table.offset : self._table.offset + CALL_WORDS * 8 * len(slots)].view(np.int64)
         table[:] = np.asarray(rows, dtype=np.int64).ravel()
         return self._table.offset
 
@@ -139,6 +130,11 @@ class Arena:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def operand_bytes(gemm: Gemm) -> int:
+    """Bytes of one slot's A and B."""
+    return _up(2 * gemm.m * gemm.k, LINE) + _up(2 * gemm.k * gemm.n, LINE)
 
 
 def _up(value: int, multiple: int) -> int:

@@ -12,13 +12,24 @@
 
 typedef void (*task_fn)(void *context, int64_t index);
 
-#define SPINS 4000
+/* Spinning is bounded by a cycle counter and not by a count: a hypervisor may make each pause take microseconds. */
+#define SPIN_TICKS 200000 /* about 70 us at 3 GHz */
 #if defined(__x86_64__)
 #define RELAX() __builtin_ia32_pause()
+static uint64_t ticks(void) { return __builtin_ia32_rdtsc(); }
 #elif defined(__aarch64__)
 #define RELAX() __asm__ volatile("yield")
+static uint64_t ticks(void) { /* scaled to 3 GHz */
+    uint64_t count, frequency;
+    __asm__ volatile("mrs %0, cntvct_el0; mrs %1, cntfrq_el0" : "=r"(count), "=r"(frequency));
+    return count * (3000000000u / frequency);
+}
 #else
 #define RELAX()
+static uint64_t ticks(void) {
+    static _Thread_local uint64_t calls;
+    return calls += 50;
+}
 #endif
 
 static struct {
@@ -51,9 +62,9 @@ static void *pool_thread(void *unused) {
     uint32_t seen = 0;
     atomic_fetch_add(&pool.started, 1);
     for (;;) {
-        int spins = 0;
+        uint64_t start = ticks();
         while (atomic_load(&pool.generation) == seen) {
-            if (++spins < SPINS) {
+            if (ticks() - start < SPIN_TICKS) {
                 RELAX();
                 continue;
             }
@@ -92,8 +103,8 @@ void pool_parallel_for(int64_t count, task_fn task, void *context) {
     atomic_store(&pool.generation, generation);
     if (atomic_load(&pool.sleepers)) futex_wake(&pool.generation);
     take_tasks(generation);
-    for (int spins = 0; atomic_load(&pool.unfinished) > 0;) {
-        if (++spins < SPINS * 16) {
+    for (uint64_t start = ticks(); atomic_load(&pool.unfinished) > 0;) {
+        if (ticks() - start < SPIN_TICKS) {
             RELAX();
             continue;
         }

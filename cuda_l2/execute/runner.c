@@ -5,7 +5,8 @@
  * The order is the defence: arena mapped and threads started, then a seccomp filter that leaves a library
  * load and nothing else, then the candidate is loaded, then a filter that leaves only reading commands,
  * writing acknowledgements and futexes. The parent owns the clock, the inputs and the reference; an
- * acknowledgement says "done", and what it is worth the parent finds in the arena. */
+ * acknowledgement repeats the number that came with the command, so that none can be sent in advance, and what it
+ * is worth the parent finds in the arena. */
 #define _GNU_SOURCE
 #include "pool.c"
 
@@ -29,7 +30,7 @@ typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, cons
 
 /* One launch, offsets into the arena; the parent writes the table before the command. */
 struct call { int64_t m, n, k, a, b, c, workspace; };
-struct command { int64_t table, count; };
+struct command { int64_t table, count, nonce; };
 
 #if defined(__x86_64__)
 #define ARCH AUDIT_ARCH_X86_64
@@ -40,7 +41,7 @@ struct command { int64_t table, count; };
 #endif
 
 static void fail(const char *what, const char *why) {
-    dprintf(ack_fd, "E%s: %s\n", what, why);
+    dprintf(ack_fd, "E%-7.7s%s: %s\n", "", what, why);
     exit(3);
 }
 
@@ -108,7 +109,7 @@ int main(int argc, char **argv) {
     if (!gemm) fail("load", dlerror());
     restrict_to(to_run, COUNT(to_run));
 
-    if (write(ack_fd, "R", 1) != 1) return 1;
+    if (write(ack_fd, "Rready..", 8) != 8) return 1;
     for (;;) {
         struct command command;
         read_all(&command, sizeof command);
@@ -118,6 +119,6 @@ int main(int argc, char **argv) {
             gemm(call.m, call.n, call.k, (const uint16_t *)(arena + call.a), (const uint16_t *)(arena + call.b),
                  (uint16_t *)(arena + call.c), arena + call.workspace, pool_parallel_for);
         }
-        if (write(ack_fd, "D", 1) != 1) return 1;
+        if (write(ack_fd, &command.nonce, sizeof command.nonce) != sizeof command.nonce) return 1;
     }
 }

@@ -1,10 +1,12 @@
 """Runs a CPU candidate in a sandboxed process that is thrown away after any fault.
 
 The parent (here) owns the clock, the inputs and the reference. The child is believed in nothing: an
-acknowledgement only stops the clock, and what was computed is read from the arena.
+acknowledgement only stops the clock, and what was computed is read from the arena while the child is stopped.
+Around timed runs it is stopped whenever the clock is not running, so that nothing can be computed off the clock.
 """
 
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -12,21 +14,24 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_l2 import sandbox
 from cuda_l2.contract import CpuContract
-from cuda_l2.execute.arena import Arena, Call
+from cuda_l2.execute.arena import Arena
 from cuda_l2.native import compiled
 from cuda_l2.records import VerdictStatus
 
 RUNNER = Path(__file__).with_name("runner.c")
 START_TIMEOUT_S = 20.0
 EXTRA_MEMORY_BYTES = 1 << 30
+MESSAGE_BYTES = 8
+STOP_TIMEOUT_S = 5.0
 
 
 class Fault(Exception):
-    """The worker's process crashed, hung or tried a forbidden system call; it is gone."""
+    """The worker's process crashed, hung or did what the contract forbids; it is gone."""
 
     def __init__(self, status: VerdictStatus, reason: str) -> None:
         super().__init__(reason)
@@ -50,47 +55,51 @@ class Worker:
                 sandbox.wrap(arguments, self._folder, limits, reads=[artifact.parent, runner.parent]),
                 pass_fds=(arena.fd, command_read, ack_write),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 cwd=self._folder,
             )
         finally:
             os.close(command_read)
             os.close(ack_write)
         try:
-            self._await(b"R", START_TIMEOUT_S)
+            self._start()
         except BaseException:
             self.close()
             raise
 
-    def prepare(self, calls: list[Call], timeout_s: float) -> None:
-        """Write the launches of the next run and warm up with the last of them."""
-        self._table = self.arena.write_calls(calls)
-        self._count = len(calls)
-        self._send(self._table + 56 * (len(calls) - 1), 1)
-        self._await(b"D", timeout_s)
+    def prepare(self, slots: Sequence[int]) -> None:
+        """Write the launches of the next run; the worker must be frozen or idle."""
+        self._table, self._count = self.arena.write_calls(slots), len(slots)
 
     def run(self, timeout_s: float) -> float:
         """Run the prepared launches; the wall time in seconds by our clock, or Fault."""
+        nonce = secrets.token_bytes(MESSAGE_BYTES)
         start = time.perf_counter()
-        self._send(self._table, self._count)
-        self._await(b"D", timeout_s)
-        return time.perf_counter() - start
+        self._send(struct.pack("qq", self._table, self._count) + nonce)
+        self._await(nonce, timeout_s)
+        seconds = time.perf_counter() - start
+        if select.select([self._ack], [], [], 0)[0]:
+            raise self._forbidden("acknowledged more than it was asked")
+        return seconds
 
     def empty(self, timeout_s: float = 5.0) -> float:
         """The wall time in seconds of a run of no launches: what the protocol itself costs."""
-        start = time.perf_counter()
-        self._send(0, 0)
-        self._await(b"D", timeout_s)
-        return time.perf_counter() - start
+        self.prepare([])
+        return self.run(timeout_s)
 
-    def launch(self, call: Call, timeout_s: float) -> None:
+    def launch(self, slot: int, timeout_s: float) -> None:
         """One launch, not timed."""
-        self._send(self.arena.write_calls([call]), 1)
-        self._await(b"D", timeout_s)
+        self.prepare([slot])
+        self.run(timeout_s)
 
     def freeze(self) -> None:
-        """Stop every thread of the candidate, so that outputs read now are those of the run."""
+        """Stop the candidate; returns when every thread has stopped, so that outputs read now are those of the run."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not self._stopped():
+            if time.monotonic() > deadline:
+                raise self._forbidden("does not stop")
+            time.sleep(0.00005)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
@@ -98,8 +107,6 @@ class Worker:
     def close(self) -> None:
         sandbox.kill(self._process)
         self._process.wait()
-        if self._process.stderr:
-            self._process.stderr.close()
         for name in ("_command", "_ack"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
@@ -113,33 +120,64 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _start(self) -> None:
+        """Wait until the candidate is loaded, and find its process, which may be a grandchild of the sandbox."""
+        answer = self._read(START_TIMEOUT_S)
+        if answer[:1] == b"E":
+            message = b""
+            while select.select([self._ack], [], [], 1.0)[0] and len(message) < 1000:
+                part = os.read(self._ack, 1000)
+                if not part:
+                    break
+                message += part
+            raise Fault(VerdictStatus.CRASHED, f"did not load: {message.decode(errors='replace').strip()}")
+        if answer[:1] != b"R":
+            raise self._forbidden("wrote to the acknowledgement pipe while it was loaded")
+        self._pid = _innermost(self._process.pid)
+
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
             raise self._death() from None
 
-    def _send(self, table: int, count: int) -> None:
+    def _stopped(self) -> bool:
+        """Whether every thread of the candidate is stopped, or gone."""
         try:
-            os.write(self._command, struct.pack("qq", table, count))
+            tasks = list(Path(f"/proc/{self._pid}/task").iterdir())
+            states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+        except OSError:
+            raise self._death() from None
+        return states <= {"T", "t", "Z", "X"}
+
+    def _forbidden(self, what: str) -> Fault:
+        sandbox.kill(self._process)
+        return Fault(VerdictStatus.FORBIDDEN, what)
+
+    def _send(self, command: bytes) -> None:
+        try:
+            os.write(self._command, command)
         except BrokenPipeError:
             raise self._death() from None
 
-    def _await(self, expected: bytes, timeout_s: float) -> None:
-        ready, _, _ = select.select([self._ack], [], [], timeout_s)
-        if not ready:
-            sandbox.kill(self._process)
-            raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.1f} s")
-        answer = os.read(self._ack, 1)
-        if answer == expected:
-            return
-        if answer == b"E":
-            message = os.read(self._ack, 4096).decode(errors="replace").strip()
-            raise Fault(VerdictStatus.CRASHED, f"the runner could not start: {message}")
-        if answer:
-            sandbox.kill(self._process)
-            raise Fault(VerdictStatus.FORBIDDEN, f"wrote {answer!r} to the runner's acknowledgement pipe")
-        raise self._death()
+    def _await(self, nonce: bytes, timeout_s: float) -> None:
+        if self._read(timeout_s) != nonce:
+            raise self._forbidden("acknowledged a command that it was not given")
+
+    def _read(self, timeout_s: float) -> bytes:
+        """One message from the candidate, or Fault. Never blocks beyond the time limit."""
+        message = b""
+        deadline = time.monotonic() + timeout_s
+        while len(message) < MESSAGE_BYTES:
+            ready, _, _ = select.select([self._ack], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                sandbox.kill(self._process)
+                raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.1f} s")
+            part = os.read(self._ack, MESSAGE_BYTES - len(message))
+            if not part:
+                raise self._death()
+            message += part
+        return message
 
     def _death(self) -> Fault:
         """Why the process is gone, from its exit status."""
@@ -152,5 +190,17 @@ class Worker:
         name = signal.Signals(number).name if number in set(signal.Signals) else f"exit status {status}"
         if name == "SIGSYS":
             return Fault(VerdictStatus.FORBIDDEN, "tried a system call that the runner does not allow")
-        detail = self._process.stderr.read(2000).decode(errors="replace").strip() if self._process.stderr else ""
-        return Fault(VerdictStatus.CRASHED, f"ended by {name}" + (f": {detail}" if detail else ""))
+        return Fault(VerdictStatus.CRASHED, f"ended by {name}")
+
+
+def _innermost(pid: int) -> int:
+    """The last descendant of a process whose sandbox starts one child each."""
+    while True:
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            return pid
+        if not children:
+            return pid
+        pid = int(children[-1])
+

@@ -8,10 +8,11 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_l2.errors import UserError
-from cuda_l2.execute.arena import Arena, Call
+from cuda_l2.execute.arena import Arena
 
 WORKER = Path(__file__).with_name("torch_worker.py")
 HALF = "torch fp16"
@@ -34,7 +35,7 @@ class TorchBaselines:
             stdin=subprocess.PIPE,
             pass_fds=(ack_write,),
             env=environment,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            process_group=0,  # Ctrl-C is the parent's to handle; see sandbox.start for why not a session
         )
         os.close(ack_write)
         self._started = False
@@ -42,7 +43,7 @@ class TorchBaselines:
 
     def attach(self, arena: Arena) -> None:
         """Use this arena from now on."""
-        self.signal(signal.SIGCONT)
+        self.thaw()
         gemm = arena.gemm
         self._message(
             op="attach",
@@ -58,9 +59,9 @@ class TorchBaselines:
     def arm(self, name: str) -> "TorchArm":
         return TorchArm(self, name)
 
-    def prepare(self, name: str, calls: list[Call]) -> None:
+    def prepare(self, name: str, slots: Sequence[int]) -> None:
         assert self.arena is not None
-        self._message(op="prepare", arm=name, calls=[self.arena.offsets(call) for call in calls])
+        self._message(op="prepare", arm=name, calls=[self.arena.offsets(slot) for slot in slots])
 
     def run(self) -> float:
         """Run what was prepared; wall time in seconds."""
@@ -69,8 +70,11 @@ class TorchBaselines:
         self._await(b"D")
         return time.perf_counter() - start
 
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         self._process.kill()
@@ -118,15 +122,16 @@ class TorchArm:
     def __init__(self, baselines: TorchBaselines, name: str) -> None:
         self._baselines, self.name = baselines, name
 
-    def prepare(self, calls: list[Call], timeout_s: float) -> None:
-        self._baselines.prepare(self.name, calls)
+    def prepare(self, slots: Sequence[int]) -> None:
+        self._baselines.thaw()
+        self._baselines.prepare(self.name, slots)
 
     def run(self, timeout_s: float) -> float:
         return self._baselines.run()
 
     def freeze(self) -> None:
         """Stop the process: OpenMP's threads would spin into the next arm's time."""
-        self._baselines.signal(signal.SIGSTOP)
+        self._baselines.freeze()
 
     def thaw(self) -> None:
-        self._baselines.signal(signal.SIGCONT)
+        self._baselines.thaw()

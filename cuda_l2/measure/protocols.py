@@ -24,8 +24,8 @@ class Protocol:
 
 
 SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, check_every=6)
-OFFLINE = Protocol("offline", round_s=0.012, min_rounds=12, max_rounds=80, halfwidth=0.005)
-SERVER = Protocol("server", round_s=0, min_rounds=20, max_rounds=100, halfwidth=0.01, gap_s=0.001, evict=True)
+OFFLINE = Protocol("offline", round_s=0.012, min_rounds=12, max_rounds=40, halfwidth=0.005)
+SERVER = Protocol("server", round_s=0, min_rounds=20, max_rounds=60, halfwidth=0.01, gap_s=0.001, evict=True)
 PAPER = Protocol(
     "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=10, measure_s=30, mean=True
 )

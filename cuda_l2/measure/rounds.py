@@ -10,13 +10,13 @@ from typing import Protocol as Interface
 import numpy as np
 
 from cuda_l2 import contract
-from cuda_l2.execute.arena import Call
+from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault, Worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.records import Arm, Build, Candidate, Interval, Timing, TimingStatus, VerdictStatus
+from cuda_l2.records import Arm, Build, Candidate, Interval, Timing, TimingStatus
 from cuda_l2.targets.cpu import detect
 
 CANDIDATE = "candidate"
@@ -32,7 +32,7 @@ LAST_LEVEL_BYTES = 32 << 20  # where the system does not say
 class Contestant(Interface):
     """What a round asks of an arm: a candidate's worker or a baseline."""
 
-    def prepare(self, calls: list[Call], timeout_s: float) -> None: ...
+    def prepare(self, slots: Sequence[int]) -> None: ...
     def run(self, timeout_s: float) -> float: ...
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
@@ -70,8 +70,7 @@ def measure(
             worker.thaw()
             empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
     except Fault as fault:
-        timed_out = fault.status is VerdictStatus.TIMED_OUT
-        status = TimingStatus.TIMED_OUT if timed_out else TimingStatus.CRASHED
+        status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
         return Timing(status, protocol.name, reason=fault.reason, seconds=time.perf_counter() - start)
     except WrongOutput as wrong:
         return Timing(TimingStatus.WRONG_OUTPUT, protocol.name, reason=str(wrong), seconds=time.perf_counter() - start)
@@ -97,7 +96,7 @@ class _Run:
 
     def rounds(self, on_round: Callable[[int, Interval], None]) -> None:
         protocol = self.protocol
-        self.operands.refresh()  # others may have used the arena since
+        self.operands.refresh(self.arena.slots)  # others may have used the arena since
         once = {name: self._sample(name, 1) for name in self.arms}
         for name in self.arms:
             if once[name] < SLOW_FACTOR * min(once.values()) or once[name] < 1.0:
@@ -115,14 +114,15 @@ class _Run:
             for name in active:
                 self._sample(name, count)
         started = time.perf_counter()
+        # few looks at the interval: stopping at the first tight one of many would make it too narrow
+        looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
         for number in range(1, protocol.max_rounds + 1):
-            self.operands.refresh()
             self.check_elements = number % protocol.check_every == 0
             for index in self.rng.permutation(len(active)):
                 name = active[int(index)]
                 self.samples[name].append(self._sample(name, count))
                 self.launches[name] += count
-            if number < protocol.min_rounds:
+            if number < protocol.max_rounds and number not in looks:
                 continue
             ratio = self._ratio(self._reference())
             on_round(number, ratio)
@@ -132,20 +132,35 @@ class _Run:
                 break
 
     def _sample(self, name: str, count: int) -> float:
-        """Seconds a launch, over `count` back-to-back launches with operands of their own, outputs checked."""
-        arm, calls = self.arms[name], self.operands.calls(count)
-        self.arena.poison_outputs(count)
+        """Seconds a launch over `count` back-to-back launches, each on operands and an output of its own, checked.
+
+        The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
+        """
+        arm = self.arms[name]
         arm.thaw()
-        arm.prepare(calls, self.timeout_s)
-        self.arena.poison_outputs(count)  # the warm-up launch wrote one
+        arm.prepare([0])
+        arm.run(self.timeout_s)
+        arm.freeze()
+        self.operands.refresh(count)
+        self.arena.poison_outputs(count)
+        arm.prepare([int(slot) for slot in self.rng.permutation(count)])
+        arm.freeze()
         if self.evicted is not None:
             self.evicted += 1
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         time.sleep(SETTLE_S[os.environ.get("OMP_WAIT_POLICY", "active").lower()] + gap)
+        arm.thaw()
         seconds = arm.run(self.timeout_s) / count
         arm.freeze()
-        difference = check_outputs(self.operands, calls, element_wise=self.check_elements)
-        self.operands.require_untouched()
+        try:
+            difference = check_outputs(self.operands, count, element_wise=self.check_elements)
+            self.operands.require_untouched(count)
+        except WrongOutput as wrong:
+            if name == CANDIDATE:
+                raise
+            raise UserError(
+                f"the baseline {name} gave a wrong result ({wrong}); is the memory of this machine sound?"
+            ) from None
         if name == CANDIDATE and self.check_elements:
             self.max_difference = max(self.max_difference, difference)
         return seconds

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from cuda_l2.execute.arena import POISON, Arena, Call
+from cuda_l2.execute.arena import POISON, Arena
 from cuda_l2.execute.worker import Worker
 from cuda_l2.records import Element, Gemm, Layout, VerdictStatus
 
@@ -83,13 +83,18 @@ class Session:
         """
         gemm, arena = self.gemm, self.arena
         a, b = _words(case.a), _words(case.b)
-        arena.a[: a.size], arena.b[: b.size] = a, b
+        inputs = [(arena.operands["a"][0], a), (arena.operands["b"][0], b)]
+        for row, words in inputs:
+            row[: words.size] = words
+            row[words.size :] = POISON
         arena.poison_outputs()
         if prefill is not None:
             arena.output()[:] = _words(prefill).reshape(gemm.m, gemm.n)
         arena.poison_workspace(self.workspace_bytes)
-        self.worker.launch(Call(), LAUNCH_TIMEOUT_S + gemm.flops / SLOWEST_GFLOPS * 1e-9)
-        if not (np.array_equal(arena.a[: a.size], a) and np.array_equal(arena.b[: b.size], b)):
+        self.worker.launch(0, LAUNCH_TIMEOUT_S + gemm.flops / SLOWEST_GFLOPS * 1e-9)
+        if not all(
+            np.array_equal(row[: words.size], words) and (row[words.size :] == POISON).all() for row, words in inputs
+        ):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs")
         if not arena.gaps_intact() or not arena.guards_intact():
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "wrote outside C and its workspace")

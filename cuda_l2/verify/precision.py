@@ -5,15 +5,16 @@ fp16 or bf16, so C must be the exact result rounded to fp16, bit for bit, also w
 """
 
 import math
+from functools import partial
 
 import torch
 
 from cuda_l2.records import Accumulate, Gemm, VerdictStatus
 from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, logical_b, operands, product_fp32
 
-INPUTS = 2
-LARGEST_INTEGER = 31
 LARGEST_SUM = 1 << 22
+RANGES = ((31, 31), (127, 15))
+"""Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
 
 class PrecisionContract(Check):
@@ -24,9 +25,9 @@ class PrecisionContract(Check):
         return gemm.accumulate is Accumulate.FP32
 
     def run(self, session: Session) -> None:
-        for index in range(INPUTS):
+        for index in range(len(RANGES)):
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted)):
-                case = session.cases.get(kind, index, make)
+                case = session.cases.get(kind, index, partial(make, index=index))
                 expected, found = case.expected["c"], session.launch(case)
                 wrong = (found != expected) & ~(found.isnan() & expected.isnan())
                 if wrong.any():
@@ -39,18 +40,24 @@ class PrecisionContract(Check):
                     )
 
 
-def _make(gemm: Gemm, generator: torch.Generator) -> Case:
-    bound = max(1, min(LARGEST_INTEGER, math.isqrt(LARGEST_SUM // gemm.k)))
-    a = torch.randint(-bound, bound + 1, (gemm.m, gemm.k), generator=generator, dtype=torch.int16)
-    b = torch.randint(-bound, bound + 1, (gemm.k, gemm.n), generator=generator, dtype=torch.int16)
+def _make(gemm: Gemm, generator: torch.Generator, index: int) -> Case:
+    largest_a, largest_b = RANGES[index]
+    scale = min(1.0, math.sqrt(LARGEST_SUM / (gemm.k * largest_a * largest_b)))
+    a, b = (
+        torch.randint(-bound, bound + 1, shape, generator=generator, dtype=torch.int16)
+        for bound, shape in (
+            (max(1, int(largest_a * scale)), (gemm.m, gemm.k)),
+            (max(1, int(largest_b * scale)), (gemm.k, gemm.n)),
+        )
+    )
     case = operands(gemm, a, b)
     case.expected["c"] = product_fp32(gemm, case).half()
     return case
 
 
-def _make_permuted(gemm: Gemm, generator: torch.Generator) -> Case:
+def _make_permuted(gemm: Gemm, generator: torch.Generator, index: int) -> Case:
     """The same kind of case with a reference that summed K in another order."""
-    plain = _make(gemm, generator)
+    plain = _make(gemm, generator, index)
     order = torch.randperm(gemm.k, generator=generator)
     case = operands(gemm, plain.a[:, order], logical_b(gemm, plain)[order])
     case.expected["c"] = plain.expected["c"]
