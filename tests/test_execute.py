@@ -217,7 +217,7 @@ def test_poison_is_a_nan() -> None:
 
 def test_the_pool_runs_every_task_once_whatever_the_count() -> None:
     pool = ctypes.CDLL(str(compiled(POOL, "-shared", "-fPIC", "-pthread")))
-    assert pool.pool_start(3) == 0
+    assert pool.pool_start(3, 0) == 0
     task_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
     for count in (0, 1, 2, 3, 7, 100):
         for _ in range(20):

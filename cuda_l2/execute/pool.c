@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/syscall.h>
@@ -58,8 +59,24 @@ static void take_tasks(uint32_t generation) {
     }
 }
 
-static void *pool_thread(void *unused) {
+/* Keep a thread on the index-th processor this process may use: threads stopped and woken together may otherwise land on
+ * one core and share it for milliseconds. */
+static void pin(int index) {
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    int wanted = index % CPU_COUNT(&allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+        if (CPU_ISSET(cpu, &allowed) && wanted-- == 0) {
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            sched_setaffinity(0, sizeof one, &one); /* of the calling thread */
+            return;
+        }
+}
+
+static void *pool_thread(void *index) {
     uint32_t seen = 0;
+    if (index) pin((int)(intptr_t)index);
     atomic_fetch_add(&pool.started, 1);
     for (;;) {
         uint64_t start = ticks();
@@ -75,19 +92,21 @@ static void *pool_thread(void *unused) {
         seen = atomic_load(&pool.generation);
         take_tasks(seen);
     }
-    return unused;
+    return index;
 }
 
-/* Start `threads` - 1 helpers; the caller of parallel_for is the remaining one. Returns 0, or an errno value,
- * once every helper runs: what a thread's start asks of the system is done before a filter can forbid it. */
-int pool_start(int threads) {
+/* Start `threads` - 1 helpers; the caller of parallel_for is the remaining one. With `pinned`, each keeps to a
+ * processor of its own, the caller too. Returns 0, or an errno value, once every helper runs: what a thread's start
+ * asks of the system is then done, before a filter can forbid it. */
+int pool_start(int threads, int pinned) {
     for (int i = 1; i < threads; ++i) {
         pthread_t thread;
-        int error = pthread_create(&thread, 0, pool_thread, 0);
+        int error = pthread_create(&thread, 0, pool_thread, (void *)(intptr_t)(pinned ? i : 0));
         if (error) return error;
         pthread_detach(thread);
     }
     while ((int)atomic_load(&pool.started) < threads - 1) RELAX();
+    if (pinned) pin(0);
     return 0;
 }
 

@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     char *arena = mmap(0, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0);
     if (arena == MAP_FAILED) fail("arena", strerror(errno));
     close(arena_fd);
-    int error = pool_start(atoi(argv[3]));
+    int error = pool_start(atoi(argv[3]), 1);
     if (error) fail("threads", strerror(error));
 
     restrict_to(to_load, COUNT(to_load));

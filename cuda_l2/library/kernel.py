@@ -67,7 +67,7 @@ def _require(tensor: torch.Tensor, shape: tuple[int, int], strides: tuple[int, i
 def _pool(threads: int) -> ctypes.CDLL:
     """A thread pool of its own for each thread count; a copy of the library for each, since its state is static."""
     library = ctypes.CDLL(str(compiled(POOL, "-shared", "-fPIC", "-pthread", f"-DPOOL_THREADS={threads}")))
-    error = library.pool_start(threads)
+    error = library.pool_start(threads, 0)  # this process is the caller's: its threads are not ours to pin
     if error:
         raise RuntimeError(f"cannot start {threads} threads: error {error}")
     return library

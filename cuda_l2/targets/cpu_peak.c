@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
     float start[2 * VW];
     for (int i = 0; i < 2 * VW; ++i) start[i] = 1e-3f * (float)(i + argc);
     memory = aligned_alloc(64, READ_BYTES);
-    if (!memory || pool_start(threads)) return 1;
+    if (!memory || pool_start(threads, 1)) return 1;
     memset(memory, 0, READ_BYTES);
     double flops = 0, bytes = 0;
     for (int trial = 0; trial < 5; ++trial) {
