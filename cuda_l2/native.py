@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from cuda_l2 import paths
+from cuda_l2 import paths, scratch
 from cuda_l2.errors import UserError
 
 
@@ -34,10 +34,8 @@ def compiled(source: Path, *flags: str) -> Path:
         raise UserError(
             f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC"
         ) from None
-    except PermissionError as error:
-        raise UserError(
-            f"cannot write the cache {target.parent}: {error.strerror}; set CUDA_L2_CACHE to a folder you own"
-        ) from None
+    except OSError as error:
+        raise scratch.unwritable(error) from None
     return target
 
 

@@ -1,14 +1,16 @@
 """build/: what is refused, what is cached, what a killed or crowded build leaves behind."""
 
+import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import honest_source
 
-from cuda_l2 import paths, sandbox
+from cuda_l2 import paths, sandbox, scratch
 from cuda_l2.build import rules
 from cuda_l2.build.cpu import build
 from cuda_l2.errors import UserError
@@ -139,7 +141,7 @@ def test_builds_of_one_content_at_once_agree(target) -> None:
         results = list(pool.map(lambda _: build(candidate, target), range(4)))
     assert {result.status for result in results} == {BuildStatus.BUILT}
     assert len({result.artifact for result in results}) == 1
-    assert not list((paths.cache_dir() / "builds").glob("making-*"))
+    assert not list((paths.cache_dir() / "scratch").iterdir())
 
 
 def test_an_unwritable_cache_says_what_to_do(target, monkeypatch, tmp_path) -> None:
@@ -180,3 +182,25 @@ def test_a_command_that_outruns_its_time_is_killed_with_its_children(kind: sandb
         pytest.skip(f"{kind} does not work on this machine")
     arguments = sandbox.wrap(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], tmp_path, using=kind)
     assert sandbox.run(arguments, 0.3, cwd=tmp_path).status is None
+
+
+def test_what_a_killed_build_left_is_swept_up_later(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
+    old, young = tmp_path / "scratch" / "old", tmp_path / "scratch" / "young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    scratch.make_folder()
+    assert young.exists() and not old.exists()
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_source(target, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "cuda_l2.build.cpu.sandbox.run", lambda *arguments, **options: sandbox.Finished(1, "cannot write")
+    )
+    monkeypatch.setattr("cuda_l2.build.cpu.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    candidate = Candidate(honest_source() + "\n/* full */\n")
+    with pytest.raises(UserError, match="free some space"):
+        build(candidate, target)
+    monkeypatch.undo()
+    assert build(candidate, target).status is BuildStatus.BUILT

@@ -5,6 +5,9 @@ import torch
 
 import cuda_l2
 from cuda_l2.errors import UserError
+from cuda_l2.families._base import families_for
+from cuda_l2.optimizer import Optimizer, Settings
+from cuda_l2.propose._base import FamilySpace
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +61,15 @@ def test_bad_settings_are_user_errors() -> None:
             cuda_l2.optimize("8x8x8", **settings)
     with pytest.raises(UserError):
         cuda_l2.evaluate("x", "8x8x8", protocol="x")
+
+
+def test_a_search_goes_on_with_the_policy_of_the_last_one(tmp_path) -> None:
+    settings = Settings(budget_s=60, trials=9, archive=tmp_path / "archive.db")
+    gemm = cuda_l2.Gemm(16, 16, 16)
+    updates = []
+    for _ in range(2):
+        with Optimizer(settings) as optimizer:
+            optimizer.optimize(gemm)
+            space = FamilySpace(families_for(gemm, optimizer.target)[0], gemm, optimizer.target)
+            updates.append(optimizer._proposer(space, gemm).updates)
+    assert updates == [1, 2]

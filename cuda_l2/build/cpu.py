@@ -5,17 +5,17 @@ and appears in the cache by one rename, so that a killed build leaves nothing ha
 """
 
 import concurrent.futures
+import errno
 import functools
 import hashlib
+import os
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_l2 import contract, paths, sandbox
+from cuda_l2 import contract, paths, sandbox, scratch
 from cuda_l2.build import binary, rules
-from cuda_l2.errors import UserError
 from cuda_l2.records import Build, BuildStatus, Candidate, from_json, to_json
 from cuda_l2.targets.cpu import CpuTarget
 
@@ -39,14 +39,9 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
             return from_json(Build, (folder / "build.json").read_text())
         except (ValueError, TypeError):
             shutil.rmtree(folder, ignore_errors=True)  # written by another version
+    work = scratch.make_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(
-            f"cannot write the cache {folder.parent}: {error.strerror}; free some space or set CUDA_L2_CACHE"
-        ) from None
-    try:
         status, reason, log = _compile(candidate, target, work)
         result = Build(
             candidate_id=candidate.id,
@@ -62,9 +57,7 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
             _publish(work, folder, result)
         return result
     except OSError as error:
-        raise UserError(
-            f"cannot write the cache {folder.parent}: {error.strerror}; free some space or set CUDA_L2_CACHE"
-        ) from None
+        raise scratch.unwritable(error) from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -105,6 +98,8 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
         done = sandbox.run(sandbox.wrap(step, work, LIMITS), TIMEOUT_S, cwd=work)
         if done.status is None:
             return BuildStatus.TIMED_OUT, f"the compiler did not finish within {TIMEOUT_S:.0f} s", done.output
+        if done.status and shutil.disk_usage(work).free < LIMITS.file_bytes:  # not a property of the source
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.status:
             return BuildStatus.FAILED, _first_error(done.output, done.status), done.output
         if step is preprocess:

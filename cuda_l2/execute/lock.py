@@ -4,8 +4,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cuda_l2 import paths
-from cuda_l2.errors import UserError
+from cuda_l2 import paths, scratch
 
 
 @contextmanager
@@ -16,7 +15,7 @@ def machine_lock() -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     except OSError as error:
-        raise UserError(f"cannot write the cache {path.parent}: {error.strerror}; set CUDA_L2_CACHE") from None
+        raise scratch.unwritable(error) from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -12,12 +12,11 @@ import shutil
 import signal
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_l2 import sandbox
+from cuda_l2 import sandbox, scratch
 from cuda_l2.contract import CpuContract
 from cuda_l2.execute.arena import Arena
 from cuda_l2.native import compiled
@@ -44,7 +43,7 @@ class Worker:
     def __init__(self, arena: Arena, artifact: Path, contract: CpuContract) -> None:
         self.arena = arena
         runner = compiled(RUNNER, "-pthread", "-ldl")
-        self._folder = Path(tempfile.mkdtemp(prefix="cuda-l2-run-"))
+        self._folder = scratch.make_folder()
         limits = sandbox.Limits(memory_bytes=arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
         command_read, self._command = os.pipe()
         self._ack, ack_write = os.pipe()
@@ -203,4 +202,3 @@ def _innermost(pid: int) -> int:
         if not children:
             return pid
         pid = int(children[-1])
-
