@@ -51,6 +51,8 @@ class Archive:
         self._db.execute("BEGIN IMMEDIATE")  # two searches may meet a new file at the same time
         try:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0 and self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+                raise UserError(f"{self.path} is another program's database; choose another with --archive")
             if version == 0:
                 for statement in _SCHEMA.split(";\n"):
                     self._db.execute(statement)
@@ -84,15 +86,19 @@ class Archive:
                 row,
             )
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except BaseException as error:  # an interrupt too must not leave the transaction open
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None
+            if isinstance(error, sqlite3.Error):
+                raise UserError(
+                    f"cannot write the archive {self.path}: {error}; what was stored before is kept"
+                ) from None
+            raise
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
-        """The latest trial of this candidate under the same conditions."""
+        """The latest trial of this candidate under the same conditions; a slow moment of the machine does not count."""
         trials = self._select(
-            "task = ? AND candidate = ? AND machine = ? AND protocol = ?",
+            "task = ? AND candidate = ? AND machine = ? AND protocol = ? AND status != 'timed-out'",
             (str(task), candidate.id, machine, protocol),
             "number DESC LIMIT 1",
         )
@@ -118,7 +124,11 @@ class Archive:
         )
 
     def load_policy(self, name: str, machine: str) -> bytes | None:
-        row = self._db.execute("SELECT state FROM policies WHERE name = ? AND machine = ?", (name, machine)).fetchone()
+        try:
+            query = "SELECT state FROM policies WHERE name = ? AND machine = ?"
+            row = self._db.execute(query, (name, machine)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise self._unreadable(error) from None
         return row[0] if row else None
 
     def save_policy(self, name: str, machine: str, state: bytes) -> None:
@@ -147,12 +157,13 @@ class Archive:
         try:
             rows = self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.DatabaseError as error:
-            raise UserError(
-                f"{self.path} cannot be read: {error}; move it away, or choose another with --archive"
-            ) from None
+            raise self._unreadable(error) from None
         trials = []
         for record, source in rows:
             fields = json.loads(record)
             fields["candidate"]["source"] = source
             trials.append(from_json(Trial, json.dumps(fields)))
         return trials
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(f"{self.path} cannot be read: {error}; move it away, or choose another with --archive")

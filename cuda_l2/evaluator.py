@@ -8,7 +8,7 @@ import importlib.metadata
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from cuda_l2.measure import measure
 from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
 from cuda_l2.measure.outputs import Operands
 from cuda_l2.measure.protocols import SEARCH, Protocol
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Interval, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
 from cuda_l2.verify import Cases, verify
@@ -29,7 +29,7 @@ from cuda_l2.verify import Cases, verify
 SLOT_BYTES = 32 << 20
 """Operands of all launches of a timed round together, and their outputs, take at most this, one launch more."""
 MAX_SLOTS = 128
-WORKSPACE_BYTES = 64 << 20
+WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 JUMP = 3.0
 """A speedup above this, or above twice the best so far, is timed again before it is believed."""
 JUMP_AGREEMENT = 0.10
@@ -52,12 +52,12 @@ class Evaluator:
         seed: int | None = None,
         rewards: RewardSettings = RewardSettings(),
     ) -> None:
-        _require_memory(gemm)
+        require_memory(gemm)
         self.gemm, self.target, self.baselines, self.rewards = gemm, target, baselines, rewards
         seed = secrets.randbits(48) if seed is None else seed
         self._rng = np.random.default_rng(seed)
         slots = max(1, min(MAX_SLOTS, SLOT_BYTES // max(operand_bytes(gemm), 2 * gemm.m * gemm.n)))
-        workspace = WORKSPACE_BYTES + 8 * gemm.m * gemm.n
+        workspace = WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * target.cores + 8 * gemm.m * gemm.n
         self._arena = Arena(gemm, slots=slots, workspace_bytes=workspace)
         self._cases = Cases(gemm, seed)
         self._operands: Operands | None = None
@@ -68,7 +68,8 @@ class Evaluator:
     def build(self, candidates: Sequence[Candidate]) -> list[Build]:
         """Build several candidates at once."""
         start = time.perf_counter()
-        builds = build_all(candidates, self.target)
+        with machine_lock():  # compilers would disturb another search's clock
+            builds = build_all(candidates, self.target)
         self.stage_seconds["build"] += time.perf_counter() - start
         return builds
 
@@ -106,13 +107,7 @@ class Evaluator:
         builds = self.build(candidates)
         return [self.judge(candidate, build, protocol) for candidate, build in zip(candidates, builds, strict=True)]
 
-    def time(
-        self,
-        candidate: Candidate,
-        build: Build,
-        protocol: Protocol,
-        on_round: Callable[[int, Interval], None] = lambda rounds, ratio: None,
-    ) -> Timing:
+    def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a candidate already found correct, against all baselines; in searches against the usual strongest."""
         if self.baselines.arena is not self._arena:
             self.baselines.attach(self._arena)
@@ -124,10 +119,9 @@ class Evaluator:
             self.baselines,
             self._operands,
             protocol,
-            names=(PREALLOCATED,) if protocol is SEARCH else None,
-            beat=POOR * self.best_speedup if protocol is SEARCH else 0.0,
+            names=(PREALLOCATED,) if protocol.selects else None,
+            beat=POOR * self.best_speedup if protocol.selects else 0.0,
             rng=self._rng,
-            on_round=on_round,
         )
 
     @property
@@ -164,7 +158,8 @@ class Evaluator:
         return min((timing, again), key=lambda t: t.speedup.estimate if t.speedup else math.inf)
 
 
-def _require_memory(gemm: Gemm) -> None:
+def require_memory(gemm: Gemm) -> None:
+    """UserError where the shape cannot be checked and timed in the memory that is free."""
     # arena, private copies in fp16 and fp32, baselines' buffers, references in fp64
     need = 30 * (gemm.m * gemm.k + gemm.k * gemm.n) + 60 * gemm.m * gemm.n + WORKSPACE_BYTES
     available = available_memory_bytes()

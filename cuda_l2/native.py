@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import platform
 import re
 import subprocess
 import tempfile
@@ -14,7 +15,8 @@ from cuda_l2.errors import UserError
 @functools.cache
 def compiled(source: Path, *flags: str) -> Path:
     """The program or library that `source`, and what it includes by relative path, compiles to."""
-    digest = hashlib.sha256(_text(source) + " ".join(flags).encode()).hexdigest()[:16]
+    key = [_text(source), " ".join(flags).encode(), paths.compiler_name().encode(), _processor()]
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     target = paths.cache_dir() / "helpers" / f"{source.stem}-{digest}"
     if target.exists():
         return target
@@ -37,6 +39,16 @@ def compiled(source: Path, *flags: str) -> Path:
     except OSError as error:
         raise scratch.unwritable(error) from None
     return target
+
+
+@functools.cache
+def _processor() -> bytes:
+    """What -march=native depends on: a cache may be shared between machines."""
+    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    return (
+        platform.machine().encode()
+        + b"".join(line for line in lines if line.startswith((b"flags", b"Features")))[:9999]
+    )
 
 
 def _text(source: Path) -> bytes:

@@ -1,8 +1,8 @@
 """The main job: search for a shape's best kernel, then report it from another run on other inputs."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
@@ -12,13 +12,14 @@ import torch
 from cuda_l2 import paths
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
-from cuda_l2.evaluator import Evaluator
+from cuda_l2.evaluator import Evaluator, require_memory
 from cuda_l2.families._base import Schedule, families_for
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.measure.baselines import TorchBaselines
-from cuda_l2.measure.protocols import OFFLINE, PAPER, PROTOCOLS, SEARCH, SERVER, Protocol
+from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, PROTOCOLS, SEARCH, SERVER, Protocol
 from cuda_l2.propose._base import FamilySpace, Proposer, proposer_maker
 from cuda_l2.records import Candidate, Gemm, Trial, VerdictStatus
+from cuda_l2.reward import RewardSettings
 from cuda_l2.search import Progress, search
 from cuda_l2.targets import cpu
 from cuda_l2.targets.cpu import CpuTarget
@@ -43,6 +44,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
             raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")
+        if self.seed < 0:
+            raise UserError(f"the seed must not be negative, as {self.seed} is")
         if self.trials is not None and self.trials < 1:
             raise UserError(f"the number of trials must be at least 1, not {self.trials}")
         if self.protocol not in ("standard", PAPER.name):
@@ -80,9 +83,18 @@ class Optimizer:
         proposer_maker(settings.policy)
         self.target = cpu.detect()
         self.target.ceilings()  # measured while the machine is still idle
+        self._rng = np.random.default_rng(settings.seed)
         self.archive = Archive(settings.archive or paths.default_archive())
         self.baselines = TorchBaselines(self.target.cores)
-        self._rng = np.random.default_rng(settings.seed)
+
+    def require_feasible(self, gemm: Gemm) -> None:
+        """UserError where the shape does not fit this machine's memory or the budget."""
+        require_memory(gemm)
+        once = self.target.bound_us(gemm) * 1e-6 * LAUNCHES_OF_ONE_CHECK
+        if once > self.settings.budget_s:
+            raise UserError(
+                f"checking one kernel for {gemm} takes at least {once:.0f} s on this machine; raise --budget above that"
+            )
 
     def optimize(
         self,
@@ -91,12 +103,21 @@ class Optimizer:
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> Result:
         """Search, choose among the finalists, report the winner."""
-        settings = self.settings
+        self.require_feasible(gemm)
+        settings, machine = self.settings, self.target.machine
+        history = self.archive.trials(gemm, machine, SEARCH.name)
+        space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
+        proposer = self._proposer(space, lambda: history)
+        default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))
+        reports: dict[str, Trial] = {}
+        winner: Trial | None = None
+
+        def remember(progress: Progress) -> None:
+            assert progress.last is not None
+            history.append(progress.last)
+            on_progress(progress)
+
         with self.evaluator(gemm) as evaluator:
-            self._require_time(gemm)
-            space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
-            proposer = self._proposer(space, gemm)
-            default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))
             on_stage("searching")
             progress = search(
                 evaluator,
@@ -106,17 +127,20 @@ class Optimizer:
                 max_trials=settings.trials,
                 first=[space.family.render(default)],
                 again=settings.again,
-                on_progress=on_progress,
+                on_progress=remember,
+                on_group=lambda: self._keep(proposer),
             )
-            self._keep(proposer)
-            reports: dict[str, Trial] = {}
-            if not progress.interrupted and progress.best is not None:
-                try:
+            try:
+                if not progress.interrupted and progress.best is not None:
                     on_stage("choosing among the finalists")
                     winner = self._choose(evaluator, progress)
-                    reports = self._report(winner, on_stage)
-                except KeyboardInterrupt:
-                    progress.interrupted = True
+            except KeyboardInterrupt:
+                progress.interrupted = True
+        try:
+            if winner is not None:
+                self._report(winner, reports, on_stage)
+        except KeyboardInterrupt:
+            progress.interrupted = True
         result = Result(gemm, self.target, progress, reports, None)
         if result.best:
             result.source_path = self._save_source(result.best)
@@ -128,19 +152,6 @@ class Optimizer:
         with Evaluator(gemm, self.target, self.baselines) as evaluator, _torch_threads(self.target.cores):
             yield evaluator
 
-    def run(self, evaluator: Evaluator, candidates: Sequence[Candidate]) -> list[Trial]:
-        """Trials of candidates outside a search: known ones from the archive, others into it."""
-        machine = self.target.machine
-        known = [self.archive.find(evaluator.gemm, c, machine, SEARCH.name) for c in candidates]
-        builds = iter(evaluator.build([c for c, trial in zip(candidates, known, strict=True) if trial is None]))
-        trials = []
-        for candidate, trial in zip(candidates, known, strict=True):
-            if trial is None:
-                trial = evaluator.judge(candidate, next(builds))
-                self.archive.append(trial)
-            trials.append(trial)
-        return trials
-
     def close(self) -> None:
         self.baselines.close()
         self.archive.close()
@@ -151,13 +162,11 @@ class Optimizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _proposer(self, space: FamilySpace, gemm: Gemm) -> Proposer:
-        machine = self.target.machine
+    def _proposer(self, space: FamilySpace, trials: Callable[[], list[Trial]]) -> Proposer:
+        """The proposer asked for, going on from its kept state."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        proposer = proposer_maker(self.settings.policy)(
-            space, lambda: self.archive.trials(gemm, machine, SEARCH.name), seed
-        )
-        state = self.archive.load_policy(proposer.name, machine)
+        proposer = proposer_maker(self.settings.policy)(space, trials, seed)
+        state = self.archive.load_policy(proposer.name, self.target.machine)
         if state:
             proposer.load_state(state)
         return proposer
@@ -174,25 +183,22 @@ class Optimizer:
             t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)
         }
         finalists = sorted((stored | measured).values(), key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
-        protocol = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
-        trials = evaluator.evaluate([trial.candidate for trial in finalists], protocol)
+        trials = evaluator.evaluate([trial.candidate for trial in finalists], FINALS)
         best = max(trials, key=lambda trial: trial.speedup)
         return best if best.speedup else finalists[0]
 
-    def _report(self, winner: Trial, on_stage: Callable[[str], None]) -> dict[str, Trial]:
-        """Verify and time the winner anew, on inputs it has not met, under the protocols to report."""
+    def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
+        """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
         protocols: list[Protocol] = [OFFLINE, SERVER] if self.settings.protocol == "standard" else [PAPER]
-        reports: dict[str, Trial] = {}
         with self.evaluator(winner.task) as evaluator:
             for protocol in protocols:
                 on_stage(f"reporting: {protocol.name}")
                 trial = evaluator.evaluate([winner.candidate], protocol)[0]
+                self.archive.append(trial)
                 if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
                     raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
-                self.archive.append(trial)
                 if trial.timing and trial.timing.speedup:
                     reports[protocol.name] = trial
-        return reports
 
     def _save_source(self, trial: Trial) -> Path:
         folder = self.archive.path.resolve().parent / "kernels"
@@ -205,13 +211,6 @@ class Optimizer:
                 f"cannot write {path}: {error.strerror}; the kernel is in the archive, see `cuda-l2 show {trial.task}`"
             ) from None
         return path
-
-    def _require_time(self, gemm: Gemm) -> None:
-        once = self.target.bound_us(gemm) * 1e-6 * LAUNCHES_OF_ONE_CHECK
-        if once > self.settings.budget_s:
-            raise UserError(
-                f"checking one kernel for {gemm} takes at least {once:.0f} s on this machine; raise --budget above that"
-            )
 
 
 @overload
@@ -227,18 +226,36 @@ def optimize(
     """
     gemms = [Gemm.parse(shape) for shape in ([shapes] if isinstance(shapes, str) else shapes)]
     with Optimizer(Settings(budget_s=budget, **settings)) as optimizer:  # type: ignore[arg-type]
-        results = [optimizer.optimize(gemm) for gemm in gemms]
+        for gemm in gemms:
+            optimizer.require_feasible(gemm)
+        results = []
+        for gemm in gemms:
+            results.append(optimizer.optimize(gemm))
+            if results[-1].search.interrupted:
+                raise KeyboardInterrupt
     return results[0] if isinstance(shapes, str) else results
 
 
 @overload
-def evaluate(source: str, gemm: str | Gemm, *, protocol: str = ..., seed: int | None = None) -> Trial: ...
+def evaluate(
+    source: str, gemm: str | Gemm, *, protocol: str = ..., seed: int | None = None, rewards: RewardSettings = ...
+) -> Trial: ...
 @overload
 def evaluate(
-    source: list[str] | tuple[str, ...], gemm: str | Gemm, *, protocol: str = ..., seed: int | None = None
+    source: list[str] | tuple[str, ...],
+    gemm: str | Gemm,
+    *,
+    protocol: str = ...,
+    seed: int | None = None,
+    rewards: RewardSettings = ...,
 ) -> list[Trial]: ...
 def evaluate(
-    source: str | list[str] | tuple[str, ...], gemm: str | Gemm, *, protocol: str = SEARCH.name, seed: int | None = None
+    source: str | list[str] | tuple[str, ...],
+    gemm: str | Gemm,
+    *,
+    protocol: str = SEARCH.name,
+    seed: int | None = None,
+    rewards: RewardSettings = RewardSettings(),
 ) -> Trial | list[Trial]:
     """Build, verify, time and reward sources for a shape: a reward function for any trainer.
 
@@ -251,7 +268,7 @@ def evaluate(
     target.ceilings()  # measured while the machine is still idle
     with (
         TorchBaselines(target.cores) as baselines,
-        Evaluator(gemm, target, baselines, seed=seed) as evaluator,
+        Evaluator(gemm, target, baselines, seed=seed, rewards=rewards) as evaluator,
         _torch_threads(target.cores),
     ):
         candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]

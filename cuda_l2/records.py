@@ -137,7 +137,6 @@ class Build:
     compiler: str = ""
     sandbox: str = ""
     seconds: float = 0.0
-    cached: bool = False
 
     def __post_init__(self) -> None:
         if (self.status is BuildStatus.BUILT) != bool(self.artifact):

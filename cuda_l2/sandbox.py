@@ -17,7 +17,7 @@ from pathlib import Path
 
 MAX_OUTPUT_BYTES = 100_000
 """A compiler can be made to say a great deal; what is kept of it."""
-SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
 # read-only, the work folder writable. pivot_root then drops the old root.

@@ -28,6 +28,7 @@ class Progress:
     seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
+    summary: str = ""  # of what the proposer has learnt
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -46,10 +47,12 @@ def search(
     first: list[Candidate] | None = None,
     again: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_group: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Search until the budget or the number of trials is spent; an interrupt ends it with what is there.
 
-    first: candidates to try before the proposer's. again: time known candidates anew.
+    first: candidates to try before the proposer's. again: time known candidates anew. on_progress is called after every
+    candidate, on_group when the proposer has learnt from a group.
     """
     progress = Progress()
     before = dict(evaluator.stage_seconds)
@@ -62,23 +65,18 @@ def search(
 
     try:
         for group in _groups(proposer, first or [], max_trials, progress):
-            known = [None if again else _find(archive, evaluator, candidate) for candidate in group]
-            builds = iter(evaluator.build([c for c, trial in zip(group, known, strict=True) if trial is None]))
             trials = []
-            for candidate, trial in zip(group, known, strict=True):
-                if trial is None:
-                    trial = evaluator.judge(candidate, next(builds))
-                    archive.append(trial)
-                else:
-                    progress.known += 1
+            for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
-                _count(progress, trial)
+                _count(progress, trial, known)
                 ended = spent()
                 on_progress(progress)
                 if ended:
                     break
             if group is not first:
                 proposer.observe(trials)
+                progress.summary = proposer.summary()
+                on_group()
             if spent():
                 break
     except KeyboardInterrupt:
@@ -99,12 +97,27 @@ def _groups(
         yield proposer.propose(left)
 
 
-def _find(archive: Archive, evaluator: Evaluator, candidate: Candidate) -> Trial | None:
-    return archive.find(evaluator.gemm, candidate, evaluator.target.machine, SEARCH.name)
+def judge_group(
+    evaluator: Evaluator, archive: Archive, candidates: list[Candidate], again: bool = False
+) -> Iterator[tuple[Trial, bool]]:
+    """Trials of candidates in order, and whether each was known: known ones from the archive, others into it."""
+    machine, found = evaluator.target.machine, {}
+    if not again:
+        found = {c.id: archive.find(evaluator.gemm, c, machine, SEARCH.name) for c in candidates}
+    trials = {key: trial for key, trial in found.items() if trial}
+    new = {c.id: c for c in candidates if c.id not in trials}
+    builds = dict(zip(new, evaluator.build(list(new.values())), strict=True))
+    for candidate in candidates:
+        known = candidate.id in trials
+        if not known:
+            trials[candidate.id] = evaluator.judge(candidate, builds[candidate.id])
+            archive.append(trials[candidate.id])
+        yield trials[candidate.id], known
 
 
-def _count(progress: Progress, trial: Trial) -> None:
+def _count(progress: Progress, trial: Trial, known: bool) -> None:
     progress.proposed += 1
+    progress.known += known
     progress.last = trial
     progress.trials.append(trial)
     if trial.build.status is BuildStatus.BUILT:

@@ -142,3 +142,20 @@ def test_a_full_disk_keeps_what_was_stored(tmp_path) -> None:
         with pytest.raises(UserError, match="full"):
             archive.append(trial("x" * 100_000))
         assert [t.candidate.source for t in archive.trials(GEMM)] == ["before"]
+
+
+def test_another_programs_database_is_left_alone(tmp_path) -> None:
+    path = tmp_path / "other.db"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE theirs (x)")
+    db.commit()
+    db.close()
+    with pytest.raises(UserError, match="another program"):
+        Archive(path)
+    assert sqlite3.connect(path).execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+
+
+def test_a_timed_out_trial_does_not_count_as_known(archive) -> None:
+    slow = Verdict(VerdictStatus.TIMED_OUT, reason="slow")
+    archive.append(Trial(GEMM, Candidate("x"), "m", "search", Build("c", BuildStatus.BUILT, artifact="k"), slow))
+    assert archive.find(GEMM, Candidate("x"), "m", "search") is None

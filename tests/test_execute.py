@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cuda_l2 import paths
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.execute.arena import POISON, Arena
@@ -36,7 +37,7 @@ def library(folder: Path, body: str, before: str = "") -> Path:
     """A library that no rule of build/ has looked at."""
     source, out = folder / "hostile.c", folder / "hostile.so"
     source.write_text(f"{HEAD}{before}\n{SIGNATURE} {{ {body} }}\n")
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-w", str(source), "-o", str(out)], check=True)
+    subprocess.run([paths.compiler_name(), "-O1", "-shared", "-fPIC", "-w", str(source), "-o", str(out)], check=True)
     return out
 
 
@@ -58,10 +59,11 @@ def library(folder: Path, body: str, before: str = "") -> Path:
     ],
 )  # fmt: skip
 def test_a_hostile_library_ends_itself_only(tmp_path, arena, monkeypatch, body, before, status) -> None:
-    monkeypatch.setattr("cuda_l2.execute.worker.START_TIMEOUT_S", 2.0)
+    slow = "for (;;) {}" in before
+    monkeypatch.setattr("cuda_l2.execute.worker.START_TIMEOUT_S", 2.0 if slow else 20.0)
     artifact = library(tmp_path, body, before)
     with pytest.raises(Fault) as fault, Worker(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
-        worker.launch(0, 1.0)
+        worker.launch(0, 1.0 if status is VerdictStatus.TIMED_OUT else 20.0)
     assert status is None or fault.value.status is status, fault.value.reason
     assert fault.value.reason
 
@@ -189,6 +191,7 @@ def test_a_killed_parent_leaves_no_stopped_process_behind(tmp_path) -> None:
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
+from cuda_l2 import paths
 from cuda_l2.contract import CpuContract
 from cuda_l2.execute.arena import Arena
 from cuda_l2.execute.worker import Worker
@@ -227,6 +230,40 @@ def test_the_pool_runs_every_task_once_whatever_the_count() -> None:
             assert sorted(seen) == list(range(count))
 
 
+def test_the_pool_keeps_rounds_apart_whatever_their_counts(tmp_path) -> None:
+    """Rounds of rising counts, back to back in C, each with a context on the caller's stack that must not be touched
+    after its round."""
+    source = tmp_path / "rounds.c"
+    source.write_text(
+        f'#include "{POOL}"\n'
+        + r"""
+#include <stdio.h>
+struct round { _Atomic int64_t runs; int64_t count; uint64_t live; };
+static _Atomic int64_t stray;
+static void task(void *context, int64_t index) {
+    struct round *round = context;
+    if (round->live != 0x600d600d || index >= round->count) atomic_fetch_add(&stray, 1);
+    atomic_fetch_add(&round->runs, 1);
+}
+int main(void) {
+    if (pool_start(3, 0)) return 2;
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < 200000; ++i) {
+        struct round round = {.count = 1 + i % 7, .live = 0x600d600d};
+        pool_parallel_for(round.count, task, &round);
+        wrong += round.runs != round.count;
+        round.live = 0xdead;
+    }
+    printf("%ld %ld\n", (long)wrong, (long)stray);
+    return 0;
+}
+"""
+    )
+    program = tmp_path / "rounds"
+    subprocess.run([paths.compiler_name(), "-O2", "-pthread", str(source), "-o", str(program)], check=True)
+    assert subprocess.run([program], capture_output=True, text=True, timeout=100).stdout == "0 0\n"
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the runner knows two architectures")
 def test_workers_leave_no_process_behind(tmp_path, arena) -> None:
     artifact = library(tmp_path, "")
@@ -236,10 +273,23 @@ def test_workers_leave_no_process_behind(tmp_path, arena) -> None:
     require_gone(group)
 
 
+def group_states(group: int) -> list[str]:
+    """States of the processes of a group, from /proc."""
+    states = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group:
+            states.append(fields[0])
+    return states
+
+
 def require_gone(group: int | str) -> None:
     """A zombie waits for init, and runs no more."""
     for _ in range(50):
-        states = subprocess.run(["ps", "-o", "stat=", "-g", str(group)], capture_output=True, text=True).stdout.split()
+        states = group_states(int(group))
         if all(state.startswith("Z") for state in states):
             return
         time.sleep(0.1)

@@ -71,5 +71,5 @@ def test_a_search_goes_on_with_the_policy_of_the_last_one(tmp_path) -> None:
         with Optimizer(settings) as optimizer:
             optimizer.optimize(gemm)
             space = FamilySpace(families_for(gemm, optimizer.target)[0], gemm, optimizer.target)
-            updates.append(optimizer._proposer(space, gemm).updates)
+            updates.append(optimizer._proposer(space, list).updates)
     assert updates == [1, 2]

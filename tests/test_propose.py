@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from conftest import RECORDING
 
 from cuda_l2.errors import UserError
@@ -108,6 +109,18 @@ def test_a_state_of_another_space_is_left_alone(recorded, space) -> None:
     before = policy.state()
     policy.load_state(other.state())
     assert policy.updates == 0 and len(policy.state()) == len(before)
+
+
+def test_a_policy_that_has_settled_still_proposes_new_schedules(recorded) -> None:
+    history: list[Trial] = []
+    policy = SchedulePolicy(recorded, lambda: history, np.random.default_rng(0))
+    with torch.no_grad():
+        policy._network.head.bias += 12 * torch.randn(policy._vocabulary.size)  # nearly one answer only
+    for _ in range(6):
+        trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
+        history.extend(trials)
+        policy.observe(trials)
+    assert len({trial.candidate.id for trial in history}) > 40
 
 
 def test_a_group_without_variance_is_skipped_and_counted(recorded) -> None:

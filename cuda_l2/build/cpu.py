@@ -95,7 +95,7 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
     preprocess = [target.compiler, "-E", *flags, SOURCE_NAME, "-o", "expanded.i"]
     compile_ = [target.compiler, *flags, "expanded.i", "-o", "kernel.so"]
     for step in (preprocess, compile_):
-        done = sandbox.run(sandbox.wrap(step, work, LIMITS), TIMEOUT_S, cwd=work)
+        done = sandbox.run(sandbox.wrap(step, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
         if done.status is None:
             return BuildStatus.TIMED_OUT, f"the compiler did not finish within {TIMEOUT_S:.0f} s", done.output
         if done.status and shutil.disk_usage(work).free < LIMITS.file_bytes:  # not a property of the source
@@ -110,6 +110,13 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
                 return BuildStatus.REFUSED, reason, ""
     reason = binary.refuse_binary(work / "kernel.so", entry)
     return (BuildStatus.REFUSED, reason, done.output) if reason else (BuildStatus.BUILT, "", done.output)
+
+
+def _toolchain(target: CpuTarget) -> list[Path]:
+    """Folders the compiler needs beside the system's: its own installation, where it lies elsewhere."""
+    paths_ = [Path(target.compiler), Path(target.compiler).resolve()]
+    roots = {path.parent.parent for path in paths_}
+    return [root for root in sorted(roots) if not str(root).startswith(("/usr", "/etc")) and root != Path("/")]
 
 
 def _first_error(output: str, status: int) -> str:

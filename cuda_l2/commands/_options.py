@@ -1,6 +1,7 @@
 """Readers of option values that several commands share."""
 
 import re
+from pathlib import Path
 
 from cuda_l2.errors import UserError
 
@@ -23,3 +24,16 @@ def require_target(name: str) -> None:
     """UserError where the target is not one this version has."""
     if name not in ("auto", "cpu"):
         raise UserError(f"there is no target {name!r}; choose cpu or auto")
+
+
+def require_writable(path: Path) -> None:
+    """UserError where a result could not be written to this file; nothing is left behind."""
+    existed = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import seconds
+from cuda_l2.commands._options import require_writable, seconds
 from cuda_l2.records import Gemm
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
@@ -41,13 +41,13 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     settings = settings or BenchSettings()
     gemms = [Gemm.parse(shape) for shape in shapes or SHAPES]
     budget_s = seconds(settings.budget)
+    require_writable(settings.out / "table.md")
 
     from cuda_l2.optimizer import Optimizer, Settings
     from cuda_l2.report.bench import markdown
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.tables import result_json
 
-    settings.out.mkdir(parents=True, exist_ok=True)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     archive = settings.archive or settings.out / f"archive-{stamp}.db"
     results = []

@@ -66,6 +66,8 @@ def command(
     )
     with Optimizer(search_settings) as optimizer:
         for gemm in gemms:
+            optimizer.require_feasible(gemm)
+        for gemm in gemms:
             with LiveProgress(gemm, budget_s, quiet=settings.json) as live:
                 result = optimizer.optimize(gemm, live.progress, live.stage)
             if settings.json:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cyclopts import Parameter
 
+from cuda_l2.commands._options import require_writable
 from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
 
@@ -38,11 +39,13 @@ def command(shape: str, out: Path, /, settings: RecordSettings | None = None) ->
     """
     settings = settings or RecordSettings()
     gemm = Gemm.parse(shape)
+    require_writable(out)
 
     from cuda_l2.families._base import families_for
     from cuda_l2.optimizer import Optimizer, Settings
     from cuda_l2.propose._base import FamilySpace
     from cuda_l2.propose._recorded import RecordedSpace, grid, save
+    from cuda_l2.search import judge_group
 
     with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
         family = families_for(gemm, optimizer.target)[0]
@@ -53,7 +56,8 @@ def command(shape: str, out: Path, /, settings: RecordSettings | None = None) ->
         rewards = {}
         for start in range(0, len(schedules), BATCH):
             batch = schedules[start : start + BATCH]
-            trials = optimizer.run(evaluator, [space.render(values, "grid") for values in batch])
+            candidates = [space.render(values, "grid") for values in batch]
+            trials = [trial for trial, _ in judge_group(evaluator, optimizer.archive, candidates)]
             rewards.update({values: trial.reward for values, trial in zip(batch, trials, strict=True)})
             print(f"{len(rewards)} of {len(schedules)}, best reward {max(rewards.values()):.3f}", flush=True)
         save(out, RecordedSpace(gemm, optimizer.target, family.choices, rewards), evaluator.environment)

@@ -34,6 +34,8 @@ def command(
         Print the trials as JSON, sources included.
     """
     gemm = Gemm.parse(shape)
+    if count < 1:
+        raise UserError(f"the number of kernels must be at least 1, not {count}")
 
     from cuda_l2 import paths
     from cuda_l2.archive import Archive
@@ -43,7 +45,9 @@ def command(
     if not path.exists():
         raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {gemm}` first")
     with Archive(path) as opened:
-        trials = [trial for trial in opened.trials(gemm) if trial.timing and trial.speedup]
+        measured = [trial for trial in opened.trials(gemm) if trial.timing and trial.speedup]
+    # the latest word on each kernel, machine and protocol
+    trials = list({(trial.candidate.id, trial.machine, trial.protocol): trial for trial in measured}.values())
     if not trials:
         raise UserError(f"no kernel is known for {gemm} in {path}; run `cuda-l2 optimize {gemm}` first")
     # reported figures before those a search chose by, the fastest first

@@ -114,6 +114,8 @@ int pool_start(int threads, int pinned) {
 void pool_parallel_for(int64_t count, task_fn task, void *context) {
     if (count < 1) return;
     uint32_t generation = atomic_load(&pool.generation) + 1;
+    /* closed while the fields change: a helper late from the last round must find no ticket of its own */
+    atomic_store(&pool.next, ((int64_t)generation << 32) | 0xffffffff);
     pool.task = task;
     pool.context = context;
     pool.count = count;

@@ -10,7 +10,7 @@ from cuda_l2.targets.cpu import CpuTarget
 
 CHOICES = (
     Choice("VECTOR_BITS", (128, 256, 512), "vector width in bits"),
-    Choice("THREADS", (1, 2, 4, 8, 16, 32, 64, 128), "threads that share the work"),
+    Choice("THREADS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128), "threads that share the work"),
     Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T, so that B feeds the broadcasts"),
     Choice("SPLIT_COLUMNS", (0, 1), "threads share rows (0) or columns (1)"),
     Choice("NV", (1, 2, 3, 4), "vectors in a row of the register tile"),
@@ -89,7 +89,7 @@ class CpuGemm(Family):
 
 
 def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CpuTarget) -> bool:
-    """Whether a value is worth compiling after the ones chosen; the smallest of each choice always is."""
+    """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
     match name:
         case "VECTOR_BITS":
             return target.vector_bits // 2 <= value <= target.vector_bits if value > 128 else target.vector_bits == 128

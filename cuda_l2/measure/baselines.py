@@ -65,11 +65,11 @@ class TorchBaselines:
         assert self.arena is not None
         self._message(op="prepare", arm=name, calls=[self.arena.offsets(slot) for slot in slots])
 
-    def run(self) -> float:
+    def run(self, timeout_s: float) -> float:
         """Run what was prepared; wall time in seconds."""
         start = time.perf_counter()
         self._write(struct.pack("i", 0))
-        self._await(b"D")
+        self._await(b"D", timeout_s)
         return time.perf_counter() - start
 
     def freeze(self) -> None:
@@ -107,15 +107,13 @@ class TorchBaselines:
         except BrokenPipeError:
             raise self._gone() from None
 
-    def _await(self, expected: bytes) -> None:
-        ready, _, _ = select.select([self._ack], [], [], START_TIMEOUT_S)
+    def _await(self, expected: bytes, timeout_s: float = START_TIMEOUT_S) -> None:
+        ready, _, _ = select.select([self._ack], [], [], max(timeout_s, START_TIMEOUT_S))
         if not ready or os.read(self._ack, 1) != expected:
             raise self._gone()
 
     def _gone(self) -> UserError:
-        return UserError(
-            "the process that runs torch's baselines ended; not enough memory for this shape? try a smaller one"
-        )
+        return UserError("the process that runs torch's baselines ended or hangs; is memory short? try a smaller shape")
 
 
 class TorchArm:
@@ -129,7 +127,7 @@ class TorchArm:
         self._baselines.prepare(self.name, slots)
 
     def run(self, timeout_s: float) -> float:
-        return self._baselines.run()
+        return self._baselines.run(timeout_s)
 
     def freeze(self) -> None:
         """Stop the process: OpenMP's threads would spin into the next arm's time."""

@@ -10,11 +10,10 @@ import torch
 
 from cuda_l2.execute.arena import Arena, Words
 from cuda_l2.records import Accumulate, Layout
+from cuda_l2.tolerances import SUMMATION_NOISE
 
 ROUNDING_STEP = 2.0**-10 / 12**0.5
 """Standard deviation of rounding to fp16 relative to the value, at most."""
-SUMMATION_NOISE = 2.0**-20
-"""What the order of fp32 sums of K products of order one may move C by, over sqrt(K)."""
 SIGN_PATTERNS = 4096
 LARGEST_DEVIATION = 8.0  # of one row's projection, in standard deviations
 LARGEST_RMS = {Accumulate.FP32: 1.6, Accumulate.FP16: 24.0}

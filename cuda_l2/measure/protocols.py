@@ -5,7 +5,7 @@ paper: the paper's section 2.4, 10 s of warm-up and 30 s of single launches, mea
 short, for choosing among candidates; its figures select and are never reported.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,13 @@ class Protocol:
     evict: bool = False  # write twice the last-level cache before each launch
     warmup_s: float = 0.0
     measure_s: float = 0.0  # run at least this long, whatever the interval
+    selects: bool = False  # chooses among candidates: against the usual strongest baseline only, poor ones cut short
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
-SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, check_every=6)
+SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, selects=True, check_every=6)
+FINALS = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
 OFFLINE = Protocol("offline", round_s=0.012, min_rounds=12, max_rounds=40, halfwidth=0.005)
 SERVER = Protocol("server", round_s=0, min_rounds=20, max_rounds=60, halfwidth=0.01, gap_s=0.001, evict=True)
 PAPER = Protocol(

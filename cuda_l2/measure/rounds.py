@@ -3,7 +3,7 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol as Interface
 
@@ -48,7 +48,6 @@ def measure(
     names: Sequence[str] | None = None,
     beat: float = 0.0,
     rng: np.random.Generator,
-    on_round: Callable[[int, Interval], None] = lambda rounds, ratio: None,
 ) -> Timing:
     """Time one candidate that was found correct.
 
@@ -66,7 +65,7 @@ def measure(
             arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names or baselines.names}
             arms[CANDIDATE] = worker
             run = _Run(operands, arms, protocol, rng, beat)
-            run.rounds(on_round)
+            run.rounds()
             worker.thaw()
             empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
     except Fault as fault:
@@ -94,10 +93,10 @@ class _Run:
             np.zeros(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), dtype=np.uint8) if protocol.evict else None
         )
 
-    def rounds(self, on_round: Callable[[int, Interval], None]) -> None:
+    def rounds(self) -> None:
         protocol = self.protocol
         self.operands.refresh(self.arena.slots)  # others may have used the arena since
-        once = {name: self._sample(name, 1) for name in self.arms}
+        once = {name: self._sample(name, 1, warm=False) for name in self.arms}
         for name in self.arms:
             if once[name] < SLOW_FACTOR * min(once.values()) or once[name] < 1.0:
                 once[name] = min(once[name], self._sample(name, 1))  # the first was the warm-up
@@ -122,24 +121,24 @@ class _Run:
                 name = active[int(index)]
                 self.samples[name].append(self._sample(name, count))
                 self.launches[name] += count
-            if number < protocol.max_rounds and number not in looks:
-                continue
-            ratio = self._ratio(self._reference())
-            on_round(number, ratio)
-            if time.perf_counter() - started < protocol.measure_s:
-                continue
-            if ratio.relative_halfwidth <= protocol.halfwidth or ratio.high < self.beat or protocol.measure_s:
-                break
+            if protocol.measure_s:
+                if time.perf_counter() - started >= protocol.measure_s and number >= protocol.min_rounds:
+                    break
+            elif number in looks:
+                ratio = self._ratio(self._reference())
+                if ratio.relative_halfwidth <= protocol.halfwidth or ratio.high < self.beat:
+                    break
 
-    def _sample(self, name: str, count: int) -> float:
+    def _sample(self, name: str, count: int, warm: bool = True) -> float:
         """Seconds a launch over `count` back-to-back launches, each on operands and an output of its own, checked.
 
         The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
         """
         arm = self.arms[name]
-        arm.thaw()
-        arm.prepare([0])
-        arm.run(self.timeout_s)
+        if warm:
+            arm.thaw()
+            arm.prepare([0])
+            arm.run(self.timeout_s)
         arm.freeze()
         self.operands.refresh(count)
         self.arena.poison_outputs(count)
@@ -148,7 +147,7 @@ class _Run:
         if self.evicted is not None:
             self.evicted += 1
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
-        time.sleep(SETTLE_S[os.environ.get("OMP_WAIT_POLICY", "active").lower()] + gap)
+        time.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
         arm.thaw()
         seconds = arm.run(self.timeout_s) / count
         arm.freeze()

@@ -76,6 +76,10 @@ class Proposer(ABC):
     def observe(self, trials: Sequence[Trial]) -> None:
         """What became of the last group, in order."""
 
+    def summary(self) -> str:
+        """What it has learnt so far, in a few words; empty if nothing."""
+        return ""
+
     def state(self) -> bytes:
         """What to keep with the archive so that the next search goes on from here; empty if nothing."""
         return b""

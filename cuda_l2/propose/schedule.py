@@ -7,8 +7,10 @@ their scores. Invalid choices are masked, so every answer is a schedule.
 import copy
 import io
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +23,10 @@ from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth
 
 EXEMPLARS = 2
-NOVELTY_TRIES = 4
-"""How often a known schedule is drawn again before it is proposed all the same."""
+NOVELTY_TRIES = 8
+HEATING = 1.5
+"""A known schedule is drawn again so often, each time at a temperature higher by this factor: proposing it anew would
+earn nothing, and a policy that has settled must still move."""
 
 
 @dataclass
@@ -88,6 +92,9 @@ class SchedulePolicy(Proposer):
             return
         self._update(group, torch.tensor(advantages))
 
+    def summary(self) -> str:
+        return f"{self.updates} updates, {self.skipped_groups} groups without variance skipped"
+
     def state(self) -> bytes:
         buffer = io.BytesIO()
         torch.save(
@@ -104,10 +111,16 @@ class SchedulePolicy(Proposer):
         return buffer.getvalue()
 
     def load_state(self, state: bytes) -> None:
-        """Go on from a kept state; one written for another schedule space is left alone."""
-        kept = torch.load(io.BytesIO(state), weights_only=True)
-        if kept["choices"] != [(choice.name, choice.values) for choice in self._vocabulary.choices]:
-            return
+        """Go on from a kept state; one written for another schedule space or network is left alone."""
+        before = self.state()
+        try:
+            kept = torch.load(io.BytesIO(state), weights_only=True)
+            if kept["choices"] == [(choice.name, choice.values) for choice in self._vocabulary.choices]:
+                self._restore(kept)
+        except (RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError):
+            self._restore(torch.load(io.BytesIO(before), weights_only=True))
+
+    def _restore(self, kept: dict[str, Any]) -> None:
         self._network.load_state_dict(kept["network"])
         self._reference.load_state_dict(kept["reference"])
         self._optimizer.load_state_dict(kept["optimizer"])
@@ -123,7 +136,7 @@ class SchedulePolicy(Proposer):
         """A group of answers, known ones drawn again a few times."""
         context = self._network.context(self._space, exemplars)
         answers, masks = self._draw(context, count)
-        for _ in range(NOVELTY_TRIES):
+        for attempt in range(1, NOVELTY_TRIES + 1):
             seen = set(self._known)
             again = []
             for i, row in enumerate(answers):
@@ -133,17 +146,17 @@ class SchedulePolicy(Proposer):
                 seen.add(values)
             if not again:
                 break
-            answers[again], masks[again] = self._draw(context, len(again))
+            answers[again], masks[again] = self._draw(context, len(again), HEATING**attempt)
         return _Group(exemplars, answers, masks, log_probabilities(self._network, context, answers, masks))
 
-    def _draw(self, context_P: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, context_P: torch.Tensor, count: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
         answers = torch.empty(count, 0, dtype=torch.long)
         masks: list[torch.Tensor] = []
         for position in range(len(self._vocabulary.choices)):
             logits = self._network.logits(context_P, answers)[:, -1]
             valid = [self._space.valid(self._values(row)) for row in answers]
             mask = torch.stack([self._vocabulary.mask(position, values) for values in valid])
-            probabilities = logits.masked_fill(~mask, -torch.inf).softmax(-1)
+            probabilities = (logits / temperature).masked_fill(~mask, -torch.inf).softmax(-1)
             token = torch.multinomial(probabilities, 1, generator=self._generator)
             answers = torch.cat([answers, token], dim=1)
             masks.append(mask)

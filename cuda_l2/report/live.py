@@ -18,7 +18,7 @@ class LiveProgress:
 
     def __init__(self, gemm: Gemm, budget_s: float, quiet: bool = False) -> None:
         self._gemm, self._budget_s, self._quiet = gemm, budget_s, quiet
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
         self._last_line = 0.0
         self._on_terminal = self._console.is_terminal and not quiet

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Arm, Gemm, Interval, Timing, Trial, to_json
 
@@ -44,7 +45,7 @@ def print_result(result: Result) -> None:
     console.print(
         f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
         f" {search.known} known before, rejected: {rejected}; {search.seconds:.0f} s,"
-        f" of which the loop itself {search.overhead:.1%}"
+        f" of which the loop itself {search.overhead:.1%}" + (f"; policy: {search.summary}" if search.summary else "")
     )
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
@@ -80,20 +81,21 @@ def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
     """The best kernels of a shape and how they were measured."""
     console = _console()
     table = Table(title=f"{gemm} in {archive}", title_justify="left")
-    for name in ("kernel", "protocol", "time", "speedup [95 %]", "against", "rounds", "written by", "when"):
+    for name in ("kernel", "protocol", "time", "speedup [95 %]", "against", "written by", "when", "machine"):
         table.add_column(name)
     for trial in trials:
         timing = trial.timing
         assert timing is not None and timing.candidate is not None and timing.speedup is not None
         table.add_row(
             *(trial.candidate.id, trial.protocol, _time(timing.candidate), _ratio(timing.speedup), timing.reference),
-            *(str(timing.candidate.rounds), trial.candidate.proposer, trial.created[:19]),
+            *(trial.candidate.proposer, trial.created[:19], trial.machine.split(":")[1]),
         )
     console.print(table)
     best = trials[0]
-    console.print(f"machine: {best.machine}")
-    if best.candidate.schedule:
-        console.print("schedule: " + ", ".join(f"{name} {value}" for name, value in best.candidate.schedule))
+    console.print(f"the first, on {best.machine}:")
+    meanings = {choice.name: choice.help for family in all_families() for choice in family.choices}
+    for name, value in best.candidate.schedule:
+        console.print(f"  {name} {value}: {meanings.get(name, '')}")
     console.print(f"source of the first: cuda-l2 show {gemm} --source")
 
 
@@ -136,9 +138,10 @@ def _plain(trial: Trial) -> object:
 
 
 def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=True)
+    # no markup: a compiler's words hold square brackets
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=CONSOLE_WIDTH)
+        console = Console(highlight=False, markup=False, soft_wrap=True, width=CONSOLE_WIDTH)
     return console
 
 

@@ -17,6 +17,8 @@ from cuda_l2.native import compiled
 from cuda_l2.records import Task
 from cuda_l2.targets._base import Target
 
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
@@ -37,15 +39,14 @@ class CpuTarget(Target):
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
-        native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
         return (
-            *("-O3", "-std=gnu11", native, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-shared"),
+            *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-shared"),
             *("-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
         )
 
-    def ceilings(self, threads: int = 0) -> tuple[float, float]:
-        """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads on so many threads (all by default)."""
-        return _ceilings(threads or self.cores)
+    def ceilings(self) -> tuple[float, float]:
+        """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores."""
+        return _ceilings(self.cores)
 
     def bound_us(self, task: Task) -> float:
         gflops, gbytes = self.ceilings()
@@ -77,7 +78,7 @@ def find_compiler() -> tuple[str, str]:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"{path} does not answer to --version; set CC to gcc or clang")
-    return os.path.realpath(path), done.stdout.splitlines()[0]
+    return path, done.stdout.splitlines()[0]
 
 
 @functools.cache
@@ -110,7 +111,15 @@ def usable_cores() -> int:
 def available_memory_bytes() -> int:
     """Memory that can be taken without swapping."""
     match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(match.group(1)) << 10 if match else 1 << 62
+    available = int(match.group(1)) << 10 if match else 1 << 62
+    try:  # a container's limit
+        group = Path("/sys/fs/cgroup")
+        available = min(
+            available, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
+    except (OSError, ValueError):
+        pass
+    return available
 
 
 def _cpuinfo() -> tuple[str, frozenset[str]]:
@@ -142,8 +151,9 @@ def _cache(level: int) -> int:
 
 @functools.cache
 def _ceilings(threads: int) -> tuple[float, float]:
-    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    program = compiled(Path(__file__).with_name("cpu_peak.c"), "-O3", native, "-pthread")
-    done = subprocess.run([program, str(threads)], capture_output=True, text=True, check=True)
+    program = compiled(Path(__file__).with_name("cpu_peak.c"), "-O3", NATIVE, "-pthread")
+    done = subprocess.run([program, str(threads)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{program} fails with status {done.returncode}; remove it and try again")
     gflops, gbytes = map(float, done.stdout.split())
     return gflops, gbytes

@@ -50,6 +50,8 @@ class Cases:
 
     def __init__(self, gemm: Gemm, seed: int) -> None:
         self.gemm, self._seed = gemm, seed
+        self.generator = torch.Generator().manual_seed(seed)
+        """Randomness of the checks themselves: the caller's own generator is left alone."""
         self._cases: OrderedDict[tuple[str, int], Case] = OrderedDict()
 
     def get(self, name: str, index: int, make: Callable[[Gemm, torch.Generator], Case]) -> Case:

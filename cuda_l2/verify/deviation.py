@@ -9,12 +9,11 @@ worst baseline's plus one fp16 step, over five inputs.
 import torch
 
 from cuda_l2.records import Accumulate, Gemm, VerdictStatus
+from cuda_l2.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Check, CheckFailed, Session, logical_b, operands, product_fp32
 
 INPUTS = 5
 RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
-SUMMATION_NOISE = 2.0**-20
-"""What the order of fp32 sums of K products of order one may move C by, over sqrt(K); matters where C is near zero."""
 EMULATED_ROWS = 32
 """Rows compared in the fp16 class, whose baseline is an emulated fp16 sum: no CPU library sums in fp16."""
 REFERENCE_FLOPS = 1 << 31

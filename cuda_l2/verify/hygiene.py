@@ -27,7 +27,7 @@ class Hygiene(Check):
         # as if the last answer, or most of this one, were there already
         _require_equal(session.launch(case, prefill=other_right), right, "depends on what C held before")
         partly = right.clone()
-        partly.view(torch.int16)[torch.rand(right.shape) < 0.5] = POISON
+        partly.view(torch.int16)[torch.rand(right.shape, generator=session.cases.generator) < 0.5] = POISON
         _require_equal(session.launch(case, prefill=partly), right, "skips work when C looks right already")
         corner = torch.full_like(right, 0).view(torch.int16).fill_(POISON).view(torch.float16)
         corner[: (right.shape[0] + 1) // 2] = right[: (right.shape[0] + 1) // 2]
@@ -42,8 +42,9 @@ def _require_noticed(session: Session, case: Case, right: torch.Tensor, operand:
     gemm = session.gemm
     a, b = case.a.clone(), logical_b(gemm, case).clone()
     session.launch(case)  # what a cache would keep
-    p = int(torch.randint(gemm.k, ()))
-    row, column = int(torch.randint(gemm.m, ())), int(torch.randint(gemm.n, ()))
+    generator = session.cases.generator
+    p = int(torch.randint(gemm.k, (), generator=generator))
+    row, column = (int(torch.randint(size, (), generator=generator)) for size in (gemm.m, gemm.n))
     at: tuple[int | slice, int | slice]
     if operand == "a":
         at = (row, slice(None))
