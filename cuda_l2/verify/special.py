@@ -9,6 +9,7 @@ from cuda_l2.records import Accumulate, Gemm, VerdictStatus
 from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, operands, product_fp32
 
 KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal")
+SMALLEST_STEP = 2.0**-24  # between subnormal fp16 numbers
 FP16_OVERFLOW = 65520.0  # from here on, rounding to nearest gives infinity
 
 
@@ -26,7 +27,8 @@ class SpecialValues(Check):
             near_overflow = (expected.abs() - FP16_OVERFLOW).abs() <= slack + 0.01 * FP16_OVERFLOW
             rounded = expected.half().float()
             same = (found == rounded) | (found.isnan() & expected.isnan())
-            close = rounded.isfinite() & ((found - expected).abs() <= slack + expected.abs() * 2.0**-10)
+            step = (expected.abs() * 2.0**-10).clamp(min=SMALLEST_STEP)
+            close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
             wrong = ~(same | close | near_overflow)
             if wrong.any():
                 element = first_difference(found, rounded, wrong)
