@@ -1,0 +1,89 @@
+"""verify/: honest results in any summation order pass every check; the corpus of cheats stands in test_cheats.py."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from cuda_l2.records import Gemm
+from cuda_l2.verify._base import Case, Cases, CheckFailed, all_checks, logical_b
+
+
+@dataclass
+class InProcess:
+    """A session whose launches are a function here: what a worker would answer, without one."""
+
+    gemm: Gemm
+    cases: Cases
+    multiply: object
+    rms_error: float = 0.0
+    max_error: float = 0.0
+    baseline_deviation: float = 0.0
+
+    def launch(self, case: Case, prefill: torch.Tensor | None = None) -> torch.Tensor:
+        return self.multiply(case.a, logical_b(self.gemm, case))
+
+
+def in_fp64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).float().half()
+
+
+def backwards(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.float().flip(1).contiguous() @ b.float().flip(0).contiguous()).half()
+
+
+def in_eight_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    parts = [x.float() @ y.float() for x, y in zip(a.chunk(8, dim=1), b.chunk(8, dim=0), strict=True)]
+    return torch.stack(parts).sum(0).half()
+
+
+@pytest.mark.parametrize("multiply", [in_fp64, backwards, in_eight_parts])
+@pytest.mark.parametrize(
+    "shape", ["1x1x1", "1x1x16384", "2x3x1", "3x1x129:tn", "17x33x300:tn", "1x4x8192", "40x30x2000"]
+)
+def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> None:
+    gemm = Gemm.parse(shape)
+    for seed in range(12):
+        session = InProcess(gemm, Cases(gemm, seed), multiply)
+        for check in all_checks():
+            if check.applies(gemm):
+                check.run(session)
+
+
+@pytest.mark.parametrize(
+    "multiply",
+    [
+        lambda a, b: in_fp64(a, b) * 1.01,
+        lambda a, b: in_fp64(a, b).nan_to_num(0.0),
+        lambda a, b: in_fp64(a, b).clamp(-65504, 65504),
+        lambda a, b: in_fp64(a.bfloat16(), b.bfloat16()),
+        lambda a, b: (a.half() @ b.half()[:, :1]).expand(a.shape[0], b.shape[1]).contiguous(),
+        lambda a, b: torch.where(in_fp64(a, b).abs() < 1e-4, 0.0, in_fp64(a, b)).half(),
+    ],
+    ids=["one per cent off", "no NaN", "no infinity", "bf16 operands", "one column", "subnormals flushed"],
+)
+def test_a_wrong_product_is_rejected(multiply) -> None:
+    gemm = Gemm(24, 20, 256)
+    session = InProcess(gemm, Cases(gemm, 1), multiply)
+    with pytest.raises(CheckFailed):
+        for check in all_checks():
+            check.run(session)
+
+
+def test_fp16_sums_pass_in_their_own_class_only() -> None:
+    def summed_in_fp16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
+        for p in range(a.shape[1]):
+            c = c + a[:, p, None] * b[None, p]
+        return c
+
+    for text, right in (("24x20x256:fp16", True), ("24x20x256", False)):
+        gemm = Gemm.parse(text)
+        session = InProcess(gemm, Cases(gemm, 1), summed_in_fp16)
+        try:
+            for check in all_checks():
+                if check.applies(gemm) and check.name != "hygiene":
+                    check.run(session)
+            assert right
+        except CheckFailed:
+            assert not right
