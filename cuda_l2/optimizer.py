@@ -105,16 +105,16 @@ class Optimizer:
         """Search, choose among the finalists, report the winner."""
         self.require_feasible(gemm)
         settings, machine = self.settings, self.target.machine
-        history = self.archive.trials(gemm, machine, SEARCH.name)
+        history = {trial.candidate.id: trial for trial in self.archive.trials(gemm, machine, SEARCH.name)}
         space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
-        proposer = self._proposer(space, lambda: history)
+        proposer = self._proposer(space, lambda: list(history.values()))
         default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))
         reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
         def remember(progress: Progress) -> None:
             assert progress.last is not None
-            history.append(progress.last)
+            history[progress.last.candidate.id] = progress.last  # a known one must not weigh twice
             on_progress(progress)
 
         with self.evaluator(gemm) as evaluator:

@@ -21,7 +21,7 @@ from cuda_l2.targets.cpu import detect
 
 CANDIDATE = "candidate"
 SLOW_FACTOR = 5.0
-"""A baseline this many times slower than the best is timed once and left out of the rounds."""
+"""A baseline this many times slower than the best is left out of the rounds, after one sample or two short ones."""
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""

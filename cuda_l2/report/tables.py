@@ -34,7 +34,9 @@ def print_result(result: Result) -> None:
         mark = " *" if name == timings[0].reference else ""
         table.add_row(name + mark, *_cells([(_arm(t, name), dict(t.speedups)[name]) for t in timings]))
     console.print(table)
-    console.print("* the strongest baseline. Times are medians; a slow baseline is timed once and has no interval.")
+    console.print(
+        "* the strongest baseline. Times are medians; a baseline left out of the rounds for slowness has no interval."
+    )
     gflops = result.gemm.flops / timings[0].candidate.latency_us.estimate * 1e-3 if timings[0].candidate else 0.0
     peak, _ = result.target.ceilings()
     console.print(
