@@ -126,6 +126,20 @@ class BuildStatus(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """What the assembler says of one CUDA kernel."""
+
+    name: str
+    registers: int  # a thread
+    spill_bytes: int  # stores and loads together
+    stack_bytes: int
+    shared_bytes: int  # static
+    parameter_bytes: int
+    instructions: int  # machine instructions
+    tensor_instructions: tuple[str, ...] = ()  # distinct opcodes that use the tensor cores, with their modifiers
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """What compiling one candidate gave."""
 
@@ -133,10 +147,12 @@ class Build:
     status: BuildStatus
     reason: str = ""  # one line; empty when built
     log: str = ""  # the compiler's own words
-    artifact: str = ""  # path of the shared library
+    artifact: str = ""  # path of the shared library or cubin
     compiler: str = ""
     sandbox: str = ""
     seconds: float = 0.0
+    kernels: tuple[KernelFacts, ...] = ()  # of CUDA candidates
+    warnings: tuple[str, ...] = ()  # of the assembler
 
     def __post_init__(self) -> None:
         if (self.status is BuildStatus.BUILT) != bool(self.artifact):

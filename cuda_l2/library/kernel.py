@@ -26,7 +26,7 @@ class Kernel:
     """
 
     def __init__(self, gemm: Gemm, candidate: Candidate, build: Build) -> None:
-        terms = contract.parse(candidate.source)
+        terms = contract.parse_cpu(candidate.source)
         self.gemm, self.candidate, self.artifact = gemm, candidate, Path(build.artifact)
         self._pool = _pool(terms.threads)
         self._function = getattr(ctypes.CDLL(str(self.artifact)), terms.entry)

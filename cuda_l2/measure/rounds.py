@@ -57,7 +57,7 @@ def measure(
     start = time.perf_counter()
     arena = operands.arena
     gemm = arena.gemm
-    terms = contract.parse(candidate.source)
+    terms = contract.parse_cpu(candidate.source)
     arena.poison_workspace(terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
     try:
         with Worker(arena, Path(build.artifact), terms) as worker:

@@ -18,7 +18,7 @@ def verify(candidate: Candidate, build: Build, arena: Arena, cases: Cases) -> Ve
     """Run every check that applies on a fresh worker."""
     start = time.perf_counter()
     gemm = cases.gemm
-    terms = contract.parse(candidate.source)
+    terms = contract.parse_cpu(candidate.source)
     passed: list[str] = []
     status, check_name, reason, element = VerdictStatus.CORRECT, "", "", None
     session = None

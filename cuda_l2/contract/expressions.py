@@ -1,70 +1,15 @@
-"""The launch contract of a candidate: plain data, as TOML in the source's leading comment.
-
-For the CPU target:
-
-    /* cuda-l2
-    target = "cpu"
-    entry = "gemm"
-    threads = 2
-    workspace = "threads * 4096 + 4 * m * n"
-    */
-
-`entry` names the one exported function, of the signature written in docs/contract.md. `threads` is
-how many the runtime's parallel-for offers. `workspace` is a number of bytes: an expression over
-m, n, k and threads, evaluated here and never by eval.
-"""
+"""Expressions of whole numbers in launch contracts: a small recursive-descent parser, never eval."""
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 MAX_EXPRESSION_LENGTH = 2000
 MAX_VALUE = 1 << 62
-_COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,8000})\*/")
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*)|(.))")
 
 
 class ContractError(ValueError):
     """The source's contract is missing or says something that cannot be."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuContract:
-    """What the runtime must know to call a CPU candidate."""
-
-    entry: str
-    threads: int
-    workspace: str
-
-    def workspace_bytes(self, m: int, n: int, k: int) -> int:
-        return evaluate(self.workspace, {"m": m, "n": n, "k": k, "threads": self.threads})
-
-
-def parse(source: str) -> CpuContract:
-    """Read the contract from the leading comment of a candidate's source."""
-    match = _COMMENT.match(source)
-    if not match:
-        raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
-    try:
-        fields = tomllib.loads(match.group(1))
-    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
-        raise ContractError(f"the contract is not TOML: {error}") from None
-    if fields.pop("target", None) != "cpu":
-        raise ContractError('the contract must say target = "cpu"')
-    unknown = set(fields) - {"entry", "threads", "workspace"}
-    if unknown:
-        raise ContractError(f"the contract has unknown fields: {', '.join(sorted(unknown))}")
-    entry, threads, workspace = fields.get("entry", "gemm"), fields.get("threads", 1), fields.get("workspace", 0)
-    if not isinstance(entry, str) or not re.fullmatch(r"[A-Za-z_]\w{0,62}", entry):
-        raise ContractError("entry must be the name of a C function")
-    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 1024:
-        raise ContractError("threads must be a whole number from 1 to 1024")
-    if isinstance(workspace, bool) or not isinstance(workspace, int | str) or workspace == "":
-        raise ContractError("workspace must be a number of bytes or an expression in quotes")
-    contract = CpuContract(entry, threads, str(workspace))
-    contract.workspace_bytes(1, 1, 1)
-    return contract
 
 
 def evaluate(expression: str, names: Mapping[str, int]) -> int:

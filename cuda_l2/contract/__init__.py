@@ -1,0 +1,52 @@
+"""The launch contract of a candidate: plain data, as TOML in the source's leading comment. docs/contract.md specifies it."""
+
+import re
+import tomllib
+from typing import Any
+
+from cuda_l2.contract import cpu, cuda
+from cuda_l2.contract.cpu import CpuContract
+from cuda_l2.contract.cuda import CudaContract
+from cuda_l2.contract.expressions import ContractError, evaluate
+
+_COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
+
+
+def parse(source: str) -> CpuContract | CudaContract:
+    """Read the contract from the leading comment of a candidate's source; ContractError where there is none."""
+    fields = _fields(source)
+    match fields.pop("target", None):
+        case "cpu":
+            return cpu.parse(fields)
+        case "cuda":
+            return cuda.parse(fields)
+    raise ContractError('the contract must say target = "cpu" or target = "cuda"')
+
+
+def parse_cpu(source: str) -> CpuContract:
+    """A CPU candidate's contract."""
+    contract = parse(source)
+    if not isinstance(contract, CpuContract):
+        raise ContractError('this machine\'s candidates must say target = "cpu"')
+    return contract
+
+
+def parse_cuda(source: str) -> CudaContract:
+    """A CUDA candidate's contract."""
+    contract = parse(source)
+    if not isinstance(contract, CudaContract):
+        raise ContractError('this machine\'s candidates must say target = "cuda"')
+    return contract
+
+
+def _fields(source: str) -> dict[str, Any]:
+    match = _COMMENT.match(source)
+    if not match:
+        raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
+    try:
+        return tomllib.loads(match.group(1))
+    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
+        raise ContractError(f"the contract is not TOML: {error}") from None
+
+
+__all__ = ["ContractError", "CpuContract", "CudaContract", "evaluate", "parse", "parse_cpu", "parse_cuda"]
