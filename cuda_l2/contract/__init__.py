@@ -1,4 +1,7 @@
-"""The launch contract of a candidate: plain data, as TOML in the source's leading comment. docs/contract.md specifies it."""
+"""The launch contract of a candidate: plain data, as TOML in the source's leading comment.
+
+docs/contract.md specifies it.
+"""
 
 import re
 import tomllib

@@ -200,11 +200,12 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     tables = tuple(_table(item) for item in reader.list_of("table"))
     maps = tuple(_tensor_map(item, [w.name for w in workspaces]) for item in reader.list_of("tensor_map"))
     taken = [*TENSORS, *SIZES, "sms", "i"]
-    for name in [name for name, _ in names] + [item.name for item in (*workspaces, *tables, *maps)]:
+    defined = [name for name, _ in names] + [w.name for w in workspaces] + [t.name for t in tables]
+    for name in defined + [tensor_map.name for tensor_map in maps]:
         if name in taken:
             raise ContractError(f"the name {name} is used twice or reserved")
         taken.append(name)
-    kinds = {name: "pointer" for name in (*TENSORS, *(w.name for w in workspaces))}
+    kinds = dict.fromkeys((*TENSORS, *(w.name for w in workspaces)), "pointer")
     kinds |= {table.name: "table" for table in tables} | {item.name: "tensor_map" for item in maps}
     launches = tuple(_launch(item, kinds) for item in reader.list_of("launch"))
     if not 1 <= len(launches) <= MAX_LAUNCHES:
@@ -425,7 +426,10 @@ def _launch_plan(launch: Launch, values: Mapping[str, int], tables: Mapping[str,
     if any(size % part for size, part in zip(grid, cluster, strict=True)):
         fail(f"the grid {grid} is not a multiple of the cluster {cluster}")
     arguments = tuple(_argument_plan(argument, values, tables) for argument in launch.arguments)
-    size = sum(8 if a.kind == "pointer" else TENSOR_MAP_BYTES if a.kind == "tensor_map" else len(a.data) // 2 for a in arguments)
+    size = sum(
+        8 if a.kind == "pointer" else TENSOR_MAP_BYTES if a.kind == "tensor_map" else len(a.data) // 2
+        for a in arguments
+    )
     if size > MAX_PARAMETER_BYTES:
         fail(f"{size} bytes of parameters; limit {MAX_PARAMETER_BYTES}")
     return LaunchPlan(

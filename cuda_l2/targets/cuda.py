@@ -87,7 +87,9 @@ def compile_only(arch: str) -> CudaTarget:
     digits = arch.removeprefix("sm_").removesuffix("a")
     capability = (int(digits[:-1]), int(digits[-1]))
     shared = {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(capability, 99) << 10
-    return CudaTarget(f"compile-only {arch}", capability, sms=132, l2_bytes=50 << 20, shared_bytes=shared, memory_bytes=80 << 30)
+    return CudaTarget(
+        f"compile-only {arch}", capability, sms=132, l2_bytes=50 << 20, shared_bytes=shared, memory_bytes=80 << 30
+    )
 
 
 def missing() -> str:
@@ -159,19 +161,17 @@ def _ceilings() -> tuple[float, float]:
     def best_ms(work: Any, repeats: int) -> float:
         times = []
         for _ in range(repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             work()
             end.record()
             end.synchronize()
-            times.append(start.elapsed_time(end))
+            times.append(float(start.elapsed_time(end)))
         return min(times)
 
     size = 8192
     a, b, c = (torch.randn(size, size, device="cuda").half() for _ in range(3))
-    tflops = 2 * size**3 / best_ms(lambda: torch.mm(a, b, out=c), 8) * 1e-9
+    tflops = 2 * size**3 / best_ms(functools.partial(torch.mm, a, b, out=c), 8) * 1e-9
     x, y = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    gbytes = 2 * x.numel() / best_ms(lambda: y.copy_(x), 8) * 1e-6
-    del a, b, c, x, y
-    torch.cuda.empty_cache()
+    gbytes = 2 * x.numel() / best_ms(functools.partial(y.copy_, x), 8) * 1e-6
     return tflops, gbytes

@@ -1,0 +1,150 @@
+"""Launches CUDA candidates in a process that keeps a warm context and is thrown away after any fault.
+
+The parent (here) makes the memory, the inputs and the references, and gives a worker time limits: a kernel that hangs
+ends with its process. Starting one takes most of a second, so the next is started before it is needed.
+"""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute.cuda_arena import CudaArena, Place
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import VerdictStatus, to_json
+
+MAIN = "cuda_l2.execute.cuda_worker_main"
+START_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 20.0
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+class CudaWorker:
+    """One process with one CUDA context. A context manager."""
+
+    def __init__(self, helpers: Path) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self._channel, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MAIN, str(theirs.fileno()), str(helpers)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            env={**os.environ, "CUDA_MODULE_LOADING": "EAGER"},
+        )
+        theirs.close()
+        self._ready = False
+        self.arena: CudaArena | None = None
+        self.alive = True
+
+    def attach(self, arena: CudaArena) -> None:
+        """Use this arena's memory from now on."""
+        if self.arena is not arena:
+            sizes = {name: [buffer.size, buffer.grain] for name, buffer in arena.buffers.items()}
+            self.call("attach", LOAD_TIMEOUT_S, [buffer.fd for buffer in arena.buffers.values()], sizes=sizes)
+            self.arena = arena
+
+    def load(self, cubin: Path, plan: Plan, places: Sequence[dict[str, Place]]) -> None:
+        """Load a candidate and bind it to each set of places; Fault where it cannot be launched so."""
+        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), plan=to_json(plan), places=[_plain(p) for p in places])
+
+    def bind(self, places: Sequence[dict[str, Place]]) -> None:
+        self.call("bind", LOAD_TIMEOUT_S, places=[_plain(p) for p in places])
+
+    def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        """Send one message and wait for its answer; Fault where it crashes, hangs or breaks the contract."""
+        if not self._ready:
+            self._receive(START_TIMEOUT_S)
+            self._ready = True
+        try:
+            socket.send_fds(self._channel, [json.dumps({"op": op, **arguments}).encode()], list(descriptors))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._dead("the process is gone") from None
+        answer = self._receive(timeout_s)
+        if "refused" in answer:
+            raise Fault(VerdictStatus.FORBIDDEN, answer["refused"])
+        if "fault" in answer:
+            raise self._dead(answer["fault"])
+        return answer
+
+    def close(self) -> None:
+        self.alive = False
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
+        if self._process.stderr:
+            self._process.stderr.close()
+
+    def __enter__(self) -> "CudaWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        ready, _, _ = select.select([self._channel], [], [], timeout_s)
+        if not ready:
+            self.alive = False
+            self._process.kill()
+            raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.1f} s")
+        try:
+            data = self._channel.recv(MAX_MESSAGE_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise self._dead("")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+    def _dead(self, reason: str) -> Fault:
+        """What ended the process, in one line."""
+        self.alive = False
+        self._process.kill()
+        status = self._process.wait()
+        if not reason and self._process.stderr:
+            reason = (self._process.stderr.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+        return Fault(VerdictStatus.CRASHED, reason or f"the worker ended with status {status}")
+
+
+class CudaWorkers:
+    """Workers that outlive candidates: one in use, the next already starting. A context manager."""
+
+    def __init__(self, helpers: Path) -> None:
+        self._helpers = helpers
+        self._current = CudaWorker(helpers)
+        self._next = CudaWorker(helpers)
+
+    def get(self, arena: CudaArena) -> CudaWorker:
+        """A worker with no fault behind it, on this arena."""
+        if not self._current.alive:
+            self.renew()
+        self._current.attach(arena)
+        return self._current
+
+    def renew(self) -> None:
+        """Throw the current worker away: it ran something that failed, or a fresh process is asked for."""
+        self._current.close()
+        self._current, self._next = self._next, CudaWorker(self._helpers)
+
+    def close(self) -> None:
+        self._current.close()
+        self._next.close()
+
+    def __enter__(self) -> "CudaWorkers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _plain(places: dict[str, Place]) -> dict[str, list[Any]]:
+    return {name: [place.buffer, place.offset] for name, place in places.items()}

@@ -1,0 +1,223 @@
+"""The process that launches CUDA candidates: our code alone runs on its host side. Started by `cuda_worker`.
+
+Messages come over a socket as JSON, file descriptors of shared device memory beside them; each is answered by one. The
+process is thrown away after any fault: a driver error is reported once and ends it. No torch here: it starts fast.
+"""
+
+import ctypes
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute.cuda_driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
+from cuda_l2.records import from_json
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_DESCRIPTORS = 8
+EMPTY_LAUNCHES = 64
+
+
+class Worker:
+    """One CUDA context with at most one candidate loaded."""
+
+    def __init__(self, helpers: bytes) -> None:
+        check("cuInit", driver.cuInit(0))
+        device = check("cuDeviceGet", driver.cuDeviceGet(0))
+        context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
+        check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
+        self.beside = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
+        """A second stream, for load beside the candidate."""
+        module = check("cuModuleLoadData", driver.cuModuleLoadData(helpers))
+        self.helpers = {
+            name: check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name.encode()))
+            for name in ("empty", "slow_copy", "occupy")
+        }
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        self.sms = int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
+        self.buffers: dict[str, MappedMemory] = {}
+        self.loaded: Loaded | None = None
+        self.bound: list[Bound] = []
+        self.graphs: list[Graph] = []
+        self.trace: Any = None
+        self.evicted: tuple[int, int] = (0, 0)  # address, bytes
+        self.evictions = 0
+
+    def attach(self, sizes: dict[str, list[int]], descriptors: list[int]) -> dict[str, Any]:
+        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors."""
+        self._unload()
+        for mapping in self.buffers.values():
+            mapping.close()
+        self.buffers = {}
+        for (name, (size, grain)), descriptor in zip(sizes.items(), descriptors, strict=True):
+            self.buffers[name] = MappedMemory.imported(descriptor, size, grain)
+            os.close(descriptor)
+        return {}
+
+    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
+        """Load a candidate and bind it to several sets of addresses, given as buffer and offset."""
+        self._unload()
+        self.loaded = Loaded(Path(cubin).read_bytes(), from_json(Plan, plan))
+        self.bind(places)
+        return {}
+
+    def bind(self, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
+        """Bind what is loaded to other addresses."""
+        assert self.loaded is not None
+        self._drop_graphs()
+        self.bound = [
+            self.loaded.bind({name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()})
+            for place in places
+        ]
+        return {}
+
+    def launch(self, binding: int = 0, count: int = 1) -> dict[str, Any]:
+        for _ in range(count):
+            self.bound[binding].launch(self.stream)
+        self._wait()
+        return {}
+
+    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> dict[str, Any]:
+        """Launch behind a producer of A that lets dependents begin before it writes."""
+        self._helper("slow_copy", 8, 256, [self._address(source), self._address(target), -(-size // 16), ns])
+        self.bound[0].launch(self.stream)
+        self._wait()
+        return {}
+
+    def loaded_launches(self, count: int, occupied: float, ns: int) -> dict[str, Any]:
+        """Launch several times while another stream holds a share of the multiprocessors."""
+        self._helper("occupy", max(1, int(self.sms * occupied)), 1024, [ns], self.beside, shared_bytes=48 << 10)
+        for _ in range(count):
+            self.bound[0].launch(self.stream)
+        self._wait()
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.beside)))
+        return {}
+
+    def capture(self, bindings: list[int]) -> dict[str, Any]:
+        """A graph of one launch on each binding, in order; answers its index."""
+
+        def enqueue(stream: int) -> None:
+            for binding in bindings:
+                self.bound[binding].launch(stream)
+
+        self.graphs.append(Graph(self.stream, enqueue))
+        return {"graph": len(self.graphs) - 1}
+
+    def time(self, graph: int, warm: int) -> dict[str, Any]:
+        device, host = self.graphs[graph].time(warm)
+        return {"device_s": device, "host_s": host}
+
+    def evict(self, size: int) -> dict[str, Any]:
+        """Write so many bytes of memory of our own, so that the next launch finds nothing of its operands in L2."""
+        if self.evicted[1] < size:
+            if self.evicted[0]:
+                check("cuMemFree", driver.cuMemFree(self.evicted[0]))
+            self.evicted = (int(check("cuMemAlloc", driver.cuMemAlloc(size))), size)
+        self.evictions = (self.evictions + 1) % 256
+        check(
+            "cuMemsetD8Async",
+            driver.cuMemsetD8Async(self.evicted[0], self.evictions, size, driver.CUstream(self.stream)),
+        )
+        self._wait()
+        return {}
+
+    def once(self, graph: int) -> dict[str, Any]:
+        """One replay: device seconds by CUPTI, first kernel's start to last one's end; host seconds, call to done."""
+        trace = self._traced()
+        trace.clear()
+        host = self.graphs[graph].once()
+        spans = trace.spans()
+        return {"device_s": (max(s.end_ns for s in spans) - min(s.start_ns for s in spans)) * 1e-9, "host_s": host}
+
+    def empty(self, traced: bool) -> dict[str, Any]:
+        """Seconds of an empty kernel in a graph of many, and alone: by CUPTI where traced, host call to done."""
+
+        def one(stream: int) -> None:
+            self._helper("empty", 1, 32, [], stream)
+
+        def many(stream: int) -> None:
+            for _ in range(EMPTY_LAUNCHES):
+                one(stream)
+
+        self.graphs.append(Graph(self.stream, many))
+        answer = {"graph_s": min(self.graphs[-1].time()[0] for _ in range(5)) / EMPTY_LAUNCHES}
+        if traced:
+            self.graphs.append(Graph(self.stream, one))
+            alone = [self.once(len(self.graphs) - 1) for _ in range(9)]
+            answer |= {key: sorted(item[key] for item in alone)[4] for key in ("device_s", "host_s")}
+        return answer
+
+    def _traced(self) -> Any:
+        """The CUPTI trace, started on first use: it costs every launch after it something."""
+        if self.trace is None:
+            from cuda_l2.execute.cupti import KernelTrace  # noqa: PLC0415
+
+            self.trace = KernelTrace()
+        return self.trace
+
+    def _helper(
+        self, name: str, blocks: int, threads: int, values: list[int], stream: int | None = None, shared_bytes: int = 0
+    ) -> None:
+        """Enqueue one of the runtime's own kernels; its parameters are 64-bit."""
+        words = (ctypes.c_uint64 * max(1, len(values)))(*values)
+        array = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(words) + 8 * i for i in range(len(values))))
+        arguments = (blocks, 1, 1, threads, 1, 1, shared_bytes, driver.CUstream(stream or self.stream))
+        check(name, driver.cuLaunchKernel(self.helpers[name], *arguments, ctypes.addressof(array), 0))
+
+    def _address(self, place: list[Any]) -> int:
+        return int(self.buffers[place[0]].address + place[1])
+
+    def _wait(self) -> None:
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.stream)))
+
+    def _unload(self) -> None:
+        self._drop_graphs()
+        self.bound = []
+        if self.loaded is not None:
+            self.loaded.unload()
+        self.loaded = None
+
+    def _drop_graphs(self) -> None:
+        for graph in self.graphs:
+            graph.destroy()
+        self.graphs = []
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    worker = Worker(Path(sys.argv[2]).read_bytes())
+    operations = {
+        operation.__name__: operation
+        for operation in (
+            *(worker.attach, worker.load, worker.bind, worker.launch, worker.after_slow, worker.loaded_launches),
+            *(worker.capture, worker.time, worker.evict, worker.once, worker.empty),
+        )
+    }
+    channel.send(b"{}")
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        if not data:
+            return
+        message = json.loads(data)
+        if descriptors:
+            message["descriptors"] = descriptors
+        try:
+            answer = operations[message.pop("op")](**message)
+        except LaunchError as error:
+            answer = {"refused": str(error)}
+        except DriverError as error:
+            answer = {"fault": str(error)}
+        channel.send(json.dumps(answer).encode())
+        if "fault" in answer:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
