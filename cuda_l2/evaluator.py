@@ -3,36 +3,20 @@
 The same object serves the search, `cuda-l2 check`, and `cuda_l2.evaluate` as a reward function.
 """
 
+import contextlib
 import datetime
-import importlib.metadata
-import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from cuda_l2.build.cpu import build_all
-from cuda_l2.errors import UserError
-from cuda_l2.execute.arena import Arena, operand_bytes
+import cuda_l2
 from cuda_l2.execute.lock import machine_lock
-from cuda_l2.measure import measure
-from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
-from cuda_l2.measure.outputs import Operands
 from cuda_l2.measure.protocols import SEARCH, Protocol
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import RewardSettings, count_tokens, reward
-from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
-from cuda_l2.verify import Cases, verify
+from cuda_l2.rigs import Rig
 
-SLOT_BYTES = 32 << 20
-"""Operands of all launches of a timed round together, and their outputs, take at most this, one launch more."""
-MAX_SLOTS = 128
-WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
-JUMP = 3.0
-"""A speedup above this, or above twice the best so far, is timed again before it is believed."""
-JUMP_AGREEMENT = 0.10
 POOR = 0.9
 """A searched candidate surely below this share of the best is not timed any longer."""
 
@@ -44,47 +28,41 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        gemm: Gemm,
-        target: CpuTarget,
-        baselines: TorchBaselines,
-        *,
-        seed: int | None = None,
-        rewards: RewardSettings = RewardSettings(),
+        self, gemm: Gemm, rig: Rig, *, seed: int | None = None, rewards: RewardSettings = RewardSettings()
     ) -> None:
-        require_memory(gemm)
-        self.gemm, self.target, self.baselines, self.rewards = gemm, target, baselines, rewards
-        seed = secrets.randbits(48) if seed is None else seed
-        self._rng = np.random.default_rng(seed)
-        slots = max(1, min(MAX_SLOTS, SLOT_BYTES // max(operand_bytes(gemm), 2 * gemm.m * gemm.n)))
-        workspace = WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * target.cores + 8 * gemm.m * gemm.n
-        self._arena = Arena(gemm, slots=slots, workspace_bytes=workspace)
-        self._cases = Cases(gemm, seed)
-        self._operands: Operands | None = None
+        self.gemm, self.rig, self.target, self.rewards = gemm, rig, rig.target, rewards
+        self._bench = rig.open(gemm, secrets.randbits(48) if seed is None else seed)
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0}
 
-    def build(self, candidates: Sequence[Candidate]) -> list[Build]:
-        """Build several candidates at once."""
+    def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
+        """Builds in order; waits only for the one asked for."""
+        lock = machine_lock() if self.rig.builds_disturb else contextlib.nullcontext()
         start = time.perf_counter()
-        with machine_lock():  # compilers would disturb another search's clock
-            builds = build_all(candidates, self.target)
-        self.stage_seconds["build"] += time.perf_counter() - start
-        return builds
+        with lock:
+            builds = self._bench.build(candidates)
+        for _ in candidates:
+            build = next(builds)
+            self.stage_seconds["build"] += time.perf_counter() - start
+            yield build
+            start = time.perf_counter()
 
-    def judge(self, candidate: Candidate, build: Build, protocol: Protocol = SEARCH) -> Trial:
+    def judge(
+        self, candidate: Candidate, build: Build, protocol: Protocol | None = None, *, full: bool = False
+    ) -> Trial:
         """Verify and time one built candidate, and reward it."""
+        protocol = protocol or self.rig.protocols[SEARCH.name]
         verdict: Verdict | None = None
         timing: Timing | None = None
         with machine_lock():
             if build.status is BuildStatus.BUILT:
                 start = time.perf_counter()
-                verdict = verify(candidate, build, self._arena, self._cases)
+                verdict = self._bench.verify(candidate, build, full=full)
                 self.stage_seconds["verify"] += time.perf_counter() - start
             if verdict and verdict.status is VerdictStatus.CORRECT:
                 start = time.perf_counter()
-                timing = self._confirmed(candidate, build, protocol)
+                verdict, timing = self._confirmed(candidate, build, verdict, protocol)
                 self.stage_seconds["measure"] += time.perf_counter() - start
         if timing and timing.speedup:
             self.best_speedup = max(self.best_speedup, timing.speedup.estimate)
@@ -102,40 +80,25 @@ class Evaluator:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
 
-    def evaluate(self, candidates: Sequence[Candidate], protocol: Protocol = SEARCH) -> list[Trial]:
-        """Trials of several candidates, in order."""
-        builds = self.build(candidates)
-        return [self.judge(candidate, build, protocol) for candidate, build in zip(candidates, builds, strict=True)]
+    def evaluate(
+        self, candidates: Sequence[Candidate], protocol: Protocol | None = None, *, full: bool = False
+    ) -> Iterator[Trial]:
+        """Trials of several candidates, in order; later ones build while earlier ones are judged where that is fair."""
+        for candidate, build in zip(candidates, self.build(candidates), strict=True):
+            yield self.judge(candidate, build, protocol, full=full)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
-        """Time a candidate already found correct, against all baselines; in searches against the usual strongest."""
-        if self.baselines.arena is not self._arena:
-            self.baselines.attach(self._arena)
-        if self._operands is None:
-            self._operands = Operands(self._arena, self._rng)
-        return measure(
-            candidate,
-            build,
-            self.baselines,
-            self._operands,
-            protocol,
-            names=(PREALLOCATED,) if protocol.selects else None,
-            beat=POOR * self.best_speedup if protocol.selects else 0.0,
-            rng=self._rng,
-        )
+        """Time a candidate already found correct; in searches poor ones are cut short."""
+        return self._bench.time(candidate, build, protocol, POOR * self.best_speedup if protocol.selects else 0.0)
 
     @property
     def environment(self) -> dict[str, Any]:
         if not self._environment:
-            self._environment = self.target.environment() | {
-                "torch": importlib.metadata.version("torch"),
-                "torch_threads": self.target.cores,
-                "cuda_l2": importlib.metadata.version("cuda-l2"),
-            }
+            self._environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
         return self._environment
 
     def close(self) -> None:
-        self._arena.close()
+        self._bench.close()
 
     def __enter__(self) -> "Evaluator":
         return self
@@ -143,28 +106,18 @@ class Evaluator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _confirmed(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
-        """A timing; one that jumps is taken again in a fresh process and must agree, or the lower one counts."""
+    def _confirmed(
+        self, candidate: Candidate, build: Build, verdict: Verdict, protocol: Protocol
+    ) -> tuple[Verdict, Timing | None]:
+        """Verdict and timing; a new best is verified and timed again in fresh processes: the slower counts."""
         timing = self.time(candidate, build, protocol)
-        jump = min(JUMP, max(1.0, 2 * self.best_speedup)) if self.best_speedup else JUMP
-        if timing.speedup is None or timing.speedup.estimate <= jump:
-            return timing
+        if timing.speedup is None or timing.speedup.estimate <= self.best_speedup:
+            return verdict, timing
+        self._bench.renew()
+        verdict = self._bench.verify(candidate, build)
+        if verdict.status is not VerdictStatus.CORRECT:
+            return verdict, None
         again = self.time(candidate, build, protocol)
-        if again.speedup is None:
-            return again
-        first, second = timing.speedup.estimate, again.speedup.estimate
-        if math.isclose(first, second, rel_tol=JUMP_AGREEMENT):
-            return timing
-        return min((timing, again), key=lambda t: t.speedup.estimate if t.speedup else math.inf)
-
-
-def require_memory(gemm: Gemm) -> None:
-    """UserError where the shape cannot be checked and timed in the memory that is free."""
-    # arena, private copies in fp16 and fp32, baselines' buffers, references in fp64
-    need = 30 * (gemm.m * gemm.k + gemm.k * gemm.n) + 60 * gemm.m * gemm.n + WORKSPACE_BYTES
-    available = available_memory_bytes()
-    if need > available:
-        raise UserError(
-            f"{gemm} needs about {need / 2**30:.1f} GiB of memory to check and time,"
-            f" {available / 2**30:.1f} GiB are free; choose a smaller shape"
-        )
+        if again.speedup is None or again.speedup.estimate < timing.speedup.estimate:
+            return verdict, again
+        return verdict, timing

@@ -1,28 +1,25 @@
 """The main job: search for a shape's best kernel, then report it from another run on other inputs."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
 import numpy as np
-import torch
 
 from cuda_l2 import paths
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
-from cuda_l2.evaluator import Evaluator, require_memory
-from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import families_for
 from cuda_l2.library.kernel import Kernel
-from cuda_l2.measure.baselines import TorchBaselines
-from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, PROTOCOLS, SEARCH, SERVER, Protocol
-from cuda_l2.propose._base import FamilySpace, Proposer, proposer_maker
+from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
+from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Trial, VerdictStatus
 from cuda_l2.reward import RewardSettings
+from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, search
-from cuda_l2.targets import cpu
-from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.targets._base import Target
 
 FINALISTS = 3
 LAUNCHES_OF_ONE_CHECK = 25
@@ -40,6 +37,7 @@ class Settings:
     archive: Path | None = None
     protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
+    target: str = "auto"  # cpu, cuda, or auto for the best one present
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -57,7 +55,7 @@ class Result:
     """What optimising one shape gave."""
 
     gemm: Gemm
-    target: CpuTarget
+    target: Target
     search: Progress
     reports: dict[str, Trial]  # by protocol, from runs after the search on other inputs; empty if interrupted
     source_path: Path | None
@@ -81,15 +79,14 @@ class Optimizer:
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
         proposer_maker(settings.policy)
-        self.target = cpu.detect()
-        self.target.ceilings()  # measured while the machine is still idle
         self._rng = np.random.default_rng(settings.seed)
         self.archive = Archive(settings.archive or paths.default_archive())
-        self.baselines = TorchBaselines(self.target.cores)
+        self.rig = open_rig(settings.target)
+        self.target = self.rig.target
 
     def require_feasible(self, gemm: Gemm) -> None:
         """UserError where the shape does not fit this machine's memory or the budget."""
-        require_memory(gemm)
+        self.rig.require_feasible(gemm)
         once = self.target.bound_us(gemm) * 1e-6 * LAUNCHES_OF_ONE_CHECK
         if once > self.settings.budget_s:
             raise UserError(
@@ -106,9 +103,8 @@ class Optimizer:
         self.require_feasible(gemm)
         settings, machine = self.settings, self.target.machine
         history = {trial.candidate.id: trial for trial in self.archive.trials(gemm, machine, SEARCH.name)}
-        space = FamilySpace(families_for(gemm, self.target)[0], gemm, self.target)
+        space = space_for(families_for(gemm, self.target), gemm, self.target)
         proposer = self._proposer(space, lambda: list(history.values()))
-        default = Schedule(space.family, gemm, self.target, space.family.default(gemm, self.target))
         reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
@@ -125,7 +121,7 @@ class Optimizer:
                 self.archive,
                 budget_s=settings.budget_s,
                 max_trials=settings.trials,
-                first=[space.family.render(default)],
+                first=[space.render(values, proposer.name) for values in space.defaults()],
                 again=settings.again,
                 on_progress=remember,
                 on_group=lambda: self._keep(proposer),
@@ -146,14 +142,12 @@ class Optimizer:
             result.source_path = self._save_source(result.best)
         return result
 
-    @contextlib.contextmanager
-    def evaluator(self, gemm: Gemm) -> Iterator[Evaluator]:
+    def evaluator(self, gemm: Gemm) -> Evaluator:
         """The stages for one shape."""
-        with Evaluator(gemm, self.target, self.baselines) as evaluator, _torch_threads(self.target.cores):
-            yield evaluator
+        return Evaluator(gemm, self.rig)
 
     def close(self) -> None:
-        self.baselines.close()
+        self.rig.close()
         self.archive.close()
 
     def __enter__(self) -> "Optimizer":
@@ -162,7 +156,7 @@ class Optimizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _proposer(self, space: FamilySpace, trials: Callable[[], list[Trial]]) -> Proposer:
+    def _proposer(self, space: FamilySpace | UnionSpace, trials: Callable[[], list[Trial]]) -> Proposer:
         """The proposer asked for, going on from its kept state."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
         proposer = proposer_maker(self.settings.policy)(space, trials, seed)
@@ -183,26 +177,28 @@ class Optimizer:
             t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)
         }
         finalists = sorted((stored | measured).values(), key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
-        trials = evaluator.evaluate([trial.candidate for trial in finalists], FINALS)
+        protocol = self.rig.protocols[FINALS.name]
+        trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
         best = max(trials, key=lambda trial: trial.speedup)
         return best if best.speedup else finalists[0]
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
-        protocols: list[Protocol] = [OFFLINE, SERVER] if self.settings.protocol == "standard" else [PAPER]
+        names = [OFFLINE.name, SERVER.name] if self.settings.protocol == "standard" else [PAPER.name]
         with self.evaluator(winner.task) as evaluator:
-            for protocol in protocols:
-                on_stage(f"reporting: {protocol.name}")
-                trial = evaluator.evaluate([winner.candidate], protocol)[0]
+            for name in names:
+                on_stage(f"reporting: {name}")
+                full = name == names[0]  # the slow checks once
+                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=full)
                 self.archive.append(trial)
                 if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
                     raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
                 if trial.timing and trial.timing.speedup:
-                    reports[protocol.name] = trial
+                    reports[name] = trial
 
     def _save_source(self, trial: Trial) -> Path:
         folder = self.archive.path.resolve().parent / "kernels"
-        path = folder / f"{str(trial.task).replace(':', '-')}-{trial.candidate.id}.c"
+        path = folder / f"{str(trial.task).replace(':', '-')}-{trial.candidate.id}{self.rig.suffix}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(trial.candidate.source)
@@ -238,7 +234,14 @@ def optimize(
 
 @overload
 def evaluate(
-    source: str, gemm: str | Gemm, *, protocol: str = ..., seed: int | None = None, rewards: RewardSettings = ...
+    source: str,
+    gemm: str | Gemm,
+    *,
+    protocol: str = ...,
+    seed: int | None = None,
+    rewards: RewardSettings = ...,
+    target: str = ...,
+    full: bool = ...,
 ) -> Trial: ...
 @overload
 def evaluate(
@@ -248,6 +251,8 @@ def evaluate(
     protocol: str = ...,
     seed: int | None = None,
     rewards: RewardSettings = ...,
+    target: str = ...,
+    full: bool = ...,
 ) -> list[Trial]: ...
 def evaluate(
     source: str | list[str] | tuple[str, ...],
@@ -256,32 +261,19 @@ def evaluate(
     protocol: str = SEARCH.name,
     seed: int | None = None,
     rewards: RewardSettings = RewardSettings(),
+    target: str = "auto",
+    full: bool = False,
 ) -> Trial | list[Trial]:
     """Build, verify, time and reward sources for a shape: a reward function for any trainer.
 
     One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
+    full: also the checks that are too slow for every candidate (sanitizers, stress builds).
     """
     gemm = Gemm.parse(gemm) if isinstance(gemm, str) else gemm
-    if protocol not in PROTOCOLS:
-        raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
-    target = cpu.detect()
-    target.ceilings()  # measured while the machine is still idle
-    with (
-        TorchBaselines(target.cores) as baselines,
-        Evaluator(gemm, target, baselines, seed=seed, rewards=rewards) as evaluator,
-        _torch_threads(target.cores),
-    ):
-        candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
-        trials = evaluator.evaluate(candidates, PROTOCOLS[protocol])
+    with open_rig(target) as rig:
+        if protocol not in rig.protocols:
+            raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
+        with Evaluator(gemm, rig, seed=seed, rewards=rewards) as evaluator:
+            candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
+            trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
     return trials[0] if isinstance(source, str) else trials
-
-
-@contextlib.contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    """References on all cores, without changing the caller's setting for good."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -94,6 +94,7 @@ class Candidate:
     source: str
     proposer: str = "user"
     schedule: tuple[tuple[str, int], ...] = ()
+    family: str = ""  # whose schedule it is
 
     @cached_property
     def id(self) -> str:

@@ -11,8 +11,6 @@ from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
 from cuda_l2.records import BuildStatus, Candidate, Trial
 
-GROUP = 8
-
 
 @dataclass
 class Progress:
@@ -64,7 +62,7 @@ def search(
         return progress.seconds >= budget_s or (max_trials is not None and progress.proposed >= max_trials)
 
     try:
-        for group in _groups(proposer, first or [], max_trials, progress):
+        for group in _groups(proposer, evaluator.rig.group, first or [], max_trials, progress):
             trials = []
             for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
@@ -86,12 +84,12 @@ def search(
 
 
 def _groups(
-    proposer: Proposer, first: list[Candidate], max_trials: int | None, progress: Progress
+    proposer: Proposer, size: int, first: list[Candidate], max_trials: int | None, progress: Progress
 ) -> Iterator[list[Candidate]]:
     if first:
         yield first
     while True:
-        left = GROUP if max_trials is None else min(GROUP, max_trials - progress.proposed)
+        left = size if max_trials is None else min(size, max_trials - progress.proposed)
         if left <= 0:
             return
         yield proposer.propose(left)
@@ -106,11 +104,11 @@ def judge_group(
         found = {c.id: archive.find(evaluator.gemm, c, machine, SEARCH.name) for c in candidates}
     trials = {key: trial for key, trial in found.items() if trial}
     new = {c.id: c for c in candidates if c.id not in trials}
-    builds = dict(zip(new, evaluator.build(list(new.values())), strict=True))
+    builds = evaluator.build(list(new.values()))  # in the order in which they are first met below
     for candidate in candidates:
         known = candidate.id in trials
         if not known:
-            trials[candidate.id] = evaluator.judge(candidate, builds[candidate.id])
+            trials[candidate.id] = evaluator.judge(candidate, next(builds))
             archive.append(trials[candidate.id])
         yield trials[candidate.id], known
 

@@ -8,10 +8,9 @@ import pytest
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
-from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
-from cuda_l2.targets import cpu
+from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.targets.cpu import CpuTarget
 
 CHEATS = Path(__file__).with_name("cheats")
@@ -30,16 +29,14 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def target(own_folders: Path) -> CpuTarget:
-    found = cpu.detect()
-    found.ceilings()
-    return found
+def rig(own_folders: Path) -> Iterator[CpuRig]:
+    with CpuRig() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")
-def baselines(target: CpuTarget) -> Iterator[TorchBaselines]:
-    with TorchBaselines(target.cores) as started:
-        yield started
+def target(rig: CpuRig) -> CpuTarget:
+    return rig.target
 
 
 @pytest.fixture
@@ -49,14 +46,14 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
 
 
 @pytest.fixture(scope="session")
-def judge(target: CpuTarget, baselines: TorchBaselines):  # type: ignore[no-untyped-def]
+def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
     """judge(source, shape) -> Trial through the real path; evaluators are kept, as a search keeps its own."""
     evaluators: dict[str, Evaluator] = {}
 
     def run(source: str, shape: str) -> Trial:
         if shape not in evaluators:
-            evaluators[shape] = Evaluator(Gemm.parse(shape), target, baselines)
-        return evaluators[shape].evaluate([Candidate(source)])[0]
+            evaluators[shape] = Evaluator(Gemm.parse(shape), rig)
+        return next(evaluators[shape].evaluate([Candidate(source)]))
 
     yield run
     for evaluator in evaluators.values():

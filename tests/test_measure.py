@@ -12,7 +12,7 @@ from cuda_l2.measure import torch_worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
 from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
-from cuda_l2.measure.protocols import PROTOCOLS, SEARCH, Protocol
+from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.records import Candidate, Gemm
 
 PAPER_IN_SHORT = Protocol(
@@ -49,9 +49,10 @@ def test_the_baselines_process_has_the_names_we_call() -> None:
 
 
 @pytest.mark.parametrize("shape", ["33x20x50", "33x20x50:tn", "1x1x1", "2x1x700:tn"])
-def test_every_baseline_computes_the_task_on_every_layout(shape, baselines) -> None:
+def test_every_baseline_computes_the_task_on_every_layout(shape, rig) -> None:
     gemm = Gemm.parse(shape)
     with Arena(gemm, slots=4, workspace_bytes=64) as arena:
+        baselines = rig.baselines
         baselines.attach(arena)
         for seed in range(5):
             operands = Operands(arena, np.random.default_rng(seed))
@@ -116,29 +117,29 @@ def test_touched_operands_are_seen(filled) -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", [*[p for p in PROTOCOLS.values() if p.name != "paper"], PAPER_IN_SHORT], ids=lambda p: p.name
+    "protocol", [*[p for p in CPU_PROTOCOLS.values() if p.name != "paper"], PAPER_IN_SHORT], ids=lambda p: p.name
 )
-def test_every_protocol_measures_and_names_the_strongest_baseline(protocol, target, baselines) -> None:
-    with Evaluator(Gemm(45, 40, 64), target, baselines) as evaluator:
-        trial = evaluator.evaluate([Candidate(honest_source())], protocol)[0]
+def test_every_protocol_measures_and_names_the_strongest_baseline(protocol, rig) -> None:
+    with Evaluator(Gemm(45, 40, 64), rig) as evaluator:
+        (trial,) = evaluator.evaluate([Candidate(honest_source())], protocol)
         timing = trial.timing
         assert timing is not None and timing.speedup is not None, trial.reason
         fastest = min(timing.baselines, key=lambda arm: arm.latency_us.estimate)
         assert timing.reference == fastest.name
         assert dict(timing.speedups)[timing.reference] == timing.speedup
         assert timing.max_difference > 0
-        if protocol is not SEARCH:
-            assert {arm.name for arm in timing.baselines} == set(baselines.names)
+        if not protocol.selects:
+            assert {arm.name for arm in timing.baselines} == set(TorchBaselines.names)
         assert timing.candidate.rounds >= protocol.min_rounds
         if not protocol.mean:  # one slow launch in a short run moves a mean anywhere
             assert 0 < timing.speedup.estimate < 1  # a naive kernel does not beat a library
 
 
-def test_inputs_differ_between_evaluators_unless_seeded(target, baselines) -> None:
+def test_inputs_differ_between_evaluators_unless_seeded(rig) -> None:
     def sample(seed: int | None) -> bytes:
-        with Evaluator(Gemm(8, 8, 8), target, baselines, seed=seed) as evaluator:
-            evaluator.evaluate([Candidate(honest_source())])
-            return (evaluator._operands._words["a"] & 0x7FFF).tobytes()  # signs flip with every round
+        with Evaluator(Gemm(8, 8, 8), rig, seed=seed) as evaluator:
+            list(evaluator.evaluate([Candidate(honest_source())]))
+            return (evaluator._bench._operands._words["a"] & 0x7FFF).tobytes()  # signs flip with every round
 
     assert sample(1) == sample(1)
     assert sample(None) != sample(None)

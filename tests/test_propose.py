@@ -8,7 +8,7 @@ import torch
 from conftest import RECORDING
 
 from cuda_l2.errors import UserError
-from cuda_l2.propose._base import Exemplar, proposer_maker, proposer_names, values_of
+from cuda_l2.propose._base import Exemplar, proposer_maker, proposer_names
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._recorded import RecordedSpace, load
 from cuda_l2.propose.schedule import SchedulePolicy
@@ -137,7 +137,7 @@ def test_exemplars_reach_the_policy(recorded) -> None:
     policy = SchedulePolicy(recorded, list, np.random.default_rng(0))
     trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
     policy.observe(trials)
-    network, scored = policy._network, [(trial.reward, values_of(trial)) for trial in trials]
+    network, scored = policy._network, [(trial.reward, recorded.values_of(trial)) for trial in trials]
     contexts = [network.context(recorded, [Exemplar(values, score)]) for score, values in scored[:2]]
     assert contexts[0].shape == contexts[1].shape and (contexts[0] != contexts[1]).any()
     empty = policy._draw(contexts[0], 1)[0][:, :0]

@@ -40,8 +40,8 @@ class Listed(Proposer):
 
 
 @pytest.fixture
-def evaluator(target, baselines):
-    with Evaluator(GEMM, target, baselines) as made:
+def evaluator(rig):
+    with Evaluator(GEMM, rig) as made:
         yield made
 
 

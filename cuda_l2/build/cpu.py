@@ -6,17 +6,15 @@ and appears in the cache by one rename, so that a killed build leaves nothing ha
 
 import concurrent.futures
 import errno
-import functools
-import hashlib
 import os
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_l2 import contract, paths, sandbox, scratch
-from cuda_l2.build import binary, rules
-from cuda_l2.records import Build, BuildStatus, Candidate, from_json, to_json
+from cuda_l2 import contract, sandbox, scratch
+from cuda_l2.build import binary, cache, lexing, rules
+from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.targets.cpu import CpuTarget
 
 SOURCE_NAME = "candidate.c"
@@ -33,15 +31,12 @@ def build_all(candidates: Sequence[Candidate], target: CpuTarget) -> list[Build]
 def build(candidate: Candidate, target: CpuTarget) -> Build:
     """Build one candidate, or say why not."""
     start = time.perf_counter()
-    folder = paths.cache_dir() / "builds" / _key(candidate, target)
-    if (folder / "build.json").exists():
-        try:
-            return from_json(Build, (folder / "build.json").read_text())
-        except (ValueError, TypeError):
-            shutil.rmtree(folder, ignore_errors=True)  # written by another version
+    folder = _entry(candidate, target)
+    found = cache.find(folder)
+    if found:
+        return found
     work = scratch.make_folder()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
         status, reason, log = _compile(candidate, target, work)
         result = Build(
             candidate_id=candidate.id,
@@ -54,7 +49,9 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
             seconds=time.perf_counter() - start,
         )
         if status is not BuildStatus.TIMED_OUT:  # a slow machine is not a property of the source
-            _publish(work, folder, result)
+            (work / "expanded.i").unlink(missing_ok=True)
+            shutil.rmtree(work / ".root", ignore_errors=True)
+            cache.publish(work, folder, result)
         return result
     except OSError as error:
         raise scratch.unwritable(error) from None
@@ -62,23 +59,10 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _key(candidate: Candidate, target: CpuTarget) -> str:
-    parts = [
-        _rules_version(),
-        candidate.source,
-        " ".join(target.compile_flags),
-        target.compiler,
-        target.machine,
-        str(sandbox.kind()),
-    ]
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-@functools.cache
-def _rules_version() -> str:
-    """Changes with the rules, so that what older ones let through is judged again."""
-    texts = b"".join(Path(module.__file__ or "").read_bytes() for module in (rules, binary, contract))
-    return hashlib.sha256(texts).hexdigest()
+def _entry(candidate: Candidate, target: CpuTarget) -> Path:
+    flags = " ".join(target.compile_flags)
+    version = cache.rules_version(rules, lexing, binary, contract, contract.cpu)
+    return cache.entry([version, candidate.source, flags, target.compiler, target.machine, str(sandbox.kind())])
 
 
 def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[BuildStatus, str, str]:
@@ -122,14 +106,3 @@ def _toolchain(target: CpuTarget) -> list[Path]:
 def _first_error(output: str, status: int) -> str:
     lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()[-1:]
     return lines[0].strip()[:300] if lines else f"the compiler ended with status {status}"
-
-
-def _publish(work: Path, folder: Path, result: Build) -> None:
-    (work / "expanded.i").unlink(missing_ok=True)
-    shutil.rmtree(work / ".root", ignore_errors=True)
-    (work / "build.json").write_text(to_json(result))
-    try:
-        work.rename(folder)
-    except OSError:
-        if not (folder / "build.json").exists():  # another process published the same content: as good as ours
-            raise

@@ -8,32 +8,20 @@ early and their reasons clear. Every pattern here runs in linear time: the text 
 
 import re
 
-MAX_SOURCE_BYTES = 1 << 18
-MAX_EXPANSION_BYTES = 8 << 20
+from cuda_l2.build import lexing
+
 HEADERS = frozenset(
     {"stdint.h", "stddef.h", "stdbool.h", "float.h", "limits.h", "immintrin.h", "arm_neon.h", "string.h"}
 )
+MAX_EXPANSION_BYTES = 8 << 20
 ATTRIBUTES = frozenset(
     {"always_inline", "aligned", "vector_size", "may_alias", "noinline", "const", "pure", "unused", "packed", "hot"}
     | {"cold", "flatten", "nonnull", "returns_nonnull", "assume_aligned", "fallthrough"}
 )
-DIRECTIVES = frozenset(
-    {"include", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif", "pragma"}
-    | {"error", "warning"}
-)
 PRAGMAS = re.compile(r"\s*(GCC\s+(unroll|ivdep)|clang\s+loop|omp\s+simd|STDC\s+FP_CONTRACT)\b")
 
-# unterminated comments and strings end where the text or the line does, so no position is scanned twice
-_COMMENT_OR_STRING = re.compile(
-    r'/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*|"(?:\\[^\n]|[^"\\\n])*"?|\'(?:\\[^\n]|[^\'\\\n])*\'?'
-)
-_CONTROL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")
-_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)(.*)$", re.MULTILINE)
 _ASSEMBLY = re.compile(r"\b(asm|__asm|__asm__)\b")
-_PROBES = re.compile(r"\b(__has_include|__has_include_next|__has_embed)\b")
-_RAW_STRING = re.compile(r'\b(?:u8|u|U|L)?R"')
 _STANDARD_ATTRIBUTE = re.compile(r"\[\s*\[")
-_TRIGRAPH = re.compile(r"\?\?[=/'()!<>-]")
 _DIGRAPH = re.compile(r"<:|:>|<%|%>|%:")
 _ATTRIBUTE = re.compile(r"\b__attribute(?:__)?\b\s*\(\s*\(")
 _LINE_MARKER = re.compile(r'^# (\d+) "((?:[^"\\]|\\.)*)"')
@@ -41,35 +29,24 @@ _LINE_MARKER = re.compile(r'^# (\d+) "((?:[^"\\]|\\.)*)"')
 
 def refuse_text(source: str) -> str:
     """Why the raw text is refused, in one line; empty where it is not."""
-    if len(source) > MAX_SOURCE_BYTES or len(source.encode(errors="replace")) > MAX_SOURCE_BYTES:
-        return f"the source is larger than {MAX_SOURCE_BYTES >> 10} KiB"
-    source = source.replace("\r\n", "\n")
-    control = _CONTROL.search(source)
-    if control:
-        return f"the source holds the character {control.group()!r}; only printable ones, tabs and newlines are allowed"
-    if _TRIGRAPH.search(source):
-        return "trigraphs are not allowed"
-    spliced = re.sub(r"\\[ \t]*\n", "", source)
-    if _RAW_STRING.search(spliced):
-        return "raw strings are not allowed"
-    text = _blank(spliced)
+    joined, reason = lexing.joined(source)
+    if reason:
+        return reason
+    text = lexing.blank(joined)
     if _DIGRAPH.search(text):
         return "digraphs are not allowed"
-    for match in _DIRECTIVE.finditer(_blank(spliced, strings=False)):
-        directive, rest = match.groups()
+    for directive, rest in lexing.directives(lexing.blank(joined, strings=False)):
         if directive == "include":
             header = re.fullmatch(r"\s*<([\w./]+)>\s*", rest)
             if not header or header.group(1) not in HEADERS:
                 return f"#include{rest.rstrip()} is not allowed; the headers are {', '.join(sorted(HEADERS))}"
         elif directive == "pragma" and not PRAGMAS.match(rest):
             return f"#pragma{rest.rstrip()} is not allowed"
-        elif directive not in DIRECTIVES:
+        elif directive not in lexing.DIRECTIVES:
             return f"#{directive or rest.strip()} is not allowed"
-    if _PROBES.search(text):
-        return "__has_include and __has_embed are not allowed"
     if _ASSEMBLY.search(text):
         return "assembly is not allowed"
-    return ""
+    return lexing.refuse_probes(text)
 
 
 def refuse_expansion(expanded: str, source_name: str) -> str:
@@ -86,7 +63,7 @@ def refuse_expansion(expanded: str, source_name: str) -> str:
         directive = re.match(r"\s*#\s*pragma(.*)", line)
         if directive and not PRAGMAS.match(directive.group(1)):
             return f"#pragma{directive.group(1)} is not allowed"
-    text = _blank("\n".join(own))
+    text = lexing.blank("\n".join(own))
     if _ASSEMBLY.search(text):
         return "assembly is not allowed, also when macros spell it"
     if _STANDARD_ATTRIBUTE.search(text) or _DIGRAPH.search(text):
@@ -96,16 +73,6 @@ def refuse_expansion(expanded: str, source_name: str) -> str:
             if name.strip("_") not in ATTRIBUTES:
                 return f"__attribute__(({name})) is not allowed"
     return ""
-
-
-def _blank(text: str, strings: bool = True) -> str:
-    """The text with comments blanked, and strings and character constants too unless told not; lines are kept."""
-
-    def blank(match: re.Match[str]) -> str:
-        found = match.group()
-        return re.sub(r"[^\n]", " ", found) if strings or found.startswith("/") else found
-
-    return _COMMENT_OR_STRING.sub(blank, text)
 
 
 def _attribute_names(text: str, position: int) -> list[str]:

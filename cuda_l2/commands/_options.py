@@ -5,6 +5,8 @@ from pathlib import Path
 
 from cuda_l2.errors import UserError
 
+TARGETS = ("auto", "cpu", "cuda")
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -22,8 +24,8 @@ def seconds(text: str) -> float:
 
 def require_target(name: str) -> None:
     """UserError where the target is not one this version has."""
-    if name not in ("auto", "cpu"):
-        raise UserError(f"there is no target {name!r}; choose cpu or auto")
+    if name not in TARGETS:
+        raise UserError(f"there is no target {name!r}; choose from {', '.join(TARGETS)}")
 
 
 def require_writable(path: Path) -> None:

@@ -11,7 +11,14 @@ from cuda_l2.records import Gemm, TimingStatus
 
 
 def command(
-    file: Path, shape: str, /, *, protocol: str = "offline", json: Annotated[bool, Parameter(negative=())] = False
+    file: Path,
+    shape: str,
+    /,
+    *,
+    protocol: str = "offline",
+    target: str = "auto",
+    full: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Build, verify and time a kernel: the verdict with the failing element, the timing, the reward.
 
@@ -20,11 +27,15 @@ def command(
     Parameters
     ----------
     file
-        C source that follows the launch contract in docs/contract.md.
+        C or CUDA source that follows the launch contract in docs/contract.md.
     shape
         The shape to judge it on, as in 512x512x512.
     protocol
-        offline, server, paper, or search.
+        offline, server, paper, or search; on a GPU also rotating and server-10ms.
+    target
+        The machine to judge it on: cpu, cuda, or auto for the one its contract names.
+    full
+        Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds.
     json
         Print the trial as JSON.
     """
@@ -34,10 +45,16 @@ def command(
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
 
+    from cuda_l2 import contract
     from cuda_l2.optimizer import evaluate
     from cuda_l2.report.tables import print_trial, trials_json
 
-    trial = evaluate(text, gemm, protocol=protocol)
+    if target == "auto":
+        try:
+            target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
+        except contract.ContractError:
+            pass  # the build says what is wrong with it
+    trial = evaluate(text, gemm, protocol=protocol, target=target, full=full)
     if json:
         print(trials_json([trial]))
     else:

@@ -17,7 +17,7 @@ class OptimizeSettings:
     """How to search."""
 
     target: str = "auto"
-    """Machine to optimise for: cpu, or auto for the best one present."""
+    """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
     budget: str = "60s"
     """Time of search a shape, as in 60s or 2m."""
     trials: int | None = None
@@ -63,6 +63,7 @@ def command(
         archive=settings.archive,
         protocol=settings.protocol,
         again=settings.again,
+        target=settings.target,
     )
     with Optimizer(search_settings) as optimizer:
         for gemm in gemms:

@@ -26,6 +26,8 @@ WORKSPACE_ALIGN = 1024
 TENSOR_ALIGN = 16
 """What the contract promises of a pointer."""
 WINDOW_ALIGN = 256
+RECORD_BYTES = 64 << 20
+MAX_RECORDS = 256
 
 
 class SharedBuffer:
@@ -68,17 +70,25 @@ class CudaArena:
     """Shared device memory for one Gemm. A context manager; views die with it.
 
     Matrices are placed either snug, ending where their mapping ends, so that one step too far faults; or aligned as
-    torch's allocator would, for timing, with WINDOWS versions of A that lie a few rows apart in one buffer.
+    torch's allocator would, for timing. Timed launches alternate between windows, so that each changes the output:
+    versions of A a few rows apart in one buffer, which costs the cache nothing; or, with rotate, so many separate A, B
+    and C that together they exceed the cache.
     """
 
-    def __init__(self, gemm: Gemm, workspace_bytes: int) -> None:
-        self.gemm, self.workspace_bytes = gemm, workspace_bytes
+    def __init__(self, gemm: Gemm, workspace_bytes: int, rotate: int = 0) -> None:
+        self.gemm, self.workspace_bytes, self.windows = gemm, workspace_bytes, rotate or WINDOWS
         row_bytes = 2 * gemm.k
-        self.window_rows = WINDOW_ALIGN // math.gcd(row_bytes, WINDOW_ALIGN)
-        """Rows between two windows: the fewest that keep every window aligned."""
-        self.rows = gemm.m + (WINDOWS - 1) * self.window_rows
-        self._bytes = {"a": row_bytes * self.rows, "b": 2 * gemm.k * gemm.n, "c": 2 * gemm.m * gemm.n}
-        sizes = {name: size + 2 * GUARD_BYTES for name, size in self._bytes.items()}
+        self._bytes = {"a": row_bytes * gemm.m, "b": 2 * gemm.k * gemm.n, "c": 2 * gemm.m * gemm.n}
+        if rotate:
+            self._shift = {name: -(-size // WINDOW_ALIGN) * WINDOW_ALIGN for name, size in self._bytes.items()}
+        else:  # the fewest rows that keep every window aligned
+            self._shift = {"a": row_bytes * (WINDOW_ALIGN // math.gcd(row_bytes, WINDOW_ALIGN)), "b": 0, "c": 0}
+        self._spans = {name: size + (self.windows - 1) * self._shift[name] for name, size in self._bytes.items()}
+        self.records = max(2, min(MAX_RECORDS, RECORD_BYTES // self._bytes["c"]))
+        """Outputs of so many launches can be kept for a look at each."""
+        sizes = {name: size + 2 * GUARD_BYTES for name, size in self._spans.items()}
+        sizes["staging"] = self._bytes["a"]  # where a producer of A has it from
+        sizes["record"] = self.records * self._bytes["c"]
         sizes["workspace"] = workspace_bytes + 32 * GUARD_BYTES
         self.buffers: dict[str, SharedBuffer] = {}
         try:
@@ -92,39 +102,43 @@ class CudaArena:
 
     def place(self, *, snug: bool) -> None:
         """Choose where the matrices lie, and set the guards around them."""
-        gemm = self.gemm
-        used = dict(self._bytes)
-        if snug:
-            used["a"] = 2 * gemm.m * gemm.k
-        self.offsets = {
+        used = self._bytes if snug else self._spans
+        self._offsets = {
             name: (self.buffers[name].size - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
             for name, size in used.items()
         }
-        self._guards = {}
+        self._guards = []
         for name, size in used.items():
             whole = self.buffers[name].tensor(0, (self.buffers[name].size,), torch.uint8)
-            offset = self.offsets[name]
-            before, behind = whole[max(0, offset - GUARD_BYTES) : offset], whole[offset + size :][:GUARD_BYTES]
-            self._guards[name] = (before, behind)
-            before.fill_(GUARD_BYTE)
-            behind.fill_(GUARD_BYTE)
-        half = torch.float16
-        self.a_all = self._view("a", (gemm.m if snug else self.rows, gemm.k), half)
-        """A with the rows of every window."""
-        self.b = self._view("b", (gemm.k, gemm.n) if gemm.layout is Layout.NN else (gemm.n, gemm.k), half)
-        self.c = self._view("c", (gemm.m, gemm.n), half)
-        self.snug = snug
+            offset = self._offsets[name]
+            self._guards += [whole[max(0, offset - GUARD_BYTES) : offset], whole[offset + size :][:GUARD_BYTES]]
+        for band in self._guards:
+            band.fill_(GUARD_BYTE)
 
     def a(self, window: int = 0) -> torch.Tensor:
         """A of one window, M x K."""
-        first = window * self.window_rows
-        return self.a_all[first : first + self.gemm.m]
+        return self._view("a", window, (self.gemm.m, self.gemm.k))
+
+    def b(self, window: int = 0) -> torch.Tensor:
+        """B of one window as the task lays it out."""
+        gemm = self.gemm
+        return self._view("b", window, (gemm.k, gemm.n) if gemm.layout is Layout.NN else (gemm.n, gemm.k))
+
+    def c(self, window: int = 0) -> torch.Tensor:
+        """C of one window, M x N; the same memory for all unless they rotate."""
+        return self._view("c", window, (self.gemm.m, self.gemm.n))
+
+    def span(self, name: str) -> torch.Tensor:
+        """All of a, b or c, every window of it, as fp16 words."""
+        return self.buffers[name].tensor(self._offsets[name], (self._spans[name] // 2,), torch.float16)
+
+    def recorded(self, count: int) -> torch.Tensor:
+        """Outputs that the last recorded launches gave, count x M x N."""
+        return self.buffers["record"].tensor(0, (count, self.gemm.m, self.gemm.n), torch.float16)
 
     def places(self, plan: Plan, window: int = 0) -> dict[str, Place]:
         """Where a plan's pointers lie; lays out its workspaces."""
-        shift = 2 * self.gemm.k * self.window_rows * window
-        found = {name: Place(name, self.offsets[name]) for name in ("a", "b", "c")}
-        found["a"] = Place("a", self.offsets["a"] + shift)
+        found = {name: Place(name, self._offsets[name] + window * self._shift[name]) for name in ("a", "b", "c")}
         self._workspaces = {}
         end = GUARD_BYTES
         for workspace in plan.workspaces:
@@ -133,8 +147,25 @@ class CudaArena:
             end += -(-workspace.bytes // WORKSPACE_ALIGN) * WORKSPACE_ALIGN + GUARD_BYTES
         return found
 
-    def poison_output(self) -> None:
-        self.c.view(torch.int16).fill_(POISON)
+    def address(self, place: Place) -> int:
+        """A place's address in this process."""
+        return self.buffers[place.buffer].address + place.offset
+
+    @property
+    def window_words(self) -> dict[str, int]:
+        """fp16 words from one window of a, b or c to the next."""
+        return {name: shift // 2 for name, shift in self._shift.items()}
+
+    def stage(self, a: torch.Tensor) -> None:
+        """Put an A (fp16, M x K) into the staging buffer, guard bytes behind it."""
+        words = a.contiguous().view(torch.uint8).flatten()
+        self.buffers["staging"].tensor(0, (words.numel(),), torch.uint8).copy_(words)
+        behind = -words.numel() % TENSOR_ALIGN
+        if behind:
+            self.buffers["staging"].tensor(words.numel(), (behind,), torch.uint8).fill_(GUARD_BYTE)
+
+    def poison_outputs(self) -> None:
+        self.span("c").view(torch.int16).fill_(POISON)
 
     def fill_workspaces(self, plan: Plan, *, persistent: bool) -> None:
         """Garbage into scratch workspaces and guards behind all; persistent ones get their fill where asked."""
@@ -152,19 +183,19 @@ class CudaArena:
 
     def damage(self, plan: Plan) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
-        intact = [(band == GUARD_BYTE).all() for bands in self._guards.values() for band in bands if band.numel()]
+        bands = list(self._guards)
         buffer, restored = self.buffers["workspace"], []
         for workspace in plan.workspaces:
             start, size = self._workspaces[workspace.name]
             words = -(-size // 4)
-            intact.append((buffer.tensor(start + 4 * words, (GUARD_BYTES // 2,), torch.uint8) == GUARD_BYTE).all())
+            bands.append(buffer.tensor(start + 4 * words, (GUARD_BYTES // 2,), torch.uint8))
             if workspace.persistent:
                 fill = workspace.fill - (1 << 32) if workspace.fill >> 31 else workspace.fill
                 restored.append((buffer.tensor(start, (words,), torch.int32) == fill).all())
-        good = torch.stack([torch.stack(intact).all(), torch.stack(restored).all() if restored else intact[0]]).tolist()
-        if not good[0]:
+        intact, *found = torch.stack([(torch.cat(bands) == GUARD_BYTE).all(), *restored]).tolist()
+        if not intact:
             return "wrote outside C and its workspaces"
-        if restored and not good[1]:
+        if not all(found):
             return "left a persistent workspace other than it found it"
         return ""
 
@@ -179,8 +210,8 @@ class CudaArena:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return self.buffers[name].tensor(self.offsets[name], shape, dtype)
+    def _view(self, name: str, window: int, shape: tuple[int, int]) -> torch.Tensor:
+        return self.buffers[name].tensor(self._offsets[name] + window * self._shift[name], shape, torch.float16)
 
 
 class _View:

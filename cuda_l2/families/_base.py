@@ -8,6 +8,7 @@ be constructed. A new family is one source and one module here with a FAMILY.
 import functools
 import importlib
 import pkgutil
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,17 +53,22 @@ class Family(ABC):
     def macros(self, schedule: "Schedule") -> dict[str, int]:
         """Macros the source needs beside the choices."""
 
+    def generated(self, schedule: "Schedule") -> str:
+        """Code of this schedule alone, placed between the macros and the source: what macros cannot say shortly."""
+        return ""
+
     @property
     @abstractmethod
     def source(self) -> Path:
-        """The kernel, which compiles alone with -D macros."""
+        """The kernel. It may #include "x.cuh" of this folder; macros() and generated() are all else it needs."""
 
     def render(self, schedule: "Schedule", proposer: str = "schedule") -> Candidate:
-        """The candidate of a schedule: contract, macros, source."""
+        """The candidate of a schedule, one text: contract, macros, generated code, source with its includes inlined."""
         defines = {**self.macros(schedule), **schedule.named}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
-        text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n" + _read(self.source)
-        return Candidate(text, proposer=proposer, schedule=tuple(schedule.named.items()))
+        text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n"
+        text += self.generated(schedule) + _inlined(self.source)
+        return Candidate(text, proposer, tuple(schedule.named.items()), self.name)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,22 @@ def families_for(gemm: Gemm, target: Target) -> tuple[Family, ...]:
     return tuple(family for family in all_families() if family.serves(gemm, target))
 
 
+_INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
+
+
 @functools.cache
-def _read(path: Path) -> str:
-    return path.read_text()
+def _inlined(path: Path) -> str:
+    """The source with every `#include "x"` line replaced by that file of this folder, each file once."""
+    seen: set[str] = set()
+
+    def expand(text: str) -> str:
+        return _INCLUDE.sub(insert, text)
+
+    def insert(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name in seen:
+            return ""
+        seen.add(name)
+        return expand((path.parent / name).read_text().removeprefix("#pragma once\n"))
+
+    return expand(path.read_text())

@@ -2,7 +2,8 @@
 
 offline: back-to-back launches, caches warm. server: single launches after exponential gaps, caches evicted.
 paper: the paper's section 2.4, 10 s of warm-up and 30 s of single launches, mean of the ratios. search: offline,
-short, for choosing among candidates; its figures select and are never reported.
+short, for choosing among candidates; its figures select and are never reported. rotating (GPU): offline with operands
+that exceed the cache.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ class Protocol:
     measure_s: float = 0.0  # run at least this long, whatever the interval
     selects: bool = False  # chooses among candidates: against the usual strongest baseline only, poor ones cut short
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
+    rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
@@ -31,4 +33,18 @@ SERVER = Protocol("server", round_s=0, min_rounds=20, max_rounds=60, halfwidth=0
 PAPER = Protocol(
     "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=10, measure_s=30, mean=True
 )
-PROTOCOLS = {protocol.name: protocol for protocol in (SEARCH, OFFLINE, SERVER, PAPER)}
+ROTATING = replace(OFFLINE, name="rotating", rotates=True)
+CPU_PROTOCOLS = {protocol.name: protocol for protocol in (SEARCH, FINALS, OFFLINE, SERVER, PAPER)}
+CUDA_PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        replace(SEARCH, round_s=0.0006, min_rounds=5, max_rounds=9),
+        replace(FINALS, round_s=0.001),
+        replace(OFFLINE, round_s=0.002, min_rounds=15, max_rounds=60),
+        replace(ROTATING, round_s=0.002, min_rounds=15, max_rounds=60),
+        replace(SERVER, min_rounds=40, max_rounds=120),
+        replace(SERVER, name="server-10ms", gap_s=0.01, min_rounds=40, max_rounds=120),
+        PAPER,
+    )
+}
+"""Device time has no jitter of a host's pipes: shorter rounds say as much."""

@@ -34,6 +34,8 @@ class Space(Protocol):
         """Values of the next choice after `prefix`; never empty on a valid prefix."""
 
     def render(self, values: Values, proposer: str) -> Candidate: ...
+    def values_of(self, trial: Trial) -> Values:
+        """The values a trial's candidate was written from; empty where it was not written in this space."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,79 @@ class FamilySpace:
 
     def render(self, values: Values, proposer: str) -> Candidate:
         return self.family.render(Schedule(self.family, self.gemm, self.target, values), proposer)
+
+    def values_of(self, trial: Trial) -> Values:
+        if trial.candidate.family not in ("", self.family.name):
+            return ()
+        return tuple(value for _, value in trial.candidate.schedule)
+
+    def defaults(self) -> list[Values]:
+        """What engineers would try first."""
+        return [self.family.default(self.gemm, self.target)]
+
+
+ABSENT = -1
+"""The value of a choice that belongs to another family."""
+
+
+@dataclass(frozen=True)
+class UnionSpace:
+    """The schedules of several families: which one comes first, then the choices of all, those of others absent."""
+
+    families: tuple[Family, ...]
+    gemm: Gemm
+    target: Target
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        family = Choice("FAMILY", tuple(range(len(self.families))), "which kernel")
+        return (family, *(_or_absent(family, choice) for family in self.families for choice in family.choices))
+
+    def valid(self, prefix: Sequence[int]) -> Values:
+        if not prefix:
+            return tuple(range(len(self.families)))
+        start = 1
+        for index, family in enumerate(self.families):
+            end = start + len(family.choices)
+            if len(prefix) < end:
+                own = index == prefix[0]
+                return family.valid_values(self.gemm, self.target, prefix[start:]) if own else (ABSENT,)
+            start = end
+        raise ValueError("the schedule is complete")
+
+    def render(self, values: Values, proposer: str) -> Candidate:
+        family = self.families[values[0]]
+        start = 1 + sum(len(other.choices) for other in self.families[: values[0]])
+        own = values[start : start + len(family.choices)]
+        return family.render(Schedule(family, self.gemm, self.target, own), proposer)
+
+    def values_of(self, trial: Trial) -> Values:
+        names = [family.name for family in self.families]
+        if trial.candidate.family not in names:
+            return ()
+        chosen = names.index(trial.candidate.family)
+        return self._whole(chosen, tuple(value for _, value in trial.candidate.schedule))
+
+    def defaults(self) -> list[Values]:
+        """What engineers would try first, of each family."""
+        return [self._whole(i, family.default(self.gemm, self.target)) for i, family in enumerate(self.families)]
+
+    def _whole(self, chosen: int, own: Values) -> Values:
+        parts = [own if i == chosen else (ABSENT,) * len(family.choices) for i, family in enumerate(self.families)]
+        return (chosen, *(value for part in parts for value in part))
+
+
+def _or_absent(family: Family, choice: Choice) -> Choice:
+    return Choice(f"{family.name}.{choice.name}", (ABSENT, *choice.values), choice.help)
+
+
+def space_for(families: Sequence[Family], gemm: Gemm, target: Target) -> "FamilySpace | UnionSpace":
+    """All schedules of these families for a task; UserError where no family serves it."""
+    if not families:
+        raise UserError(f"no kernel family serves {gemm} on {target.machine}")
+    if len(families) == 1:
+        return FamilySpace(families[0], gemm, target)
+    return UnionSpace(tuple(families), gemm, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +182,3 @@ def proposer_maker(name: str) -> Maker:
         raise UserError(f"the policy {name} needs the package {error.name}: pip install {error.name}") from None
     maker: Maker = module.PROPOSER
     return maker
-
-
-def values_of(trial: Trial) -> Values:
-    """The schedule values a trial's candidate was written from; empty where it was not."""
-    return tuple(value for _, value in trial.candidate.schedule)

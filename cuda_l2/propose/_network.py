@@ -115,8 +115,5 @@ def task_features(gemm: Gemm) -> torch.Tensor:
 
 
 def target_features(space: Space) -> torch.Tensor:
-    """What a schedule depends on in the machine, of order one; zero where a target has no such thing."""
-    target = space.target
-    cores, bits = getattr(target, "cores", 0), getattr(target, "vector_bits", 0)
-    caches = getattr(target, "cache_bytes", (0, 0, 0))
-    return torch.tensor([math.log2(cores + 1) / 4, bits / 512, *(math.log2(size + 1) / 16 - 1 for size in caches)])
+    """What a schedule depends on in the machine, of order one."""
+    return torch.tensor(space.target.features)

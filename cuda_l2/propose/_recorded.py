@@ -38,6 +38,9 @@ class RecordedSpace:
         named = tuple((choice.name, value) for choice, value in zip(self.choices, values, strict=True))
         return Candidate(" ".join(map(str, values)), proposer, named)
 
+    def values_of(self, trial: Trial) -> Values:
+        return tuple(value for _, value in trial.candidate.schedule)
+
     def trial(self, candidate: Candidate) -> Trial:
         """The recorded outcome of a candidate, with its reward."""
         values = tuple(value for _, value in candidate.schedule)

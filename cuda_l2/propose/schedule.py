@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cuda_l2.learn.grpo import GrpoSettings, grpo_loss
-from cuda_l2.propose._base import Exemplar, Proposer, Space, Values, values_of
+from cuda_l2.propose._base import Exemplar, Proposer, Space, Values
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._network import ScheduleTransformer, Shape, Vocabulary, log_probabilities
 from cuda_l2.records import Candidate, Trial
@@ -72,14 +72,14 @@ class SchedulePolicy(Proposer):
 
     def propose(self, count: int) -> list[Candidate]:
         history = [trial for trial in self._trials() if trial.candidate.schedule]
-        self._known.update(values_of(trial) for trial in history)
+        self._known.update(self._space.values_of(trial) for trial in history)
         self._group = self._sample(count, self._exemplars(history))
         answers = [self._values(row) for row in self._group.answer_GT]
         return [self._space.render(values, self.name) for values in answers]
 
     def observe(self, trials: Sequence[Trial]) -> None:
         group, self._group = self._group, None
-        self._known.update(values_of(trial) for trial in trials)
+        self._known.update(self._space.values_of(trial) for trial in trials)
         if group is None or not self._learns or len(trials) != len(group.answer_GT):
             return  # a group cut short teaches nothing
         history = [trial.reward for trial in self._trials() if not math.isnan(trial.reward)]
@@ -127,7 +127,7 @@ class SchedulePolicy(Proposer):
         self.updates, self.skipped_groups = kept["updates"], kept["skipped_groups"]
 
     def _exemplars(self, history: Sequence[Trial]) -> list[Exemplar]:
-        scored = [(trial.reward, values_of(trial)) for trial in history if not math.isnan(trial.reward)]
+        scored = [(trial.reward, self._space.values_of(trial)) for trial in history if not math.isnan(trial.reward)]
         valid = [(reward, values) for reward, values in scored if len(values) == len(self._vocabulary.choices)]
         return [Exemplar(values, score) for score, values in sample_exemplars(valid, EXEMPLARS, self._rng)]
 
@@ -153,13 +153,16 @@ class SchedulePolicy(Proposer):
         answers = torch.empty(count, 0, dtype=torch.long)
         masks: list[torch.Tensor] = []
         for position in range(len(self._vocabulary.choices)):
-            logits = self._network.logits(context_P, answers)[:, -1]
             valid = [self._space.valid(self._values(row)) for row in answers]
             mask = torch.stack([self._vocabulary.mask(position, values) for values in valid])
-            probabilities = (logits / temperature).masked_fill(~mask, -torch.inf).softmax(-1)
+            masks.append(mask)
+            if all(len(values) == 1 for values in valid):
+                probabilities = mask.float()  # nothing to decide
+            else:
+                logits = self._network.logits(context_P, answers)[:, -1]
+                probabilities = (logits / temperature).masked_fill(~mask, -torch.inf).softmax(-1)
             token = torch.multinomial(probabilities, 1, generator=self._generator)
             answers = torch.cat([answers, token], dim=1)
-            masks.append(mask)
         return answers, torch.stack(masks, dim=1)
 
     def _values(self, tokens: torch.Tensor) -> Values:

@@ -22,11 +22,10 @@ def markdown(results: list[Result]) -> str:
         timing = offline.timing
         assert timing.candidate and timing.speedup and server.timing.speedup
         ours_us = timing.candidate.latency_us.estimate
-        peak, _ = result.target.ceilings()
-        share = result.gemm.flops / ours_us * 1e-3 / peak
+        share = result.gemm.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
         ratios.append(timing.speedup.estimate)
         lines.append(
-            f"| {result.gemm} | {ours_us:.0f} us | {_reference(timing)} | {_ratio(timing.speedup)}"
+            f"| {result.gemm} | {ours_us:.3g} us | {_reference(timing)} | {_ratio(timing.speedup)}"
             f" | {_ratio(server.timing.speedup)} | {share:.0%} |"
         )
     if ratios:
@@ -46,7 +45,7 @@ def markdown(results: list[Result]) -> str:
 
 def _reference(timing: Timing) -> str:
     arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
-    return f"{arm.name}, {arm.latency_us.estimate:.0f} us"
+    return f"{arm.name}, {arm.latency_us.estimate:.3g} us"
 
 
 def _ratio(ratio: Interval) -> str:

@@ -12,7 +12,6 @@ from cuda_l2.propose._base import Maker, proposer_maker
 from cuda_l2.propose._recorded import RecordedSpace
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Interval, Trial
-from cuda_l2.search import GROUP
 
 LATE = 0.5
 """The last half of a search: what the policy has come to propose."""
@@ -20,6 +19,7 @@ T_QUANTILE = {9: 2.262, 11: 2.201, 14: 2.145, 19: 2.093, 29: 2.045}
 """97.5 % quantiles of Student's t, by degrees of freedom."""
 
 Curve = list[float]  # rewards in the order proposed
+GROUP = 8  # candidates a search proposes at once
 
 
 def replay(space: RecordedSpace, maker: Maker, trials: int, seed: int) -> Curve:

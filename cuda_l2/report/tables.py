@@ -23,7 +23,7 @@ def print_result(result: Result) -> None:
         console.print(f"{result.gemm}: no correct kernel among {search.proposed} candidates; rejected: {rejected}")
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
-    table = Table(title=f"{result.gemm} on {result.target.model}, {result.target.cores} cores", title_justify="left")
+    table = Table(title=f"{result.gemm} on {result.target.model}", title_justify="left")
     table.add_column("")
     for protocol in reports:
         table.add_column(protocol)
@@ -37,12 +37,14 @@ def print_result(result: Result) -> None:
     console.print(
         "* the strongest baseline. Times are medians; a baseline left out of the rounds for slowness has no interval."
     )
-    gflops = result.gemm.flops / timings[0].candidate.latency_us.estimate * 1e-3 if timings[0].candidate else 0.0
+    unit, gflops_a_unit = result.target.unit
+    assert timings[0].candidate
+    reached = result.gemm.flops / timings[0].candidate.latency_us.estimate * 1e-3 / gflops_a_unit
     peak, _ = result.target.ceilings()
     console.print(
-        f"{gflops:.0f} GFLOP/s, {gflops / peak:.0%} of the measured peak of {peak:.0f};"
+        f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f};"
         f" roofline bound {result.target.bound_us(result.gemm):.1f} us;"
-        f" a call through the measuring pipe costs {timings[0].empty_call_us:.0f} us"
+        f" a call that does nothing takes {timings[0].empty_call_us:.2g} us"
     )
     console.print(
         f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
@@ -95,7 +97,10 @@ def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
     console.print(table)
     best = trials[0]
     console.print(f"the first, on {best.machine}:")
-    meanings = {choice.name: choice.help for family in all_families() for choice in family.choices}
+    family = next((f for f in all_families() if f.name == best.candidate.family), None)
+    meanings = {choice.name: choice.help for choice in family.choices} if family else {}
+    if family:
+        console.print(f"  family {family.name}")
     for name, value in best.candidate.schedule:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
     console.print(f"source of the first: cuda-l2 show {gemm} --source")

@@ -11,6 +11,8 @@ class Target(ABC):
 
     name: str
     """The kind, as given to --target."""
+    model: str
+    """The hardware's own name."""
 
     @property
     @abstractmethod
@@ -20,6 +22,20 @@ class Target(ABC):
     @abstractmethod
     def environment(self) -> dict[str, Any]:
         """What a reader needs to judge a figure: hardware, compiler, versions."""
+
+    @property
+    @abstractmethod
+    def features(self) -> tuple[float, float, float, float, float]:
+        """What a schedule depends on in the machine, each of order one, for policies."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> tuple[str, float]:
+        """In what throughput is told, and how many GFLOP/s that is: ("TFLOP/s", 1000.0)."""
+
+    @abstractmethod
+    def ceilings(self) -> tuple[float, float]:
+        """Measured peak in `unit` and memory GB/s."""
 
     @abstractmethod
     def bound_us(self, task: Task) -> float:

@@ -44,6 +44,15 @@ class CpuTarget(Target):
             *("-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
         )
 
+    @property
+    def features(self) -> tuple[float, float, float, float, float]:
+        first, second, third = (math.log2(size + 1) / 16 - 1 for size in self.cache_bytes)
+        return math.log2(self.cores + 1) / 4, self.vector_bits / 512, first, second, third
+
+    @property
+    def unit(self) -> tuple[str, float]:
+        return "GFLOP/s", 1.0
+
     def ceilings(self) -> tuple[float, float]:
         """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores."""
         return _ceilings(self.cores)

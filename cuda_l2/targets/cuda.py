@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import math
 import platform
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,16 @@ class CudaTarget(Target):
         if arch.endswith("a"):
             return arch == self.arch
         return int(arch.removeprefix("sm_")) <= 10 * self.capability[0] + self.capability[1]
+
+    @property
+    def features(self) -> tuple[float, float, float, float, float]:
+        sizes = (self.shared_bytes, self.l2_bytes, self.memory_bytes)
+        first, second, third = (math.log2(size + 1) / 16 - 1 for size in sizes)
+        return math.log2(self.sms + 1) / 4, self.capability[0] / 10, first, second, third
+
+    @property
+    def unit(self) -> tuple[str, float]:
+        return "TFLOP/s", 1000.0
 
     def ceilings(self) -> tuple[float, float]:
         """Measured TFLOP/s of fp16 matrix products with fp32 sums, and GB/s of device memory."""

@@ -1,27 +1,24 @@
 """What every check needs: launches with hygiene watched, and cases whose references are computed once.
 
 A check is one file here with a CHECK; it is picked up without edits elsewhere. Checks run in the order of
-their `order`, cheap and telling ones first, and the first failure ends the verdict.
+their `order`, cheap and telling ones first, and the first failure ends the verdict. Checks do not know where a
+candidate runs: tensors lie on the device of the case, and a Session launches.
 """
 
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from cuda_l2.execute.arena import POISON, Arena
-from cuda_l2.execute.worker import Worker
-from cuda_l2.records import Element, Gemm, Layout, VerdictStatus
+from cuda_l2.execute.arena import POISON
+from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
 
-CACHE_BYTES = 2 << 30
-LAUNCH_TIMEOUT_S = 2.0
-SLOWEST_GFLOPS = 0.5
-"""A launch slower than this is taken to hang."""
+CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
 
 
 class CheckFailed(Exception):
@@ -45,71 +42,89 @@ class Case:
         return sum(t.numel() * t.element_size() for t in (self.a, self.b, *self.expected.values()))
 
 
+class References(ABC):
+    """Who computes what a candidate's results are compared with, and on which device. Never the candidate's process."""
+
+    device: torch.device
+    exact_flops: int
+    """Beyond this an fp64 product takes about a second: then a random set of rows is compared."""
+
+    @abstractmethod
+    def product_fp32(self, gemm: Gemm, case: Case) -> torch.Tensor:
+        """A B, fp32 M x N, summed in fp32: exact for integers whose partial sums stay below 2^24."""
+
+    @abstractmethod
+    def baselines(self, gemm: Gemm, case: Case, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What each baseline of the task's class computes, fp16, the given rows of C."""
+
+
 class Cases:
     """Inputs and references of one Gemm, made on first use from a seed nobody outside knows, kept while they fit."""
 
-    def __init__(self, gemm: Gemm, seed: int) -> None:
-        self.gemm, self._seed = gemm, seed
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, gemm: Gemm, seed: int, references: References) -> None:
+        self.gemm, self._seed, self.references = gemm, seed, references
+        self.device = references.device
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         """Randomness of the checks themselves: the caller's own generator is left alone."""
         self._cases: OrderedDict[tuple[str, int], Case] = OrderedDict()
 
-    def get(self, name: str, index: int, make: Callable[[Gemm, torch.Generator], Case]) -> Case:
+    def get(self, name: str, index: int, make: Callable[["Cases", torch.Generator], Case]) -> Case:
         key = (name, index)
         if key not in self._cases:
             mixed = np.random.SeedSequence([self._seed, index, *name.encode()]).generate_state(1, np.uint64)[0]
-            self._cases[key] = make(self.gemm, torch.Generator().manual_seed(int(mixed >> 1)))
+            self._cases[key] = make(self, torch.Generator(self.device).manual_seed(int(mixed >> 1)))
         self._cases.move_to_end(key)
-        while len(self._cases) > 1 and sum(case.bytes for case in self._cases.values()) > CACHE_BYTES:
+        while len(self._cases) > 1 and sum(c.bytes for c in self._cases.values()) > CACHE_BYTES[self.device.type]:
             self._cases.popitem(last=False)
         return self._cases[key]
 
+    def normal(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """A (M x K) and B (K x N) of standard normal numbers, fp32."""
+        gemm = self.gemm
+        a = torch.randn(gemm.m, gemm.k, generator=generator, device=self.device)
+        return a, torch.randn(gemm.k, gemm.n, generator=generator, device=self.device)
 
-@dataclass
-class Session:
-    """One candidate in its worker, ready to be launched on cases."""
+    def product_fp32(self, case: Case) -> torch.Tensor:
+        return self.references.product_fp32(self.gemm, case)
+
+
+class Session(ABC):
+    """One candidate in its process, ready to be launched on cases. A context manager."""
 
     gemm: Gemm
-    arena: Arena
-    worker: Worker
-    workspace_bytes: int
+    build: Build
     cases: Cases
     rms_error: float = float("nan")
     max_error: float = float("nan")
     baseline_deviation: float = float("nan")
 
+    @abstractmethod
     def launch(self, case: Case, prefill: torch.Tensor | None = None) -> torch.Tensor:
         """C of one launch, fp16 M x N; CheckFailed where it touched what it must not or left elements unwritten.
 
         prefill: what C holds before the launch, poison if not given.
         """
-        gemm, arena = self.gemm, self.arena
-        a, b = _words(case.a), _words(case.b)
-        inputs = [(arena.operands["a"][0], a), (arena.operands["b"][0], b)]
-        for row, words in inputs:
-            row[: words.size] = words
-            row[words.size :] = POISON
-        arena.poison_outputs()
-        if prefill is not None:
-            arena.output()[:] = _words(prefill).reshape(gemm.m, gemm.n)
-        arena.poison_workspace(self.workspace_bytes)
-        self.worker.launch(0, LAUNCH_TIMEOUT_S + gemm.flops / SLOWEST_GFLOPS * 1e-9)
-        if not all(
-            np.array_equal(row[: words.size], words) and (row[words.size :] == POISON).all() for row, words in inputs
-        ):
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs")
-        if not arena.gaps_intact() or not arena.guards_intact():
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, "wrote outside C and its workspace")
-        found = arena.output().copy()
-        unwritten = found == POISON
-        if unwritten.any():
-            row, column = (int(i) for i in np.argwhere(unwritten)[0])
-            count = int(unwritten.sum())
-            raise CheckFailed(
-                VerdictStatus.INCORRECT,
-                f"left {count} of {found.size} elements unwritten, the first at C[{row}, {column}]",
-            )
-        return torch.from_numpy(found.view(np.float16))
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class GpuSession(Session):
+    """A CUDA candidate: what goes on around a launch can be arranged too."""
+
+    programmatic: bool
+    """Whether a launch may begin before the kernel ahead of it has ended."""
+
+    @abstractmethod
+    def launch_behind_producer(self, old: Case, case: Case) -> torch.Tensor:
+        """C of `case`, where A holds `old`'s until a slow kernel before, which lets the candidate begin, writes it."""
+
+    @abstractmethod
+    def launch_beside_load(self, case: Case, count: int) -> torch.Tensor:
+        """C after several launches while another stream holds half of the multiprocessors for a while."""
 
 
 class Check(ABC):
@@ -117,12 +132,14 @@ class Check(ABC):
 
     name: str
     order: int
+    full_only = False
+    """Whether it runs only where a kernel may enter the library: too slow for every candidate of a search."""
 
     @abstractmethod
     def run(self, session: Session) -> None:
         """Launch as needed; raise CheckFailed where the property does not hold."""
 
-    def applies(self, gemm: Gemm) -> bool:
+    def applies(self, session: Session) -> bool:
         return True
 
 
@@ -145,16 +162,18 @@ def logical_b(gemm: Gemm, case: Case) -> torch.Tensor:
     return case.b if gemm.layout is Layout.NN else case.b.t()
 
 
-def product_fp32(gemm: Gemm, case: Case) -> torch.Tensor:
-    """A B in fp32 on this CPU: exact for integers whose partial sums stay below 2^24."""
-    return case.a.float() @ logical_b(gemm, case).float()
-
-
 def first_difference(found: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> Element:
     """The first element that `wrong` marks."""
     row, column = (int(i) for i in wrong.nonzero()[0])
     return Element(row, column, float(expected[row, column]), float(found[row, column]))
 
 
-def _words(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    return tensor.contiguous().view(torch.int16).numpy().view(np.uint16).ravel()
+def require_written(found: torch.Tensor) -> None:
+    """CheckFailed where an output still holds its poison."""
+    unwritten = found.view(torch.int16) == POISON
+    if unwritten.any():
+        row, column = (int(i) for i in unwritten.nonzero()[0])
+        raise CheckFailed(
+            VerdictStatus.INCORRECT,
+            f"left {int(unwritten.sum())} of {found.numel()} elements unwritten, the first at C[{row}, {column}]",
+        )

@@ -8,18 +8,14 @@ worst baseline's plus one fp16 step, over five inputs.
 
 import torch
 
-from cuda_l2.records import Accumulate, Gemm, VerdictStatus
+from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
-from cuda_l2.verify._base import Case, Check, CheckFailed, Session, logical_b, operands, product_fp32
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, logical_b, operands
 
 INPUTS = 5
 RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
-EMULATED_ROWS = 32
-"""Rows compared in the fp16 class, whose baseline is an emulated fp16 sum: no CPU library sums in fp16."""
-REFERENCE_FLOPS = 1 << 31
-"""Beyond this an fp64 reference takes over a second: then a random set of rows is compared."""
-NATIVE_FP16_FLOPS = 1 << 26
-"""torch.matmul in fp16 joins the baselines up to here; CPUs without fp16 arithmetic take minutes beyond."""
+FP16_ROWS = 32
+"""Rows compared in the fp16 class on the CPU, whose baseline is an emulated fp16 sum."""
 
 
 class BaselineDeviation(Check):
@@ -59,20 +55,15 @@ def fp16_step(magnitude: float) -> float:
     return max(float(value) - float(below), 2.0**-24)
 
 
-def _make(gemm: Gemm, generator: torch.Generator) -> Case:
-    a = torch.randn(gemm.m, gemm.k, generator=generator)
-    b = torch.randn(gemm.k, gemm.n, generator=generator)
-    case = operands(gemm, a, b)
-    compared = max(1, int(gemm.m * min(1.0, REFERENCE_FLOPS / gemm.flops)))
-    if gemm.accumulate is Accumulate.FP16:
-        compared = min(compared, EMULATED_ROWS)
-    rows = torch.randperm(gemm.m, generator=generator)[:compared]
+def _make(cases: Cases, generator: torch.Generator) -> Case:
+    gemm, references = cases.gemm, cases.references
+    case = operands(gemm, *cases.normal(generator))
+    compared = max(1, int(gemm.m * min(1.0, references.exact_flops / gemm.flops)))
+    if gemm.accumulate is Accumulate.FP16 and cases.device.type == "cpu":
+        compared = min(compared, FP16_ROWS)
+    rows = torch.randperm(gemm.m, generator=generator, device=cases.device)[:compared]
     exact = case.a[rows].double() @ logical_b(gemm, case).double()
-    outputs = [product_fp32(gemm, case)[rows].half()]
-    if gemm.flops <= NATIVE_FP16_FLOPS:
-        outputs.append((case.a @ logical_b(gemm, case))[rows])
-    if gemm.accumulate is Accumulate.FP16:
-        outputs.append(_summed_in_fp16(case.a[rows], logical_b(gemm, case)))
+    outputs = references.baselines(gemm, case, rows)
     errors = [output.double() - exact for output in outputs]
     spread = max((float((x.float() - y.float()).abs().max()) for x in outputs for y in outputs), default=0.0)
     case.expected.update(
@@ -83,14 +74,6 @@ def _make(gemm: Gemm, generator: torch.Generator) -> Case:
         spread=torch.tensor(spread),
     )
     return case
-
-
-def _summed_in_fp16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """A B with every product and every sum rounded to fp16, in the order of K."""
-    c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
-    for p in range(a.shape[1]):
-        c = c + a[:, p, None] * b[None, p]
-    return c
 
 
 CHECK = BaselineDeviation()

@@ -2,8 +2,8 @@
 
 import torch
 
-from cuda_l2.records import Gemm, VerdictStatus
-from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, operands, product_fp32
+from cuda_l2.records import VerdictStatus
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands
 
 INPUTS = 3
 LARGEST_EXACT = 2048
@@ -28,12 +28,13 @@ class ExactMatch(Check):
                 )
 
 
-def _make(gemm: Gemm, generator: torch.Generator) -> Case:
+def _make(cases: Cases, generator: torch.Generator) -> Case:
+    gemm = cases.gemm
     one = min(0.5, (TYPICAL_SUM / gemm.k) ** 0.5)
-    a = torch.rand(gemm.m, gemm.k, generator=generator) < one
-    b = torch.rand(gemm.k, gemm.n, generator=generator) < one
+    a = torch.rand(gemm.m, gemm.k, generator=generator, device=cases.device) < one
+    b = torch.rand(gemm.k, gemm.n, generator=generator, device=cases.device) < one
     case = operands(gemm, a, b)
-    case.expected["c"] = product_fp32(gemm, case)
+    case.expected["c"] = cases.product_fp32(case)
     return case
 
 

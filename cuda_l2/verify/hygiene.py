@@ -7,8 +7,8 @@ Session.launch.
 import torch
 
 from cuda_l2.execute.arena import POISON
-from cuda_l2.records import Gemm, VerdictStatus
-from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, logical_b, operands, product_fp32
+from cuda_l2.records import VerdictStatus
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, logical_b, operands
 
 REPEATS = 2
 ONE_ELEMENT_CHANGES = 2
@@ -27,7 +27,8 @@ class Hygiene(Check):
         # as if the last answer, or most of this one, were there already
         _require_equal(session.launch(case, prefill=other_right), right, "depends on what C held before")
         partly = right.clone()
-        partly.view(torch.int16)[torch.rand(right.shape, generator=session.cases.generator) < 0.5] = POISON
+        chosen = torch.rand(right.shape, generator=session.cases.generator, device=right.device) < 0.5
+        partly.view(torch.int16)[chosen] = POISON
         _require_equal(session.launch(case, prefill=partly), right, "skips work when C looks right already")
         corner = torch.full_like(right, 0).view(torch.int16).fill_(POISON).view(torch.float16)
         corner[: (right.shape[0] + 1) // 2] = right[: (right.shape[0] + 1) // 2]
@@ -43,8 +44,9 @@ def _require_noticed(session: Session, case: Case, right: torch.Tensor, operand:
     a, b = case.a.clone(), logical_b(gemm, case).clone()
     session.launch(case)  # what a cache would keep
     generator = session.cases.generator
-    p = int(torch.randint(gemm.k, (), generator=generator))
-    row, column = (int(torch.randint(size, (), generator=generator)) for size in (gemm.m, gemm.n))
+    p, row, column = (
+        int(torch.randint(size, (), generator=generator, device=a.device)) for size in (gemm.k, gemm.m, gemm.n)
+    )
     at: tuple[int | slice, int | slice]
     if operand == "a":
         at = (row, slice(None))
@@ -54,7 +56,7 @@ def _require_noticed(session: Session, case: Case, right: torch.Tensor, operand:
         b[p, column] = -2 * b[p, column] + 4
     changed = operands(gemm, a, b)
     found = session.launch(changed)
-    expected = product_fp32(gemm, changed)[at]
+    expected = session.cases.product_fp32(changed)[at]
     close = (found[at].float() - expected).abs() <= 0.02 * gemm.k**0.5 + 0.01 * expected.abs()
     if not close.all():
         name = operand.upper()
@@ -70,12 +72,8 @@ def _require_equal(found: torch.Tensor, right: torch.Tensor, reason: str) -> Non
         raise CheckFailed(VerdictStatus.UNHYGIENIC, reason, first_difference(found, right, wrong))
 
 
-def _make(gemm: Gemm, generator: torch.Generator) -> Case:
-    return operands(
-        gemm,
-        torch.randn(gemm.m, gemm.k, generator=generator),
-        torch.randn(gemm.k, gemm.n, generator=generator),
-    )
+def _make(cases: Cases, generator: torch.Generator) -> Case:
+    return operands(cases.gemm, *cases.normal(generator))
 
 
 CHECK = Hygiene()

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from cuda_l2.records import Accumulate, Gemm, VerdictStatus
-from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, logical_b, operands, product_fp32
+from cuda_l2.records import Accumulate, VerdictStatus
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, logical_b, operands
 
 LARGEST_SUM = 1 << 22
 RANGES = ((31, 31), (127, 15))
@@ -21,8 +21,8 @@ class PrecisionContract(Check):
     name = "precision contract"
     order = 20
 
-    def applies(self, gemm: Gemm) -> bool:
-        return gemm.accumulate is Accumulate.FP32
+    def applies(self, session: Session) -> bool:
+        return session.gemm.accumulate is Accumulate.FP32
 
     def run(self, session: Session) -> None:
         for index in range(len(RANGES)):
@@ -40,25 +40,26 @@ class PrecisionContract(Check):
                     )
 
 
-def _make(gemm: Gemm, generator: torch.Generator, index: int) -> Case:
+def _make(cases: Cases, generator: torch.Generator, index: int) -> Case:
+    gemm = cases.gemm
     largest_a, largest_b = RANGES[index]
     scale = min(1.0, math.sqrt(LARGEST_SUM / (gemm.k * largest_a * largest_b)))
     a, b = (
-        torch.randint(-bound, bound + 1, shape, generator=generator, dtype=torch.int16)
+        torch.randint(-bound, bound + 1, shape, generator=generator, dtype=torch.int16, device=cases.device)
         for bound, shape in (
             (max(1, int(largest_a * scale)), (gemm.m, gemm.k)),
             (max(1, int(largest_b * scale)), (gemm.k, gemm.n)),
         )
     )
     case = operands(gemm, a, b)
-    case.expected["c"] = product_fp32(gemm, case).half()
+    case.expected["c"] = cases.product_fp32(case).half()
     return case
 
 
-def _make_permuted(gemm: Gemm, generator: torch.Generator, index: int) -> Case:
+def _make_permuted(cases: Cases, generator: torch.Generator, index: int) -> Case:
     """The same kind of case with a reference that summed K in another order."""
-    plain = _make(gemm, generator, index)
-    order = torch.randperm(gemm.k, generator=generator)
+    gemm, plain = cases.gemm, _make(cases, generator, index)
+    order = torch.randperm(gemm.k, generator=generator, device=cases.device)
     case = operands(gemm, plain.a[:, order], logical_b(gemm, plain)[order])
     case.expected["c"] = plain.expected["c"]
     return case

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from cuda_l2.records import Accumulate, Gemm, VerdictStatus
-from cuda_l2.verify._base import Case, Check, CheckFailed, Session, first_difference, operands, product_fp32
+from cuda_l2.records import Accumulate, VerdictStatus
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands
 
 KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal")
 SMALLEST_STEP = 2.0**-24  # between subnormal fp16 numbers
@@ -38,11 +38,11 @@ class SpecialValues(Check):
                 )
 
 
-def _make(gemm: Gemm, generator: torch.Generator, kinds: Sequence[str], first: int) -> Case:
-    a = torch.randn(gemm.m, gemm.k, generator=generator)
-    b = torch.randn(gemm.k, gemm.n, generator=generator)
+def _make(cases: Cases, generator: torch.Generator, kinds: Sequence[str], first: int) -> Case:
+    gemm = cases.gemm
+    a, b = cases.normal(generator)
     for row in range(min(gemm.m, len(kinds))):
-        at = int(torch.randint(gemm.k, (1,), generator=generator))
+        at = int(torch.randint(gemm.k, (1,), generator=generator, device=cases.device))
         match kinds[(first + row) % len(kinds)]:
             case "nan":
                 a[row, at] = float("nan")
@@ -59,7 +59,7 @@ def _make(gemm: Gemm, generator: torch.Generator, kinds: Sequence[str], first: i
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10
     slack = finite.sum(1, keepdim=True) * case.b.float().abs().max() * unit
-    case.expected.update(c=product_fp32(gemm, case), slack=slack)
+    case.expected.update(c=cases.product_fp32(case), slack=slack)
     return case
 
 

@@ -1,0 +1,343 @@
+"""NVRTC, or nvcc, on one CUDA source at a time: finds them and their headers, runs them through the compile server.
+
+A server is one sandboxed process that has NVRTC loaded (compile_server.py), so that a small kernel costs its compile
+time and no start of Python. It compiles one source at a time; as many servers run as sources are compiled at once, and
+they stay for the next ones. Each has a sandbox of its own: a source that breaks one costs no other. A server dies with
+this process.
+"""
+
+import atexit
+import concurrent.futures
+import contextlib
+import enum
+import errno
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuda_l2 import sandbox, scratch
+from cuda_l2.build import compile_server
+from cuda_l2.build.compile_server import CUBIN, LOG, PTX, SOURCE
+from cuda_l2.errors import UserError
+from cuda_l2.records import BuildStatus
+
+TIMEOUT_S, CUTLASS_TIMEOUT_S = 30.0, 90.0
+MEMORY_BYTES, CUTLASS_MEMORY_BYTES = 4 << 30, 8 << 30
+FILE_BYTES = 64 << 20
+START_TIMEOUT_S = 60.0
+MAX_LOG_BYTES = 4 << 20
+NVRTC_HEADERS = Path(__file__).with_name("nvrtc_headers")
+INSTALL = "pip install 'cuda-l2[cuda]', or set CUDA_HOME to a CUDA toolkit of version 13"
+
+
+class Compiler(enum.StrEnum):
+    NVRTC = "nvrtc"
+    NVCC = "nvcc"
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What compiles, and where its headers lie."""
+
+    compiler: Compiler
+    version: str  # as in 13.0.88
+    nvcc: Path | None
+    nvdisasm: Path
+    headers: tuple[Path, ...]
+    identity: str  # changes with any of them
+
+    def __str__(self) -> str:
+        return f"{self.compiler} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler made of one source; cubin and PTX where the status is built."""
+
+    status: BuildStatus
+    reason: str = ""
+    log: str = ""
+    cubin: bytes = b""
+    ptx: str = ""
+    repeatable: bool = True  # false where the machine, not the source, may be the cause
+    seconds: float = 0.0
+
+
+@functools.cache
+def toolchain(compiler: Compiler) -> Toolchain:
+    """What is installed here, or a UserError that says how to get it."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
+        raise UserError(f"cuda-core is not installed: {INSTALL}")
+    nvcc: Path | None = None
+    headers: tuple[Path, ...] = ()
+    if compiler is Compiler.NVCC:  # which knows its own headers
+        nvcc = _utility("nvcc")
+        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+        flags = json.dumps(_nvcc_command(nvcc, "", []))
+    else:
+        headers = (NVRTC_HEADERS, _headers("cccl"), _headers("cudart"))
+        flags = json.dumps(_nvrtc_options("", list(headers)))
+        with _server() as server:
+            said = server.compiler
+    version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+    nvdisasm = _utility("nvdisasm")
+    marks = [nvdisasm, *sorted(NVRTC_HEADERS.iterdir()), *(folder / "cuda.h" for folder in headers[2:])]
+    return Toolchain(
+        compiler=compiler,
+        version=version.group(1) if version else "unknown",
+        nvcc=nvcc,
+        nvdisasm=nvdisasm,
+        headers=headers,
+        identity="\n".join([compiler, said, flags, *map(_stamp, marks)]),
+    )
+
+
+@functools.cache
+def cutlass() -> tuple[Path, str]:
+    """The folder that holds cute/ and cutlass/, and what changes with its version."""
+    spec = importlib.util.find_spec("cutlass_library")
+    roots: Iterable[str] = spec.submodule_search_locations or () if spec else ()
+    for root in roots:
+        folder = Path(root) / "source" / "include"
+        if (folder / "cute").is_dir():
+            return folder, _stamp(folder / "cutlass" / "version.h")
+    raise UserError("a candidate includes CuTe or CUTLASS, whose headers are not installed: pip install nvidia-cutlass")
+
+
+def _stamp(path: Path) -> str:
+    return f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+
+
+def _headers(library: str) -> Path:
+    from cuda.pathfinder import find_nvidia_header_directory  # noqa: PLC0415 - not on machines without CUDA
+
+    found = find_nvidia_header_directory(library)
+    if not found:
+        raise UserError(f"the CUDA headers ({library}) were not found: {INSTALL}")
+    return Path(found)
+
+
+def _utility(name: str) -> Path:
+    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415
+
+    found = find_nvidia_binary_utility(name) or shutil.which(name)
+    if not found:
+        package = " (or pip install nvidia-cuda-nvdisasm)" if name == "nvdisasm" else ""
+        raise UserError(f"{name} was not found: install a CUDA toolkit of version 13{package}")
+    return Path(found).resolve()
+
+
+def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bool) -> Compiled:
+    """Compile one source for an architecture, as in sm_90a. with_cutlass: it includes CuTe or CUTLASS."""
+    headers = [*tools.headers, *([cutlass()[0]] if with_cutlass else [])]
+    timeout_s = CUTLASS_TIMEOUT_S if with_cutlass else TIMEOUT_S
+    memory_bytes = CUTLASS_MEMORY_BYTES if with_cutlass else MEMORY_BYTES
+    job: dict[str, Any] = {"memory": memory_bytes, "cpu_s": int(2 * timeout_s), "file": FILE_BYTES, "core": 0}
+    if tools.nvcc:
+        job["command"] = _nvcc_command(tools.nvcc, arch, headers)
+    else:
+        job["options"] = _nvrtc_options(arch, headers)
+    for _ in range(2):
+        try:
+            with _server() as server:
+                return server.compile(source, job, timeout_s)
+        except ServerEnded:
+            continue  # for whatever reason: one more try, on another
+    return Compiled(BuildStatus.FAILED, "the compile server ended twice on this source", repeatable=False)
+
+
+def _nvrtc_options(arch: str, headers: list[Path]) -> dict[str, object]:
+    return {
+        "arch": arch,
+        "std": "c++17",
+        "define_macro": ["NDEBUG"],
+        "device_as_default_execution_space": True,
+        "no_source_include": True,
+        "include_path": [str(path) for path in headers],
+        "ptxas_options": ["-v"],
+    }
+
+
+def _nvcc_command(nvcc: Path, arch: str, headers: list[Path]) -> list[str]:
+    code = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+    includes = [f"-I{path}" for path in headers]
+    keep = ["--keep", "--keep-dir", "."]  # the PTX
+    return [str(nvcc), "-cubin", "-std=c++17", "-DNDEBUG", "-Xptxas=-v", code, *includes, *keep, SOURCE, "-o", CUBIN]
+
+
+class ServerEnded(Exception):
+    """The server is gone, and the job with it."""
+
+
+class Server:
+    """One compile server; compiles one source at a time."""
+
+    def __init__(self) -> None:
+        self.folder = scratch.make_folder()
+        self._connection, theirs = socket.socketpair()
+        arguments = [sys.executable, "-I", "-S", str(Path(compile_server.__file__)), str(theirs.fileno())]
+        arguments.append(json.dumps([path for path in sys.path if path]))
+        command = sandbox.wrap(arguments, self.folder, reads=_readable())
+        try:
+            with theirs, (self.folder / "server.log").open("wb") as log:
+                # a sandbox may die with the thread that started it (PR_SET_PDEATHSIG), so one that stays starts it
+                start = _starter().submit(
+                    sandbox.start, command, pass_fds=(theirs.fileno(),), stdout=log, stderr=log, cwd=self.folder
+                )
+                self._process = start.result()
+            try:
+                answer = self._answer(START_TIMEOUT_S)
+            except (ServerEnded, TimeoutError):
+                answer = {
+                    "error": (self.folder / "server.log").read_text(errors="replace").strip()[-500:] or "no answer"
+                }
+            if "error" in answer:
+                raise UserError(f"NVRTC does not start: {answer['error']}; {INSTALL}")
+        except BaseException:
+            self.close()
+            raise
+        self.compiler = str(answer["ready"])
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None and self.folder.is_dir()
+
+    def compile(self, source: str, job: dict[str, Any], timeout_s: float) -> Compiled:
+        """Do one job; ServerEnded where the server is lost. A job out of time takes the server with it."""
+        start = time.perf_counter()
+        folder = self.folder / "job"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            (folder / SOURCE).write_text(source)
+            self._connection.sendall(json.dumps({**job, "folder": str(folder.resolve())}).encode() + b"\n")
+            status = self._answer(timeout_s)["status"]
+        except TimeoutError:
+            self.close()
+            reason = f"the compiler did not finish within {timeout_s:.0f} s"
+            return Compiled(BuildStatus.TIMED_OUT, reason, repeatable=False)
+        except (OSError, ValueError, KeyError) as error:
+            self.close()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise
+            raise ServerEnded from None
+        return _result(folder, status, time.perf_counter() - start)
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        text = b""
+        while not text.endswith(b"\n"):
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._connection.recv(1 << 16)
+            if not part or len(text) > MAX_LOG_BYTES:
+                raise ServerEnded
+            text += part
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def close(self) -> None:
+        """End the server and all it runs."""
+        self._connection.close()
+        if hasattr(self, "_process"):
+            sandbox.kill(self._process)
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _result(folder: Path, status: int, seconds: float) -> Compiled:
+    log = _read(folder / LOG, MAX_LOG_BYTES).decode(errors="replace")
+    if status == 0:
+        ptx = next(iter(sorted(folder.glob("*.ptx"))), folder / PTX)
+        cubin, text = _read(folder / CUBIN, FILE_BYTES), _read(ptx, FILE_BYTES).decode(errors="replace")
+        if cubin and text and len(log) < MAX_LOG_BYTES:
+            return Compiled(BuildStatus.BUILT, "", log, cubin, text, seconds=seconds)
+        return Compiled(BuildStatus.FAILED, "the compiler wrote nothing, or too much", log, seconds=seconds)
+    if shutil.disk_usage(folder).free < FILE_BYTES:  # not a property of the source
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if status == -signal.SIGXCPU:
+        return Compiled(BuildStatus.TIMED_OUT, "the compiler used all its processor time", log, repeatable=False)
+    repeatable = status != -signal.SIGKILL
+    if status < 0:
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        reason = f"the compiler crashed or ran out of memory ({name})"
+    else:
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
+        errors = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)] or lines
+        reason = errors[0][:300] if errors else f"the compiler ran out of memory, or ended with status {status}"
+    return Compiled(BuildStatus.FAILED, reason, log, repeatable=repeatable, seconds=seconds)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """A regular file's first bytes, empty where there is none. The sandbox wrote it: no link is followed out."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+            return file.read(limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return b""
+
+
+_idle: list[Server] = []
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[Server]:
+    """A server of one's own for a while: one that waits, or a new one."""
+    server: Server | None = None
+    with _lock:
+        while _idle and server is None:
+            server = _idle.pop()
+            if not server.alive:
+                server.close()
+                server = None
+    server = server or Server()
+    try:
+        yield server
+    finally:
+        if server.alive:
+            with _lock:
+                _idle.append(server)
+        else:
+            server.close()
+
+
+def close_servers() -> None:
+    """End the servers that wait. Later compilations start new ones."""
+    with _lock:
+        while _idle:
+            _idle.pop().close()
+
+
+atexit.register(close_servers)
+
+
+@functools.cache
+def _starter() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile-server-starter")
+
+
+@functools.cache
+def _readable() -> list[Path]:
+    """What a server must read beside the system's folders: Python, its packages, CUDA toolkits elsewhere."""
+    from cuda.pathfinder import find_nvidia_binary_utility, get_cuda_path_or_home  # noqa: PLC0415
+
+    folders = [sys.prefix, sys.base_prefix, str(Path(compile_server.__file__).parent), get_cuda_path_or_home()]
+    folders += [str(Path(path).resolve()) for path in sys.path if path.endswith("-packages")]
+    nvcc = find_nvidia_binary_utility("nvcc") or shutil.which("nvcc")
+    if nvcc:
+        folders.append(str(Path(nvcc).resolve().parent.parent))
+    return [Path(path) for path in dict.fromkeys(folders) if path and path not in ("/", "/usr") and path[:5] != "/usr/"]

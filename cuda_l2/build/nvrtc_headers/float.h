@@ -1,0 +1,3 @@
+// NVRTC has no standard library; libcu++ defines these macros for it.
+#pragma once
+#include <cuda/std/cfloat>

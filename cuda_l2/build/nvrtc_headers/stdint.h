@@ -1,0 +1,3 @@
+// NVRTC has no standard library; libcu++ defines these names in the global namespace for it.
+#pragma once
+#include <cuda/std/cstdint>

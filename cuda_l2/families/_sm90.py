@@ -1,0 +1,124 @@
+"""What the Hopper families share: wgmma as text, tensor maps of operands, sizes of a task as a kernel sees them.
+
+X is the operand on the 64-row axis of wgmma, Y the one on its N axis. X is A and Y is B^T, or the other way round
+where a schedule swaps them. An operand is K-major where K is innermost in memory (A; B of layout tn) and MN-major
+where its rows are (row-major B).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cuda import CudaTarget
+
+STATIC_BYTES = 512
+"""Shared memory kept free for mbarriers and for what a stress build adds."""
+ALIGNMENT_BYTES = 1024
+"""Of swizzled tiles in shared memory: the ring starts at the next multiple."""
+
+
+def hopper(target: Target) -> CudaTarget | None:
+    """The target, if it is one that runs sm_90a code."""
+    return target if isinstance(target, CudaTarget) and target.runs("sm_90a") else None
+
+
+def addressable(gemm: Gemm) -> bool:
+    """Whether TMA can read the operands: rows are multiples of 16 bytes apart."""
+    return gemm.k % 8 == 0 and (gemm.layout is Layout.TN or gemm.n % 8 == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One operand of a task: the contract's name of its tensor and its number of rows."""
+
+    tensor: str
+    rows: int
+    size: str  # the contract's name of `rows`
+    mn_major: bool
+
+    def flat(self, gemm: Gemm) -> bool:
+        """Whether the innermost size is no multiple of 64."""
+        return (self.rows if self.mn_major else gemm.k) % 64 != 0
+
+
+def sides(gemm: Gemm, swap: int) -> tuple[Side, Side]:
+    """X and Y."""
+    a = Side("a", gemm.m, "m", mn_major=False)
+    b = Side("b", gemm.n, "n", mn_major=gemm.layout is Layout.NN)
+    return (b, a) if swap else (a, b)
+
+
+def accumulators(gemm: Gemm) -> tuple[int, ...]:
+    """Bits of the sums that the task allows."""
+    return (32, 16) if gemm.accumulate is Accumulate.FP16 else (32,)
+
+
+def operand_map(name: str, side: Side, gemm: Gemm, rows: int, blocks: int, whole: bool) -> str:
+    """The tensor map of an operand as sm90_operands.cuh describes it, in TOML.
+
+    The box holds `rows` rows by `blocks` blocks of 64 elements of K if `whole`, else one block (K-major operands).
+    """
+    flat, size = side.flat(gemm), side.size
+    if side.mn_major:
+        inner, dims = size, [size, "k", 1] if flat else [64, "k", f"{size} / 64"]
+        box = [64, 64 * blocks, 1 if flat else rows // 64]
+    else:
+        inner, dims = "k", ["k", size, 1] if flat else [64, size, "k / 64"]
+        box = [64, rows, blocks if whole and not flat else 1]
+    strides = [f"2 * {inner}", f"2 * {inner}" if flat else 128]
+    return tensor_map(name, side.tensor, dims, strides, box, "128B")
+
+
+def tensor_map(
+    name: str, tensor: str, dims: Sequence[str | int], strides: Sequence[str | int], box: Sequence[int], swizzle: str
+) -> str:
+    """A [[tensor_map]] entry."""
+    values = [toml_list(dims), toml_list(strides), toml_list(box)]
+    return (
+        f'[[tensor_map]]\nname = "{name}"\ntensor = "{tensor}"\ndims = {values[0]}\nstrides = {values[1]}\n'
+        f'box = {values[2]}\nswizzle = "{swizzle}"\nl2_promotion = "256B"\n'
+    )
+
+
+def zero(*remainders: str) -> str:
+    """An expression that refuses the shape (by a division by zero) unless all of these are 0."""
+    return f"1 / (1 - min(1, {' + '.join(remainders) or '0'}))"
+
+
+def inner_remainders(gemm: Gemm, swap: int) -> list[str]:
+    """What must be 0 for the tensor maps of a task to fit another one's sizes."""
+    found = [
+        f"{side.size if side.mn_major else 'k'} % 64" for side in sides(gemm, swap) if not side.flat(gemm)
+    ]
+    return sorted(set(found))
+
+
+def wgmma(columns: int, acc: int, x_mn_major: bool, y_mn_major: bool) -> str:
+    """`wgmma(sums, x, y, accumulate)`: m64nNk16 on fp16 operands in shared memory, for one N and kind of sums.
+
+    It takes as many registers as it has operands, which macros cannot count.
+    """
+    registers = columns // (4 if acc == 16 else 2)
+    kind, constraint, dtype = ("unsigned", "+r", "f16") if acc == 16 else ("float", "+f", "f32")
+    names = ", ".join(f"%{i}" for i in range(registers))
+    operands = ", ".join(f'"{constraint}"(d[{i}])' for i in range(registers))
+    return (
+        f"static __device__ __forceinline__ void wgmma({kind} (&d)[{registers}], unsigned long long x,"
+        " unsigned long long y, int accumulate) {\n"
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{registers + 2}, 0;"\n'
+        f'               " wgmma.mma_async.sync.aligned.m64n{columns}k16.{dtype}.f16.f16 {{{names}}},"\n'
+        f'               " %{registers}, %{registers + 1}, p, 1, 1, {int(x_mn_major)}, {int(y_mn_major)}; }}"\n'
+        f"               : {operands}\n"
+        '               : "l"(x), "l"(y), "r"(accumulate));\n}\n\n'
+    )
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def toml_list(values: Sequence[str | int]) -> str:
+    """Numbers and strings as TOML."""
+    return "[" + ", ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in values) + "]"

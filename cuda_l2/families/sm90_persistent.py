@@ -1,0 +1,184 @@
+"""The schedule space of sm90_persistent.cu: tile, who multiplies, cluster, staging of C, order of tiles, dependent launch."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from cuda_l2.families import _sm90
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._sm90 import cdiv
+from cuda_l2.records import Gemm, Layout
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cuda import CudaTarget
+
+WIDTHS = (64, 80, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168, 176, 184, 192, 256)
+CHOICES = (
+    Choice("ACC", (32, 16), "bits of the sums in the tensor cores"),
+    Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T: the columns of C lie on the 64-row axis"),
+    Choice("PINGPONG", (0, 1), "warpgroups share a tile (0), or take turns with a tile each (1)"),
+    Choice("BM", (64, 128, 192, 256), "rows of a tile, on the 64-row axis"),
+    Choice("BN", WIDTHS, "columns of a tile"),
+    Choice("CM", (1, 2), "blocks of a cluster along BM, sharing Y by multicast"),
+    Choice("CN", (1, 2), "blocks of a cluster along BN, sharing X by multicast"),
+    Choice("WGSTORE", (0, 1), "C is stored by warps in 16-row boxes (0) or by warpgroups in 64-row ones (1)"),
+    Choice("HINT", (0, 1), "1 asks L2 to evict C first"),
+    Choice("OUT", (1, 2, 3), "staging buffers of C"),
+    Choice("STAGES", tuple(range(3, 11)), "stages of the ring"),
+    Choice("COLUMNS", (0, 1), "tiles are walked in bands of rows (0) or of columns (1)"),
+    Choice("BAND", (1, 2, 4, 8, 16), "cluster tiles across a band"),
+    Choice("GPC", (0, 1), "1 starts pairs of one GPC on neighbouring tiles"),
+    Choice("PDL", (0, 1, 2), "dependent launch: none, triggered at the top, after the main loop"),
+)
+WARPGROUPS = {64: 2, 128: 2, 192: 3, 256: 2}
+"""Consumer warpgroups of a tile of so many rows."""
+WIDEST = {(32, 0): {128: 256, 192: 192, 256: 192}, (32, 1): {64: 256, 128: 192}}
+WIDEST |= {(16, 0): {128: 256, 192: 256, 256: 256}, (16, 1): {64: 256, 128: 256}}
+"""By bits of the sums and PINGPONG, and by rows: columns whose sums fit the registers."""
+MAX_WASTE = 1.35
+"""Tiles may cover so much more than C."""
+INVERSE = 1 << 40  # of the kernel's divisions by multiplication
+
+
+class Persistent(Family):
+    """TMA and wgmma, several tiles a block."""
+
+    name = "sm90_persistent"
+    choices = CHOICES
+
+    @property
+    def source(self) -> Path:
+        return Path(__file__).with_name("sm90_persistent.cu")
+
+    def serves(self, gemm: Gemm, target: Target) -> bool:
+        hopper = _sm90.hopper(target)
+        return hopper is not None and _sm90.addressable(gemm) and gemm.n % 8 == 0 and bool(_tiles(gemm, hopper))
+
+    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+        assert isinstance(target, CudaTarget)
+        chosen = {choice.name: value for choice, value in zip(CHOICES, prefix, strict=False)}
+        choice = CHOICES[len(prefix)]
+        return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
+
+    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+        assert isinstance(target, CudaTarget)
+        return (0,)
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        x, y = _sm90.sides(gemm, c.SWAP)
+        return {
+            "LAYOUT_TN": int(gemm.layout is Layout.TN),
+            "NWG": WARPGROUPS[c.BM],
+            "X_FLAT": int(x.flat(gemm)),
+            "Y_FLAT": int(y.flat(gemm)),
+        }
+
+    def generated(self, schedule: Schedule) -> str:
+        c = SimpleNamespace(**schedule.named)
+        x, y = _sm90.sides(schedule.gemm, c.SWAP)
+        return _sm90.wgmma(c.BN, c.ACC, x.mn_major, y.mn_major)
+
+    def contract(self, schedule: Schedule) -> str:
+        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        x, y = _sm90.sides(gemm, c.SWAP)
+        length, total = ("gm", "gn") if c.COLUMNS else ("gn", "gm")
+        cluster, threads = c.CM * c.CN, 128 * WARPGROUPS[c.BM] + 128
+        zeros = [*_sm90.inner_remainders(gemm, c.SWAP), "n % 8", "gm * gn / 16777216", f"gm * gn * band / {INVERSE}"]
+        chunk = _chunk(c.BN)
+        box = [64, c.BN] if c.SWAP else [64, 64] if c.WGSTORE else [chunk, 16]
+        swizzle = "128B" if c.SWAP or chunk == 64 else "none"
+        return "\n".join(
+            [
+                'target = "cuda"\narch = "sm_90a"\n',
+                f'[names]\ngm = "cdiv({x.size}, {c.BM * c.CM})"\ngn = "cdiv({y.size}, {c.BN * c.CN})"',
+                f'band = "{c.BAND} * {length}"\naccepted = "{_sm90.zero(*zeros)}"\n',
+                _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, 1, whole=True),
+                _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, 1, whole=True),
+                _sm90.tensor_map("map_c", "c", ["n", "m"], ["2 * n"], box, swizzle),
+                f'[[launch]]\nkernel = "gemm"\ngrid = ["min(gm * gn, sms / {cluster}) * {cluster}"]\n'
+                f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {_shared_bytes(schedule.named)}\n"
+                'args = ["map_x", "map_y", "map_c", "m", "n", "k",'
+                f' {{uint64 = "{INVERSE} / band + 1"}}, {{uint64 = "{INVERSE} / max(1, {total} % {c.BAND}) + 1"}}]\n'
+                f'edge = "{"programmatic" if c.PDL else "plain"}"',
+            ]
+        )
+
+
+def _chunk(columns: int) -> int:
+    """Columns of C that a warp stores at once."""
+    return next((width for width in (64, 80) if columns % width == 0), columns)
+
+
+def _shared_bytes(chosen: dict[str, int], stages: int = 0) -> int:
+    """Dynamic shared memory of a block."""
+    bm, bn = chosen["BM"], chosen["BN"]
+    whole = chosen["SWAP"] or chosen.get("WGSTORE", 0)
+    staging = chosen.get("OUT", 1) * (bn * 128 if whole else 4 * 16 * _chunk(bn) * 2)
+    return (stages or chosen["STAGES"]) * (bm + bn) * 128 + WARPGROUPS[bm] * staging + _sm90.ALIGNMENT_BYTES
+
+
+def _stages(chosen: dict[str, int], target: CudaTarget) -> int:
+    """The most stages that fit; 0 where fewer than 3 do."""
+    room = target.shared_bytes - _sm90.STATIC_BYTES
+    return next((n for n in reversed(CHOICES[10].values) if _shared_bytes(chosen, n) <= room), 0)
+
+
+def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:
+    """Area that cluster tiles cover, over C's."""
+    x, y = _sm90.sides(gemm, chosen["SWAP"])
+    bm, bn = chosen["BM"] * chosen.get("CM", 1), chosen["BN"] * chosen.get("CN", 1)
+    return cdiv(x.rows, bm) * bm * cdiv(y.rows, bn) * bn / (x.rows * y.rows)
+
+
+@functools.cache
+def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[tuple[int, ...], ...]:
+    """ACC, SWAP, PINGPONG, BM, BN of every tile that gives half the chip work and wastes little."""
+    found = []
+    for acc in _sm90.accumulators(gemm):
+        for swap in (0, 1):
+            x, y = _sm90.sides(gemm, swap)
+            for pingpong in (0, 1):
+                for bm, widest in WIDEST[acc, pingpong].items():
+                    for bn in WIDTHS:
+                        chosen = {"SWAP": swap, "BM": bm, "BN": bn}
+                        aligned = bn % (64 if y.mn_major else 16 if swap else 8) == 0
+                        many = cdiv(x.rows, bm) * cdiv(y.rows, bn) >= target.sms // 2
+                        if aligned and many and bn <= widest and _waste(gemm, chosen) <= MAX_WASTE and _stages(chosen, target):
+                            found.append((acc, swap, pingpong, bm, bn))
+    return tuple(found)
+
+
+def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
+    """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
+    if name in ("ACC", "SWAP", "PINGPONG", "BM", "BN"):
+        prefix = (*chosen.values(), value)
+        return any(tile[: len(prefix)] == prefix for tile in _tiles(gemm, target))
+    x, y = _sm90.sides(gemm, chosen["SWAP"])
+    c = SimpleNamespace(**chosen)
+    chosen = {**chosen, name: value}
+    gm, gn = cdiv(x.rows, c.BM * chosen.get("CM", 1)), cdiv(y.rows, c.BN * chosen.get("CN", 1))
+    little = _waste(gemm, chosen) <= MAX_WASTE
+    match name:
+        case "CM":
+            return value == 1 or (little and cdiv(x.rows, c.BM) > 1 and c.BN // 2 % (64 if y.mn_major else 8) == 0)
+        case "CN":
+            many = cdiv(y.rows, c.BN) > 1 and c.CM == 1
+            return value == 1 or (little and many and c.BM // 2 % (64 if x.mn_major else 8) == 0)
+        case "WGSTORE":
+            return value == 0 or (c.BN % 64 == 0 and not c.SWAP and _stages(chosen, target) > 0)
+        case "OUT":
+            return value == 1 or _stages(chosen, target) > 0
+        case "STAGES":
+            most = _stages(c.__dict__, target)
+            return value in (most, most - 1)
+        case "COLUMNS":
+            return value == 0 or (gm > 1 and gn > 1)
+        case "BAND":
+            return value == 1 or value // 2 < (gn if c.COLUMNS else gm)
+        case "GPC":
+            return value == 0 or c.CM * c.CN == 2
+    return True
+
+
+FAMILY = Persistent()

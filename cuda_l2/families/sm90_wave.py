@@ -1,0 +1,247 @@
+"""The schedule space of sm90_wave.cu: tile, ring, cluster, split of K, order of tiles, dependent launch."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from cuda_l2.families import _sm90
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._sm90 import cdiv
+from cuda_l2.records import Gemm, Layout
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cuda import CudaTarget
+
+CHOICES = (
+    Choice("ACC", (32, 16), "bits of the sums in the tensor cores"),
+    Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T: the columns of C lie on the 64-row axis"),
+    Choice("BM", (64, 128, 192, 256), "rows of a tile, on the 64-row axis"),
+    Choice("BN", (16, 32, 48, 64, 96, 128, 192, 256), "columns of a tile"),
+    Choice("KB", (1, 2, 4), "64s of K in a stage of the ring"),
+    Choice("CM", (1, 2), "blocks of a cluster along BM, sharing Y by multicast"),
+    Choice("CN", (1, 2), "blocks of a cluster along BN, sharing X by multicast"),
+    Choice("LOCAL", (0, 1), "first stages loaded without multicast, before the cluster has met"),
+    Choice("CK", (1, 2, 4, 8), "parts of K summed within a cluster"),
+    Choice("SL", (1, 2, 4, 8, 16), "further parts of K, summed through L2"),
+    Choice("COUNT", (0, 1), "sums through L2 are announced by counters (1) or polled word by word (0)"),
+    Choice("MINB", (1, 2), "blocks a multiprocessor"),
+    Choice("STAGES", tuple(range(2, 17)), "stages of the ring"),
+    Choice("ORDER", (0, -1, 1, 2, 4, 8, 16), "tiles along N first (0), along M first (-1), in boxes so many tiles high"),
+    Choice("PDL", (0, 1, 2), "dependent launch: none, triggered at the top, after the main loop"),
+)
+WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
+"""Consumer warpgroups of a tile of so many rows."""
+WIDEST = {32: {64: 256, 128: 256, 192: 192, 256: 128}, 16: {64: 256, 128: 256, 192: 256, 256: 256}}
+"""By bits of the sums and rows: columns whose sums fit the registers."""
+MAX_TILES = 264  # entries of the kernel's table
+GPC = 16  # multiprocessors that share a way to L2; blocks fill one after another, clusters go round robin over 8
+
+
+class Wave(Family):
+    """TMA and wgmma, one tile or one K part of a tile a block."""
+
+    name = "sm90_wave"
+    choices = CHOICES
+
+    @property
+    def source(self) -> Path:
+        return Path(__file__).with_name("sm90_wave.cu")
+
+    def serves(self, gemm: Gemm, target: Target) -> bool:
+        hopper = _sm90.hopper(target)
+        return hopper is not None and _sm90.addressable(gemm) and bool(_tiles(gemm, hopper))
+
+    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+        assert isinstance(target, CudaTarget)
+        chosen = {choice.name: value for choice, value in zip(CHOICES, prefix, strict=False)}
+        choice = CHOICES[len(prefix)]
+        return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
+
+    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+        assert isinstance(target, CudaTarget)
+        return (0,)
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        x, y = _sm90.sides(gemm, c.SWAP)
+        whole = x.rows % (c.BM * c.CM) == 0 and y.rows % (c.BN * c.CN) == 0 and gemm.n % 8 == 0
+        return {
+            "LAYOUT_TN": int(gemm.layout is Layout.TN),
+            "NWG": WARPGROUPS[c.BM],
+            "X_FLAT": int(x.flat(gemm)),
+            "Y_FLAT": int(y.flat(gemm)),
+            "EDGES": 0 if whole else 1 if gemm.n % 8 == 0 else 2,
+        }
+
+    def generated(self, schedule: Schedule) -> str:
+        c = SimpleNamespace(**schedule.named)
+        x, y = _sm90.sides(schedule.gemm, c.SWAP)
+        return _sm90.wgmma(c.BN, c.ACC, x.mn_major, y.mn_major)
+
+    def contract(self, schedule: Schedule) -> str:
+        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        x, y = _sm90.sides(gemm, c.SWAP)
+        shape = _Shape(schedule.named)
+        parts, cluster = c.CK * c.SL, shape.cluster
+        rows, columns = c.BM * c.CM, c.BN * c.CN
+        zeros = [*_sm90.inner_remainders(gemm, c.SWAP), f"gm * gn / {MAX_TILES + 1}", "gm / 257", "gn / 257"]
+        zeros.append(f"max(0, {parts} - cdiv(k, {64 * c.KB}))")
+        edges = self.macros(schedule)["EDGES"]
+        if edges == 0:
+            zeros += [f"{x.size} % {rows}", f"{y.size} % {columns}"]
+        if edges < 2:
+            zeros.append("n % 8")
+        value, fits = _order(c.ORDER, cluster)
+        pieces = c.CM * c.CN > 1
+        text = [
+            'target = "cuda"\narch = "sm_90a"\n',
+            f'[names]\ngm = "cdiv({x.size}, {rows})"\ngn = "cdiv({y.size}, {columns})"',
+            f'accepted = "{_sm90.zero(*zeros, *fits)}"\n',
+            _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, c.KB, not pieces),
+            _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, c.KB, not pieces),
+            f'[[table]]\nname = "order"\nlength = "gm * gn"\nvalue = "{value}"\n',
+        ]
+        arguments = ["map_x", "map_y", "c"]
+        if c.SL > 1:
+            arguments.append("parts")
+            floats = c.CM * c.CN * (c.SL - 1) * c.BM * c.BN
+            kind = "" if c.COUNT else 'kind = "persistent"\nfill = 0xffffffff\n'
+            text.append(f'[[workspace]]\nname = "parts"\nbytes = "gm * gn * {4 * floats}"\n{kind}')
+            if c.COUNT:
+                arguments.append("counters")
+                words = c.CM * c.CN * parts
+                text.append(f'[[workspace]]\nname = "counters"\nbytes = "gm * gn * {4 * words}"\nkind = "persistent"\n')
+        arguments += ["m", "n", "k", "order"]
+        text.append(
+            f'[[launch]]\nkernel = "gemm"\ngrid = ["gm * gn * {cluster}", {c.SL}]\nblock = [{shape.threads}]\n'
+            f"cluster = [{cluster}]\nshared_bytes = {shape.shared_bytes(c.STAGES)}\n"
+            f"args = {_sm90.toml_list(arguments)}\n"
+            f"coresident = {'true' if c.SL > 1 else 'false'}\n"
+            f'edge = "{"programmatic" if c.PDL else "plain"}"'
+        )
+        return "\n".join(text)
+
+
+class _Shape:
+    """Sizes that follow from a tile, its ring and its splits."""
+
+    def __init__(self, chosen: dict[str, int]) -> None:
+        self.acc, self.swap = chosen["ACC"], chosen["SWAP"]
+        self.rows, self.columns = chosen["BM"], chosen["BN"]
+        self.blocks_of_k = chosen.get("KB", 1)
+        self.ck, self.sl = chosen.get("CK", 1), chosen.get("SL", 1)
+        self.cluster = chosen.get("CM", 1) * chosen.get("CN", 1) * self.ck
+        self.consumers = 128 * WARPGROUPS[self.rows]
+        self.sums = self.rows * self.columns // self.consumers  # a thread
+        registers = self.sums // (2 if self.acc == 16 else 1)
+        self.threads = self.consumers + (128 if registers >= 128 and self.consumers > 128 else 32)
+
+    def shared_bytes(self, stages: int) -> int:
+        """Dynamic shared memory of a block."""
+        ring = stages * self.blocks_of_k * (self.rows + self.columns) * 128
+        staging = self.consumers // 32 * (self.columns * 48 if self.swap else 16 * (self.columns * 2 + 16))
+        inbox = (self.ck - 1) * (self.sums // self.ck) * self.consumers * 4
+        return max(ring, staging) + inbox + _sm90.ALIGNMENT_BYTES
+
+    def stages(self, target: CudaTarget, blocks: int = 1) -> int:
+        """The most stages that fit, `blocks` blocks a multiprocessor."""
+        room = (target.shared_bytes + 1024) // blocks - 1024 - _sm90.STATIC_BYTES
+        most = CHOICES[12].values[-1]
+        return next((stages for stages in range(most, 1, -1) if self.shared_bytes(stages) <= room), 0)
+
+    def splits(self) -> bool:
+        """Whether the sums divide into the parts in whole vectors, and whole slabs or parts of one."""
+        slab, sums = self.columns // 2, self.sums
+        for parts in (self.ck, self.sl):
+            if sums % (parts * (2 if sums // parts < 4 else 4)):
+                return False
+            sums //= parts
+        return slab % sums == 0 if sums <= slab else sums % slab == 0
+
+
+@functools.cache
+def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[tuple[int, int, int, int], ...]:
+    """ACC, SWAP, BM, BN of every tile of which the task takes few enough."""
+    found = []
+    for acc in _sm90.accumulators(gemm):
+        for swap in (0, 1):
+            x, y = _sm90.sides(gemm, swap)
+            widths = [bn for bn in CHOICES[3].values if not (y.mn_major and bn % 64)]
+            for bm, widest in WIDEST[acc].items():
+                for bn in widths:
+                    gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
+                    few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
+                    if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
+                        found.append((acc, swap, bm, bn))
+    return tuple(found)
+
+
+def _needed(size: int, rows: int, sizes: Iterable[int]) -> bool:
+    """Whether no smaller tile covers all rows."""
+    return not any(rows <= smaller < size for smaller in sizes)
+
+
+def _resident(target: CudaTarget, cluster: int) -> int:
+    """Blocks that run at once, one a multiprocessor: clusters of 4 and more leave some of a GPC idle."""
+    return target.sms if cluster <= 2 else target.sms * 10 // 11 // cluster * cluster
+
+
+def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
+    """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
+    if name in ("ACC", "SWAP", "BM", "BN"):
+        prefix = (*chosen.values(), value)
+        return any(tile[: len(prefix)] == prefix for tile in _tiles(gemm, target))
+    x, y = _sm90.sides(gemm, chosen["SWAP"])
+    c = SimpleNamespace(**chosen)
+    shape = _Shape({**chosen, name: value})
+    steps = cdiv(gemm.k, 64 * (value if name == "KB" else c.KB))
+    gm, gn = cdiv(x.rows, c.BM * chosen.get("CM", 1)), cdiv(y.rows, c.BN * chosen.get("CN", 1))
+    match name:
+        case "KB":
+            return value == 1 or (64 * value < 2 * gemm.k and c.BM * c.BN * value <= 32768 and shape.stages(target) >= 2)
+        case "CM":
+            return value == 1 or (gm > 1 and c.BN // 2 % (64 if y.mn_major else 8) == 0)
+        case "CN":
+            return value == 1 or (gn > 1 and c.CM == 1 and c.BM // 2 % (64 if x.mn_major else 8) == 0)
+        case "LOCAL":
+            return value == 0 or c.CM * c.CN > 1
+        case "CK" | "SL" if value > 1:
+            enough = steps >= shape.ck * shape.sl and gm * gn * shape.cluster * shape.sl <= _resident(target, shape.cluster)
+            both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # never worth two exchanges
+            fits = shape.cluster <= 8 and not c.SWAP and shape.splits() and shape.stages(target) >= 2
+            return enough and fits and not both
+        case "COUNT":
+            area = c.BM * c.BN  # resetting polled words costs more than a fence where there are many
+            return area <= 16384 or c.SL == 1 if value == 0 else c.SL > 1 and area >= 8192
+        case "MINB":
+            alone = shape.cluster == 1 and c.SL == 1 and shape.threads < 2 * 160 and shape.sums <= 64
+            return value == 1 or (alone and gm * gn > target.sms and shape.stages(target, 2) >= 2)
+        case "STAGES":
+            most = min(shape.stages(target, c.MINB), max(2, cdiv(steps, c.CK * c.SL)))
+            return value in (most, cdiv(3 * most, 4), cdiv(most, 2)) and value >= 2
+        case "ORDER" if value:
+            if value < 0 or gm == 1 or gn == 1:
+                return gm > 1 and gn > 1
+            size = max(2, GPC // shape.cluster)
+            return value <= size and gm % value == 0 and gn % (size // value) == 0
+    return True
+
+
+def _order(order: int, cluster: int) -> tuple[str, list[str]]:
+    """The tile of cluster i as row | column << 8, in cluster tiles, and what must be 0 for the order to be one."""
+    if order == 0:
+        return "i / gn + 256 * (i % gn)", []
+    if order < 0:
+        return "i % gm + 256 * (i / gm)", []
+    size = max(2, GPC // cluster)
+    width = size // order
+    # the place of cluster i when clusters are sorted by GPC
+    place = "i" if cluster == 1 else "(i % 8 * (gm * gn / 8) + min(i % 8, gm * gn % 8) + i / 8)"
+    box, inside, across = f"{place} / {size}", f"{place} % {size}", f"(gn / {width})"
+    row, column = f"({box} / {across})", f"({box} % {across})"
+    snake = f"({column} + {row} % 2 * ({across} - 1 - 2 * ({column})))"
+    value = f"{row} * {order} + {inside} % {order} + 256 * ({snake} * {width} + {inside} / {order})"
+    return value, [f"gm % {order}", f"gn % {width}"]
+
+
+FAMILY = Wave()

@@ -1,0 +1,349 @@
+"""cuBLAS and cuBLASLt by ctypes: the libraries that torch brings, called as a C program would call them.
+
+Row-major C = A B is computed as the column-major C^T = B^T A^T, so the operands change places: the libraries' first
+matrix is our B, their m is our N. Enumerations and structures are those of cublas_api.h and cublasLt.h.
+"""
+
+import ctypes
+import enum
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Accumulate, Gemm, Layout
+
+Launch = Callable[[int, int, int, int], None]
+"""Enqueues one product: stream, then device addresses of A, B (in the launch's own layout) and C."""
+
+ALIGNMENT = 256
+"""Bytes: what cuBLASLt's heuristic takes operands to be aligned to unless told otherwise."""
+REQUESTED_ALGORITHMS = 100
+
+
+class MatmulAlgo(ctypes.Structure):
+    """cublasLtMatmulAlgo_t: may be stored and restored for the same version of the library."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algo", MatmulAlgo),
+        ("workspace_size", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves_count", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+class DataType(enum.IntEnum):
+    R_32F = 0
+    R_16F = 2
+
+
+class ComputeType(enum.IntEnum):
+    F16 = 64
+    F32 = 68
+
+
+class _Desc(enum.IntEnum):
+    TRANSA = 3
+
+
+class _Preference(enum.IntEnum):
+    MAX_WORKSPACE_BYTES = 1
+
+
+class AlgoConfig(enum.IntEnum):
+    ID = 0
+    TILE = 1
+    SPLIT_K = 2
+    REDUCTION = 3
+    SWIZZLE = 4
+    CUSTOM_OPTION = 5
+    STAGES = 6
+    INNER_SHAPE = 7
+    CLUSTER = 8
+
+
+_SHORT_ATTRIBUTES = (AlgoConfig.INNER_SHAPE, AlgoConfig.CLUSTER)  # 16 bits; the others have 32
+REDUCTIONS = {0: "none", 1: "in place", 2: "compute type", 4: "output type"}
+"""In what type the parts of a split K are summed; 'output type' rounds every part to fp16 first."""
+_TRANSPOSE = 1
+_GEMM_DEFAULT_TENSOR_OP = 99
+_STATUSES = {
+    1: "not initialised",
+    3: "allocation failed",
+    7: "invalid value",
+    8: "architecture mismatch",
+    11: "mapping error",
+    13: "execution failed",
+    14: "internal error",
+    15: "not supported",
+}
+
+
+class CublasError(RuntimeError):
+    """A library call failed."""
+
+    def __init__(self, call: str, status: int) -> None:
+        super().__init__(f"{call}: {_STATUSES.get(status, f'status {status}')}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One of cuBLASLt's algorithms for one product. Tile, stages, inner shape and cluster are the library's own ids."""
+
+    data: str  # the opaque descriptor, hex
+    id: int
+    tile: int
+    stages: int
+    split_k: int
+    reduction: str
+    swizzle: int
+    custom_option: int
+    inner_shape: int
+    cluster: int
+    workspace_bytes: int
+    waves: float
+
+    def __post_init__(self) -> None:
+        if len(bytes.fromhex(self.data)) != ctypes.sizeof(MatmulAlgo):
+            raise ValueError("an algorithm's descriptor has 64 bytes")
+
+
+def compute_type(accumulate: Accumulate) -> ComputeType:
+    return ComputeType.F32 if accumulate is Accumulate.FP32 else ComputeType.F16
+
+
+def scale_type(accumulate: Accumulate) -> DataType:
+    """The type of alpha and beta; anything but the compute type's own is refused or, worse, silently slow."""
+    return DataType.R_32F if accumulate is Accumulate.FP32 else DataType.R_16F
+
+
+def _one_and_zero(
+    accumulate: Accumulate,
+) -> tuple[ctypes.c_float, ctypes.c_float] | tuple[ctypes.c_uint16, ctypes.c_uint16]:
+    if accumulate is Accumulate.FP32:
+        return ctypes.c_float(1.0), ctypes.c_float(0.0)
+    return ctypes.c_uint16(0x3C00), ctypes.c_uint16(0)  # fp16 bits
+
+
+@functools.cache
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """cuBLAS and cuBLASLt, the copies that torch has loaded; UserError where it has none."""
+    import torch  # noqa: PLC0415 - loads the libraries
+
+    major = (torch.version.cuda or "none").split(".")[0]
+    try:
+        blas, lt = ctypes.CDLL(f"libcublas.so.{major}"), ctypes.CDLL(f"libcublasLt.so.{major}")
+    except OSError as error:
+        raise UserError(
+            f"no cuBLAS beside torch {torch.__version__} ({error}): install a build of torch for CUDA"
+        ) from None
+    pointer, size, integer, wide = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
+    _declare(blas, "cublasCreate_v2", pointer)
+    _declare(blas, "cublasDestroy_v2", pointer)
+    _declare(blas, "cublasSetStream_v2", pointer, pointer)
+    _declare(blas, "cublasSetWorkspace_v2", pointer, pointer, size)
+    matrix = (pointer, integer, integer)  # address, type, leading dimension
+    sizes = [integer] * 5  # two operations, m, n, k
+    _declare(blas, "cublasGemmEx", pointer, *sizes, pointer, *matrix, *matrix, pointer, *matrix, integer, integer)
+    _declare(lt, "cublasLtCreate", pointer)
+    _declare(lt, "cublasLtDestroy", pointer)
+    _declare(lt, "cublasLtMatmulDescCreate", pointer, integer, integer)
+    _declare(lt, "cublasLtMatmulDescSetAttribute", pointer, integer, pointer, size)
+    _declare(lt, "cublasLtMatmulDescDestroy", pointer)
+    _declare(lt, "cublasLtMatrixLayoutCreate", pointer, integer, ctypes.c_uint64, ctypes.c_uint64, wide)
+    _declare(lt, "cublasLtMatrixLayoutDestroy", pointer)
+    _declare(lt, "cublasLtMatmulPreferenceCreate", pointer)
+    _declare(lt, "cublasLtMatmulPreferenceSetAttribute", pointer, integer, pointer, size)
+    _declare(lt, "cublasLtMatmulPreferenceDestroy", pointer)
+    _declare(lt, "cublasLtMatmulAlgoGetHeuristic", *[pointer] * 7, integer, pointer, pointer)
+    _declare(lt, "cublasLtMatmulAlgoCheck", *[pointer] * 8)
+    _declare(lt, "cublasLtMatmulAlgoConfigGetAttribute", pointer, integer, pointer, size, pointer)
+    _declare(lt, "cublasLtMatmul", *[pointer] * 14, size, pointer)
+    lt.cublasLtGetVersion.restype = size
+    return blas, lt
+
+
+def _declare(library: ctypes.CDLL, name: str, *argument_types: type) -> None:
+    """Give a function its argument types; every one here answers a status."""
+    function = getattr(library, name)
+    function.argtypes, function.restype = argument_types, ctypes.c_int
+
+
+def lt_version() -> int:
+    """As in 130100 for 13.1.0."""
+    return int(libraries()[1].cublasLtGetVersion())
+
+
+def _check(call: str, status: int) -> None:
+    if status:
+        raise CublasError(call, status)
+
+
+class Cublas:
+    """One handle of each library on the current context, with a workspace of the caller's that both use.
+
+    For launches of one thread; products on several streams at once would share the workspace.
+    """
+
+    def __init__(self, workspace: int, workspace_bytes: int) -> None:
+        self.workspace, self.workspace_bytes = workspace, workspace_bytes
+        self._blas, self.lt = libraries()
+        self._handle, self.lt_handle = ctypes.c_void_p(), ctypes.c_void_p()
+        _check("cublasCreate", self._blas.cublasCreate_v2(ctypes.byref(self._handle)))
+        _check("cublasLtCreate", self.lt.cublasLtCreate(ctypes.byref(self.lt_handle)))
+        self._stream: int | None = None
+
+    def gemm_ex(self, gemm: Gemm, layout: Layout) -> Launch:
+        """cublasGemmEx with its own choice of algorithm (paper listing 6)."""
+        m, n, k = gemm.m, gemm.n, gemm.k
+        one, zero = _one_and_zero(gemm.accumulate)
+        alpha, beta = ctypes.byref(one), ctypes.byref(zero)
+        transpose, b_rows = (0, n) if layout is Layout.NN else (_TRANSPOSE, k)
+        half, compute = int(DataType.R_16F), int(compute_type(gemm.accumulate))
+        function, handle = self._blas.cublasGemmEx, self._handle
+
+        def launch(stream: int, a: int, b: int, c: int) -> None:
+            if stream != self._stream:
+                self._use(stream)
+            status = function(
+                *(handle, transpose, 0, n, m, k, alpha, b, half, b_rows, a, half, k, beta, c, half, n),
+                *(compute, _GEMM_DEFAULT_TENSOR_OP),
+            )
+            _check("cublasGemmEx", status)
+
+        return launch
+
+    def close(self) -> None:
+        if self._handle:
+            _check("cublasDestroy", self._blas.cublasDestroy_v2(self._handle))
+            _check("cublasLtDestroy", self.lt.cublasLtDestroy(self.lt_handle))
+            self._handle = ctypes.c_void_p()
+
+    def _use(self, stream: int) -> None:
+        _check("cublasSetStream", self._blas.cublasSetStream_v2(self._handle, stream))
+        # setting a stream puts the library's own small workspace back
+        _check(
+            "cublasSetWorkspace",
+            self._blas.cublasSetWorkspace_v2(self._handle, self.workspace, self.workspace_bytes),
+        )
+        self._stream = stream
+
+
+class LtProduct:
+    """One product with B in one layout: cuBLASLt's descriptors, its algorithms, and launches of any of them."""
+
+    def __init__(self, blas: Cublas, gemm: Gemm, layout: Layout) -> None:
+        self._blas, self._accumulate, lt = blas, gemm.accumulate, blas.lt
+        m, n, k = gemm.m, gemm.n, gemm.k
+        self._operation = ctypes.c_void_p()
+        types = compute_type(gemm.accumulate), scale_type(gemm.accumulate)
+        _check("cublasLtMatmulDescCreate", lt.cublasLtMatmulDescCreate(ctypes.byref(self._operation), *types))
+        if layout is Layout.TN:
+            transpose = ctypes.c_int32(_TRANSPOSE)
+            _check(
+                "cublasLtMatmulDescSetAttribute",
+                lt.cublasLtMatmulDescSetAttribute(self._operation, _Desc.TRANSA, ctypes.byref(transpose), 4),
+            )
+        # columns are contiguous: the library's B^T is our rows of B
+        self._b = self._matrix(n, k, n) if layout is Layout.NN else self._matrix(k, n, k)
+        self._a = self._matrix(k, m, k)
+        self._c = self._matrix(n, m, n)
+
+    def algorithms(self, requested: int = REQUESTED_ALGORITHMS) -> list[Algorithm]:
+        """What the heuristic returns, its own choice first; empty where the library cannot compute this product."""
+        lt = self._blas.lt
+        preference = ctypes.c_void_p()
+        _check("cublasLtMatmulPreferenceCreate", lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
+        limit = ctypes.c_uint64(self._blas.workspace_bytes)
+        _check(
+            "cublasLtMatmulPreferenceSetAttribute",
+            lt.cublasLtMatmulPreferenceSetAttribute(
+                preference, _Preference.MAX_WORKSPACE_BYTES, ctypes.byref(limit), ctypes.sizeof(limit)
+            ),
+        )
+        results, found = (HeuristicResult * requested)(), ctypes.c_int(0)
+        status = lt.cublasLtMatmulAlgoGetHeuristic(
+            *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c, preference),
+            *(requested, results, ctypes.byref(found)),
+        )
+        lt.cublasLtMatmulPreferenceDestroy(preference)
+        if status == 15:  # not supported
+            return []
+        _check("cublasLtMatmulAlgoGetHeuristic", status)
+        return [self._algorithm(result) for result in results[: found.value] if result.state == 0]
+
+    def supports(self, algorithm: Algorithm) -> bool:
+        """Whether a stored algorithm still runs here within the workspace."""
+        stored, result = MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data)), HeuristicResult()
+        status = self._blas.lt.cublasLtMatmulAlgoCheck(
+            *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c),
+            *(ctypes.byref(stored), ctypes.byref(result)),
+        )
+        return bool(status == 0 and result.workspace_size <= self._blas.workspace_bytes)
+
+    def launcher(self, algorithm: Algorithm) -> Launch:
+        """cublasLtMatmul with this algorithm (paper listings 7 and 8)."""
+        blas, operation = self._blas, self._operation
+        one, zero = _one_and_zero(self._accumulate)
+        stored = MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data))
+        alpha, beta, algo = ctypes.byref(one), ctypes.byref(zero), ctypes.byref(stored)
+        function, handle, workspace, size = blas.lt.cublasLtMatmul, blas.lt_handle, blas.workspace, blas.workspace_bytes
+        a_layout, b_layout, c_layout = self._a, self._b, self._c
+
+        def launch(stream: int, a: int, b: int, c: int) -> None:
+            if (a | b | c) % ALIGNMENT:
+                raise ValueError(f"cuBLASLt's algorithms were chosen for operands aligned to {ALIGNMENT} bytes")
+            status = function(
+                *(handle, operation, alpha, b, b_layout, a, a_layout, beta, c, c_layout, c, c_layout),
+                *(algo, workspace, size, stream),
+            )
+            _check("cublasLtMatmul", status)
+
+        return launch
+
+    def close(self) -> None:
+        lt = self._blas.lt
+        for matrix in (self._a, self._b, self._c):
+            lt.cublasLtMatrixLayoutDestroy(matrix)
+        lt.cublasLtMatmulDescDestroy(self._operation)
+
+    def _matrix(self, rows: int, columns: int, leading: int) -> ctypes.c_void_p:
+        """A column-major fp16 matrix."""
+        matrix = ctypes.c_void_p()
+        status = self._blas.lt.cublasLtMatrixLayoutCreate(ctypes.byref(matrix), DataType.R_16F, rows, columns, leading)
+        _check("cublasLtMatrixLayoutCreate", status)
+        return matrix
+
+    def _algorithm(self, result: HeuristicResult) -> Algorithm:
+        config = {attribute: self._config(result.algo, attribute) for attribute in AlgoConfig}
+        reduction = config[AlgoConfig.REDUCTION]
+        return Algorithm(
+            data=bytes(result.algo).hex(),
+            id=config[AlgoConfig.ID],
+            tile=config[AlgoConfig.TILE],
+            stages=config[AlgoConfig.STAGES],
+            split_k=config[AlgoConfig.SPLIT_K],
+            reduction=REDUCTIONS.get(reduction, str(reduction)),
+            swizzle=config[AlgoConfig.SWIZZLE],
+            custom_option=config[AlgoConfig.CUSTOM_OPTION],
+            inner_shape=config[AlgoConfig.INNER_SHAPE],
+            cluster=config[AlgoConfig.CLUSTER],
+            workspace_bytes=result.workspace_size,
+            waves=result.waves_count,
+        )
+
+    def _config(self, algo: MatmulAlgo, attribute: AlgoConfig) -> int:
+        value = ctypes.c_uint16() if attribute in _SHORT_ATTRIBUTES else ctypes.c_uint32()
+        written = ctypes.c_size_t()
+        status = self._blas.lt.cublasLtMatmulAlgoConfigGetAttribute(
+            *(ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(written))
+        )
+        return -1 if status else int(value.value)  # an attribute that this kind of algorithm does not have

@@ -1,0 +1,360 @@
+"""NVIDIA's own products as baselines of the CUDA target (paper section 2.2), and what torch offers its users.
+
+torch.matmul: the precision switches of the Gemm's class, B in the Gemm's layout; 'default switches' is torch as it
+comes. cuBLAS, cuBLASLt-heuristic, cuBLASLt-AutoTuning: NN reads B row-major, TN column-major. Every arm writes C in
+place from device addresses and may be captured into a CUDA graph once it has been launched on the stream. cuBLAS has
+256 MiB of workspace.
+"""
+
+import contextlib
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver
+
+from cuda_l2 import paths, scratch
+from cuda_l2.execute.cuda_driver import check
+from cuda_l2.measure import cublas, cuda_torch
+from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
+from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, graphs, on, repeated, wait
+from cuda_l2.measure.selection import Effort, Selection, select
+from cuda_l2.records import Accumulate, Gemm, Layout, from_json, to_json
+from cuda_l2.targets import cuda
+
+__all__ = ["AUTOTUNED", "BLAS", "COMPILED", "HEURISTIC", "TORCH", "TORCH_DEFAULT"]
+__all__ += ["Baselines", "Buffers", "TuneSettings", "Tuned", "TunedLayout", "recall", "store"]
+
+WORKSPACE_BYTES = 256 << 20
+CACHE_VERSION = 1
+"""Of what is stored and of how it is measured; another one tunes anew."""
+PAPER_WARMUP, PAPER_ROUNDS = 50, 100
+PROBE_US = 500.0
+SHORT_US = 2000.0
+"""A sample below this is timed behind another one, so that no host time is in it; in a longer one it is negligible."""
+
+TORCH, TORCH_DEFAULT = "torch.matmul", "torch.matmul, default switches"
+COMPILED = "torch.compile max-autotune"
+BLAS, HEURISTIC, AUTOTUNED = "cuBLAS", "cuBLASLt-heuristic", "cuBLASLt-AutoTuning"
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSettings:
+    """How cuBLASLt's algorithms are timed: by replays of back-to-back launches, or by the paper's single launches."""
+
+    paper: bool = False  # 50 + 100 rounds of single launches, fresh random operands each round (listing 8)
+    replay_us: tuple[float, float] = (300.0, 1000.0)  # device time of one sample: eight launches within these
+    max_launches: int = 200  # in one sample
+    max_s: float = 1.5  # of finalists' rounds a layout
+    effort: Effort = field(default_factory=Effort)
+
+    @property
+    def method(self) -> str:
+        return "paper" if self.paper else "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
+class TunedLayout:
+    """The algorithms that the heuristic returned for one layout, in its order, and how they fared."""
+
+    algorithms: tuple[Algorithm, ...]
+    kernels: tuple[str, ...]  # what each launches
+    times_us: tuple[float, ...]  # medians
+    rounds: tuple[int, ...]
+    chosen: int
+    regret: float  # how much faster another one may be; see `selection`
+
+    def __post_init__(self) -> None:
+        count = len(self.algorithms)
+        if not 0 <= self.chosen < count or {len(self.kernels), len(self.times_us), len(self.rounds)} != {count}:
+            raise ValueError("a tuned layout has one time, round count and kernel for each algorithm, and a choice")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """cuBLASLt-AutoTuning of one product: a layout is None where the library computes nothing in it."""
+
+    m: int
+    n: int
+    k: int
+    accumulate: Accumulate
+    method: str
+    nn: TunedLayout | None
+    tn: TunedLayout | None
+    seconds: float
+
+    def of(self, layout: Layout) -> TunedLayout | None:
+        return self.nn if layout is Layout.NN else self.tn
+
+
+class Baselines:
+    """All baselines on the current GPU. One a process; a context manager; for one stream at a time."""
+
+    def __init__(self) -> None:
+        self._target = cuda.detect()
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        self._blas = Cublas(self._workspace.data_ptr(), WORKSPACE_BYTES)
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
+        self._products: dict[tuple[Gemm, Layout], LtProduct] = {}
+        self._tuned: dict[Gemm, Tuned] = {}
+        self._compiled: dict[Gemm, cuda_torch.Compiled] = {}
+        self._pool = torch.cuda.MemPool()
+        self._rng = random.Random(0)
+
+    def arms(self, gemm: Gemm) -> tuple[str, ...]:
+        """The names that `launcher` takes for this product."""
+        names = [TORCH] + [TORCH_DEFAULT] * (gemm.accumulate is Accumulate.FP32)
+        names += [f"{BLAS} {layout.name}" for layout in Layout]
+        served = [layout for layout in Layout if self._product(_plain(gemm), layout).algorithms()]
+        names += [f"{kind} {layout.name}" for kind in (HEURISTIC, AUTOTUNED) for layout in served]
+        return (*names, COMPILED) if cuda_torch.can_compile() else tuple(names)
+
+    def tune(self, gemm: Gemm, buffers: Buffers, *, settings: TuneSettings | None = None) -> Tuned:
+        """Time cuBLASLt's algorithms in both layouts, or recall it from memory or disk. Overwrites C.
+
+        Waits for the device first, so that operands may have been filled on any stream.
+        """
+        settings = settings or TuneSettings()
+        plain = _plain(gemm)
+        known = self._tuned.get(plain)
+        if known is None or known.method != settings.method:
+            path = self._path(plain, settings)
+            known = self._recall(path, plain, settings)
+            if known is None:
+                known = self._tune(plain, buffers, settings)
+                store(path, known)
+            self._tuned[plain] = known
+        return known
+
+    def launcher(self, name: str, gemm: Gemm) -> Launch:
+        """A function that enqueues one product.
+
+        AutoTuning needs `tune` before. torch.compile is compiled here, which takes seconds. The first launch on a
+        stream loads code and may allocate: launch once before capturing.
+        """
+        if name == TORCH:
+            return cuda_torch.torch_matmul(gemm)
+        if name == TORCH_DEFAULT:
+            return cuda_torch.torch_matmul(gemm, default=True)
+        if name == COMPILED:
+            if gemm not in self._compiled:
+                self._compiled[gemm] = cuda_torch.Compiled(gemm, self._stream, self._pool)
+            return self._compiled[gemm].launch
+        kind, layout = _split(name)
+        if kind == BLAS:
+            return _reading(layout, self._blas.gemm_ex(gemm, layout))
+        algorithm = self._algorithm(kind, gemm, layout)
+        return _reading(layout, self._product(_plain(gemm), layout).launcher(algorithm))
+
+    def describe(self, name: str, gemm: Gemm) -> dict[str, Any]:
+        """What an arm runs, for the record: library, types, algorithm, kernels with their grids."""
+        torch_arm = name in (TORCH, TORCH_DEFAULT, COMPILED)
+        described: dict[str, Any] = {
+            "arm": name,
+            "kernels": self._kernels(self.launcher(name, gemm)),
+            "b_layout": str(gemm.layout if torch_arm else _split(name)[1]),
+        }
+        if torch_arm:
+            settings = cuda_torch.switches(gemm, default=name == TORCH_DEFAULT)
+            described |= {"library": f"torch {torch.__version__}", "switches": settings}
+            if name == COMPILED:
+                described["copies_result"] = self._compiled[gemm].copies
+            return described
+        kind, layout = _split(name)
+        described |= {
+            "library": f"cuBLASLt {cublas.lt_version()}",
+            "compute": cublas.compute_type(gemm.accumulate).name,
+            "scale": cublas.scale_type(gemm.accumulate).name,
+            "workspace_given": WORKSPACE_BYTES,
+        }
+        if kind != BLAS:
+            described |= asdict(self._algorithm(kind, gemm, layout))
+        if kind == AUTOTUNED:
+            tuned = self._tuned[_plain(gemm)]
+            found = tuned.of(layout)
+            assert found is not None
+            described |= {
+                "method": tuned.method,
+                "returned": len(found.algorithms),
+                "returned_index": found.chosen,
+                "regret": found.regret,
+            }
+        return described
+
+    def close(self) -> None:
+        for product in self._products.values():
+            product.close()
+        self._products, self._compiled = {}, {}
+        self._blas.close()
+        if self._stream:
+            check("cuStreamDestroy", driver.cuStreamDestroy(driver.CUstream(self._stream)))
+            self._stream = 0
+
+    def __enter__(self) -> "Baselines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _product(self, plain: Gemm, layout: Layout) -> LtProduct:
+        if (plain, layout) not in self._products:
+            self._products[plain, layout] = LtProduct(self._blas, plain, layout)
+        return self._products[plain, layout]
+
+    def _algorithm(self, kind: str, gemm: Gemm, layout: Layout) -> Algorithm:
+        plain = _plain(gemm)
+        if kind == HEURISTIC:
+            algorithms = self._product(plain, layout).algorithms()
+            if algorithms:
+                return algorithms[0]
+        elif plain not in self._tuned:
+            raise RuntimeError(f"tune {gemm} before launching {kind} {layout.name}")
+        else:
+            found = self._tuned[plain].of(layout)
+            if found:
+                return found.algorithms[found.chosen]
+        raise RuntimeError(f"cuBLASLt does not compute {gemm} with B {layout}")
+
+    def _path(self, plain: Gemm, settings: TuneSettings) -> Path:
+        target = self._target
+        machine = f"{target.model}-{target.driver}-{cublas.lt_version()}-v{CACHE_VERSION}"
+        folder = paths.cache_dir() / "cublaslt" / re.sub(r"[^\w.-]+", "-", machine)
+        return folder / f"{plain.m}x{plain.n}x{plain.k}-{plain.accumulate}-{settings.method}.json"
+
+    def _recall(self, path: Path, plain: Gemm, settings: TuneSettings) -> Tuned | None:
+        """What an earlier process stored; None where there is nothing, or nothing that still holds."""
+        tuned = recall(path, plain, settings.method)
+        if tuned is None:
+            return None
+        for layout in Layout:
+            found = tuned.of(layout)
+            if found and not self._product(plain, layout).supports(found.algorithms[found.chosen]):
+                return None
+        return tuned
+
+    def _tune(self, plain: Gemm, buffers: Buffers, settings: TuneSettings) -> Tuned:
+        started = time.perf_counter()
+        check("cuCtxSynchronize", driver.cuCtxSynchronize())
+        nn, tn = (self._tune_layout(plain, layout, buffers, settings) for layout in (Layout.NN, Layout.TN))
+        seconds = time.perf_counter() - started
+        return Tuned(plain.m, plain.n, plain.k, plain.accumulate, settings.method, nn, tn, seconds)
+
+    def _tune_layout(self, plain: Gemm, layout: Layout, buffers: Buffers, settings: TuneSettings) -> TunedLayout | None:
+        product = self._product(plain, layout)
+        runs: list[tuple[Algorithm, Enqueue]] = []
+        for algorithm in product.algorithms():
+            run = on(_reading(layout, product.launcher(algorithm)), buffers)
+            with contextlib.suppress(CublasError):  # the heuristic promises less than it checks
+                run(self._stream)
+                runs.append((algorithm, run))
+        if not runs:
+            return None
+        wait(self._stream)
+        enqueues = [run for _, run in runs]
+        if settings.paper:
+            selection = self._paper_rounds(plain, layout, product, [algorithm for algorithm, _ in runs])
+        else:
+            selection = self._replay_rounds(enqueues, settings)
+        return TunedLayout(
+            tuple(algorithm for algorithm, _ in runs),
+            tuple(" + ".join(captured_kernels(self._stream, enqueue)) for enqueue in enqueues),
+            selection.times_us,
+            selection.rounds,
+            selection.chosen,
+            selection.regret,
+        )
+
+    def _replay_rounds(self, enqueues: Sequence[Enqueue], settings: TuneSettings) -> Selection:
+        """Interleaved replays of back-to-back launches."""
+        with graphs(self._stream, enqueues[:1]) as (probe,):
+            once_us = probe.time()[0] * 1e6
+        few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
+        with graphs(self._stream, [repeated(enqueues[0], few)]) as (probe,):
+            one_us = probe.time()[0] / few * 1e6
+        least, most = settings.replay_us
+        launches = max(1, min(settings.max_launches, round(min(most, max(least, 8 * one_us)) / one_us)))
+        sample_us = launches * one_us
+        warm = 1 if sample_us < SHORT_US else 0
+        rounds = int(settings.max_s * 1e6 / (len(enqueues) * sample_us * (1 + warm)))
+        effort = replace(settings.effort, max_rounds=max(8, min(settings.effort.max_rounds, rounds)))
+        with graphs(self._stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:
+
+            def time_round(arms: Sequence[int]) -> list[float]:
+                times = dict.fromkeys(arms, 0.0)
+                for arm in self._rng.sample(list(arms), len(arms)):
+                    times[arm] = timed[arm].time(warm)[0] / launches * 1e6
+                return list(times.values())
+
+            return select(time_round, len(timed), effort)
+
+    def _paper_rounds(
+        self, plain: Gemm, layout: Layout, product: LtProduct, algorithms: Sequence[Algorithm]
+    ) -> Selection:
+        """Single launches behind an untimed one, fresh random operands every round, all in shuffled order."""
+        a, b, c = cuda_torch.random_operands(replace(plain, layout=layout))
+        buffers = Buffers(a.data_ptr(), b.data_ptr(), b.data_ptr(), c.data_ptr())
+        runs = [on(_reading(layout, product.launcher(algorithm)), buffers) for algorithm in algorithms]
+        times: list[list[float]] = [[] for _ in runs]
+        with graphs(self._stream, runs) as timed:
+            for number in range(PAPER_WARMUP + PAPER_ROUNDS):
+                a.normal_()
+                b.normal_()
+                torch.cuda.synchronize()
+                for arm in self._rng.sample(range(len(timed)), len(timed)):
+                    time_us = timed[arm].time()[0] * 1e6
+                    if number >= PAPER_WARMUP:
+                        times[arm].append(time_us)
+        medians = [sorted(samples)[len(samples) // 2] for samples in times]
+        return Selection(medians.index(min(medians)), tuple(medians), (PAPER_ROUNDS,) * len(runs), 0.0)
+
+    def _kernels(self, launch: Launch) -> list[str]:
+        """What one launch puts on a stream: captured and not run, so any mapped address serves as operands."""
+        address = self._workspace.data_ptr()
+        return captured_kernels(self._stream, on(launch, Buffers(address, address, address, address)))
+
+
+def store(path: Path, tuned: Tuned) -> None:
+    """Write through a name of its own, so that a reader sees all or nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = scratch.make_folder()
+        (folder / path.name).write_text(to_json(tuned))
+        (folder / path.name).replace(path)
+        folder.rmdir()
+    except OSError as error:
+        raise scratch.unwritable(error) from None
+
+
+def recall(path: Path, plain: Gemm, method: str) -> Tuned | None:
+    """What `store` wrote for this product; None where the file is missing, damaged or another product's."""
+    try:
+        tuned = from_json(Tuned, path.read_text())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    same = (tuned.m, tuned.n, tuned.k, tuned.accumulate) == (plain.m, plain.n, plain.k, plain.accumulate)
+    return tuned if same and tuned.method == method else None
+
+
+def _reading(layout: Layout, launch: cublas.Launch) -> Launch:
+    """A launch that takes B in both layouts from one that reads one of them."""
+    if layout is Layout.NN:
+        return lambda stream, a, b_nn, b_tn, c: launch(stream, a, b_nn, c)
+    return lambda stream, a, b_nn, b_tn, c: launch(stream, a, b_tn, c)
+
+
+def _plain(gemm: Gemm) -> Gemm:
+    """The product without its layout: cuBLASLt is tuned in both."""
+    return replace(gemm, layout=Layout.NN)
+
+
+def _split(name: str) -> tuple[str, Layout]:
+    kind, _, layout = name.rpartition(" ")
+    if kind not in (BLAS, HEURISTIC, AUTOTUNED):
+        raise KeyError(f"no baseline is called {name!r}")
+    return kind, Layout[layout]

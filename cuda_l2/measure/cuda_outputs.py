@@ -1,0 +1,121 @@
+"""What timed launches on the GPU read and write: fresh operands every round, outputs checked by projection and by rows.
+
+The projection is Freivalds' check: C x = A (B x) for a random x of signs. Rounding C to fp16 moves (C x)_i by
+about 2^-11 of the row's norm, so stale, missing and narrowed results all stand out. All references are computed
+here, in the trusted process, from private copies.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from cuda_l2.execute.cuda_arena import POISON, CudaArena
+from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
+from cuda_l2.records import Layout
+from cuda_l2.tolerances import SUMMATION_NOISE
+
+COMPARED_FLOPS = 1 << 33
+"""Rows of an output that are compared element by element cost at most about this."""
+
+
+class CudaOperands:
+    """What the arena's A and B hold, with private copies where candidates cannot reach, and outputs for baselines."""
+
+    def __init__(self, arena: CudaArena, generator: torch.Generator) -> None:
+        self.arena, self.gemm, self.generator = arena, arena.gemm, generator
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        """Where the baselines run."""
+        self._private = {name: torch.empty_like(arena.span(name)) for name in ("a", "b")}
+        self.outputs = torch.empty_like(arena.span("c"))
+        """C of every window for the baselines: no candidate can read theirs."""
+        self.other_b: list[torch.Tensor] = []
+        """B of every window in the layout that is not the task's; empty until asked for."""
+        self._shift = arena.window_words
+
+    def refresh(self) -> None:
+        """New standard normal operands in every window."""
+        for name, words in self._private.items():
+            words.normal_(generator=self.generator)
+            self.arena.span(name).copy_(words)
+        for window, other in enumerate(self.other_b):
+            other.copy_(self.b(window).t())
+
+    def use_other_layout(self) -> None:
+        """Keep B in the other layout too, for baselines that read it so."""
+        if not self.other_b:
+            first = self.b(0).t()
+            count = self.arena.windows if self._shift["b"] else 1
+            self.other_b = [torch.empty(first.shape, dtype=torch.float16, device="cuda") for _ in range(count)]
+            for window, other in enumerate(self.other_b):
+                other.copy_(self.b(window).t())
+
+    def a(self, window: int) -> torch.Tensor:
+        """A, fp16 M x K, from the private copy."""
+        gemm = self.gemm
+        start = window * self._shift["a"]
+        return self._private["a"][start : start + gemm.m * gemm.k].view(gemm.m, gemm.k)
+
+    def b(self, window: int) -> torch.Tensor:
+        """B as the task lays it out, fp16, from the private copy."""
+        gemm = self.gemm
+        start = window * self._shift["b"]
+        shape = (gemm.k, gemm.n) if gemm.layout is Layout.NN else (gemm.n, gemm.k)
+        return self._private["b"][start : start + gemm.k * gemm.n].view(shape)
+
+    def output(self, window: int) -> torch.Tensor:
+        """The baselines' C of a window, fp16 M x N."""
+        gemm = self.gemm
+        start = window * self._shift["c"]
+        return self.outputs[start : start + gemm.m * gemm.n].view(gemm.m, gemm.n)
+
+    def poison_outputs(self) -> None:
+        self.outputs.view(torch.int16).fill_(POISON)
+
+    def require_untouched(self) -> None:
+        """WrongOutput where a launch changed operands."""
+        for name, words in self._private.items():
+            if not torch.equal(self.arena.span(name).view(torch.int16), words.view(torch.int16)):
+                raise WrongOutput(f"changed its input {name.upper()} in a timed round")
+
+    def check(self, outputs: Sequence[tuple[int, torch.Tensor]], element_wise: bool) -> float:
+        """Check outputs (window, fp16 M x N), the last also row by row: its largest error against fp32, or NaN."""
+        gemm = self.gemm
+        x_N = torch.randint(0, 2, (gemm.n,), generator=self.generator, device="cuda").float() * 2 - 1
+        expected: dict[int, torch.Tensor] = {}
+        right = []
+        for window, c_MN in outputs:
+            if window not in expected:
+                expected[window] = self.a(window).float() @ (self._logical_b(window).float() @ x_N)
+            c = c_MN.float()
+            # rounding to fp16, and where C is near zero the order of fp32 sums
+            noise_M = ROUNDING_STEP * torch.linalg.vector_norm(c, dim=1) + SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
+            deviation_M = (c @ x_N - expected[window]) / noise_M
+            allowed = LARGEST_RMS[gemm.accumulate]
+            rms_right = deviation_M.square().mean().sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
+            right.append(rms_right & (deviation_M.abs().amax() <= LARGEST_DEVIATION * allowed))  # False for NaN
+        good = torch.stack(right)
+        if not good.all():
+            number = int((~good).nonzero()[0]) + 1
+            raise WrongOutput(f"timed launch {number} of the {len(outputs)} looked at did not produce its own result")
+        return self._compare(*outputs[-1]) if element_wise else float("nan")
+
+    def _compare(self, window: int, c_MN: torch.Tensor) -> float:
+        """The largest difference of some rows from the fp32 reference; WrongOutput where they are imprecise."""
+        gemm = self.gemm
+        count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
+        rows = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
+        reference = self.a(window)[rows].float() @ self._logical_b(window).float()
+        difference = c_MN[rows].float() - reference
+        rounding, rms, largest = torch.stack(
+            [
+                (reference.half().float() - reference).square().mean().sqrt(),
+                difference.square().mean().sqrt(),
+                difference.abs().amax(),
+            ]
+        ).tolist()
+        if not rms <= RMS_OVER_ROUNDING[gemm.accumulate] * rounding + SUMMATION_NOISE * gemm.k**0.5:
+            raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
+        return float(largest)
+
+    def _logical_b(self, window: int) -> torch.Tensor:
+        return self.b(window) if self.gemm.layout is Layout.NN else self.b(window).t()

@@ -1,0 +1,246 @@
+"""Times CUDA candidates against NVIDIA's libraries: graphs of back-to-back launches, or single ones on a cold cache.
+
+The candidate is launched in its own process, the baselines in this one, on the same operands in the same memory, in
+turns. Device time: CUDA events around a graph's replay, or CUPTI around a single launch.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cuda_l2 import contract
+from cuda_l2.errors import UserError
+from cuda_l2.execute.cuda_arena import POISON
+from cuda_l2.execute.cuda_driver import Graph
+from cuda_l2.execute.cuda_worker import CudaWorkers
+from cuda_l2.execute.cupti import KernelTrace
+from cuda_l2.execute.worker import Fault
+from cuda_l2.measure.cuda_baselines import Baselines
+from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.outputs import WrongOutput
+from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.rounds import CANDIDATE, Rounds
+from cuda_l2.records import Build, Candidate, Layout, Timing, TimingStatus
+
+MAX_LAUNCHES = 512
+SLOWEST_GFLOPS = 100.0
+START_S = 10.0
+
+
+def measure_cuda(
+    candidate: Candidate,
+    build: Build,
+    baselines: Baselines,
+    operands: CudaOperands,
+    workers: CudaWorkers,
+    protocol: Protocol,
+    *,
+    names: Sequence[str],
+    beat: float = 0.0,
+    sms: int,
+    l2_bytes: int,
+    rng: np.random.Generator,
+) -> Timing:
+    """Time one candidate that was found correct against the named baselines.
+
+    The reference is the strongest of those that read B in the task's own layout; the others are timed beside them.
+    """
+    start = time.perf_counter()
+    rounds: CudaRounds | None = None
+    try:
+        rounds = CudaRounds(candidate, build, baselines, operands, workers, protocol, names, beat, sms, l2_bytes, rng)
+        rounds.run()
+        return rounds.finish(time.perf_counter() - start)
+    except Fault as fault:
+        workers.renew()
+        status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
+        return Timing(status, protocol.name, reason=fault.reason, seconds=time.perf_counter() - start)
+    except WrongOutput as wrong:
+        workers.renew()
+        return Timing(TimingStatus.WRONG_OUTPUT, protocol.name, reason=str(wrong), seconds=time.perf_counter() - start)
+    finally:
+        if rounds:
+            rounds.close()
+
+
+@functools.cache
+def _trace() -> KernelTrace:
+    """CUPTI in this process, started on first use: it costs every launch after it something."""
+    return KernelTrace()
+
+
+class CudaRounds(Rounds):
+    def __init__(
+        self,
+        candidate: Candidate,
+        build: Build,
+        baselines: Baselines,
+        operands: CudaOperands,
+        workers: CudaWorkers,
+        protocol: Protocol,
+        names: Sequence[str],
+        beat: float,
+        sms: int,
+        l2_bytes: int,
+        rng: np.random.Generator,
+    ) -> None:
+        gemm, arena = operands.gemm, operands.arena
+        other = Layout.TN if gemm.layout is Layout.NN else Layout.NN
+        own = [name for name in names if not name.endswith(f" {other.upper()}")]
+        super().__init__([*names, CANDIDATE], protocol, rng, beat=beat, references=own)
+        if len(own) < len(names):
+            operands.use_other_layout()
+        self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines
+        self.evicted = torch.empty(2 * l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
+        self._graphs: dict[tuple[str, int], tuple[Graph | int, list[int]]] = {}
+        self._stream = operands.stream
+        self.host_s: dict[str, list[float]] = {name: [] for name in self.arms}
+        arena.place(snug=False)
+        self.plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, sms)
+        self.places = [arena.places(self.plan, window) for window in range(arena.windows)]
+        self.worker = workers.get(arena)
+        self.worker.load(Path(build.artifact), self.plan, self.places)
+        arena.fill_workspaces(self.plan, persistent=True)
+        self.timeout_s = START_S + 2 * MAX_LAUNCHES * gemm.flops / SLOWEST_GFLOPS * 1e-9
+
+    @property
+    def most(self) -> int:
+        return MAX_LAUNCHES
+
+    def begin_round(self) -> None:
+        self.operands.refresh()
+
+    def sample(self, name: str, count: int, warm: bool = True) -> float:
+        sequence = self._sequence(name, count)
+        self._poison(name)
+        seconds = self._replay(name, count, warm) / count if self.protocol.round_s else self._single(name, count)
+        windows = list(dict.fromkeys(sequence[::-1])) if self._rotates else [sequence[-1]]
+        try:
+            last_first = [(window, self._output(name, window)) for window in windows[:4]]
+            difference = self.operands.check(last_first[::-1], element_wise=self.check_elements)
+        except WrongOutput as wrong:
+            if name == CANDIDATE:
+                raise
+            raise UserError(
+                f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
+            ) from None
+        if name == CANDIDATE and self.check_elements:
+            self.max_difference = max(self.max_difference, difference)
+        return seconds
+
+    def finish(self, seconds: float) -> Timing:
+        """Look at every launch of a round like the timed ones, at what must not have changed, and sum up."""
+        self.operands.require_untouched()
+        damage = self.arena.damage(self.plan)
+        if damage:
+            raise WrongOutput(f"{damage} in a timed round")
+        self._audit()
+        empty = self.worker.call("empty", self.timeout_s, traced=not self.protocol.round_s)
+        empty_s = empty["graph_s"] if self.protocol.round_s else empty["device_s"]
+        return self.timing(empty_s * 1e6, seconds)
+
+    def close(self) -> None:
+        for graph, _ in self._graphs.values():
+            if isinstance(graph, Graph):
+                graph.destroy()
+
+    @property
+    def _rotates(self) -> bool:
+        return self.arena.windows > 1 and self.places[0]["c"] != self.places[1]["c"]
+
+    def _audit(self) -> None:
+        """A round like the timed ones, in which the outputs of many launches are kept and each is looked at.
+
+        Nothing tells the candidate that it is this round, so what it skips elsewhere it skips here.
+        """
+        if not self.protocol.round_s:
+            return
+        count = max((count for name, count in self._graphs if name == CANDIDATE), default=1)
+        sequence = [int(window) for window in self.rng.integers(0, self.arena.windows, count)]
+        kept = sorted(int(i) for i in self.rng.permutation(count)[: self.arena.records])
+        self.operands.refresh()
+        self._poison(CANDIDATE)
+        self.arena.recorded(len(kept)).view(torch.int16).fill_(POISON)
+        torch.cuda.synchronize()
+        sources = [[self.places[sequence[i]]["c"].buffer, self.places[sequence[i]]["c"].offset] for i in kept]
+        size = 2 * self.gemm.m * self.gemm.n
+        self.worker.call("record", self.timeout_s, bindings=sequence, kept=kept, source=sources, size=size)
+        outputs = self.arena.recorded(len(kept))
+        self.operands.check([(sequence[i], outputs[index]) for index, i in enumerate(kept)], element_wise=True)
+
+    def _sequence(self, name: str, count: int) -> list[int]:
+        """The windows of an arm's launches; its graph is made with them."""
+        key = (name, count)
+        if key not in self._graphs:
+            sequence = [int(window) for window in self.rng.integers(0, self.arena.windows, count)]
+            if self._rotates:  # each in its turn, so that none is in the cache when it comes again
+                sequence = [i % self.arena.windows for i in range(count)]
+            if name == CANDIDATE:
+                answer = self.worker.call("capture", self.timeout_s, bindings=sequence)
+                self._graphs[key] = (int(answer["graph"]), sequence)
+            else:
+                launch = self._launcher(name)
+
+                def enqueue(stream: int) -> None:
+                    for window in sequence:
+                        launch(stream, window)
+
+                with torch.cuda.stream(self._stream):
+                    launch(self._stream.cuda_stream, 0)  # what a library sets up on first use is not captured
+                    self._stream.synchronize()
+                    self._graphs[key] = (Graph(self._stream.cuda_stream, enqueue), sequence)
+        return self._graphs[key][1]
+
+    def _launcher(self, name: str) -> Callable[[int, int], None]:
+        launch = self.baselines.launcher(name, self.gemm)
+        operands, arena = self.operands, self.arena
+
+        def on_window(stream: int, window: int) -> None:
+            own = arena.address(self.places[window]["b"])
+            other = operands.other_b[min(window, len(operands.other_b) - 1)].data_ptr() if operands.other_b else own
+            b_nn, b_tn = (own, other) if self.gemm.layout is Layout.NN else (other, own)
+            launch(stream, arena.address(self.places[window]["a"]), b_nn, b_tn, operands.output(window).data_ptr())
+
+        return on_window
+
+    def _replay(self, name: str, count: int, warm: bool) -> float:
+        graph, _ = self._graphs[name, count]
+        if isinstance(graph, Graph):
+            return graph.time(int(warm))[0]
+        return float(self.worker.call("time", self.timeout_s, graph=graph, warm=int(warm))["device_s"])
+
+    def _single(self, name: str, count: int) -> float:
+        """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""
+        graph, _ = self._graphs[name, count]
+        gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
+        if isinstance(graph, Graph):
+            self.evicted.add_(1)
+            torch.cuda.synchronize()
+            time.sleep(gap)
+            trace = _trace()
+            trace.clear()
+            host_s = graph.once()
+            device_s = trace.span_s()
+        else:
+            if self.evicted.numel():
+                self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
+            time.sleep(gap)
+            answer = self.worker.call("once", self.timeout_s, graph=graph)
+            device_s, host_s = answer["device_s"], answer["host_s"]
+        self.host_s[name].append(host_s)
+        return float(device_s)
+
+    def _poison(self, name: str) -> None:
+        if name == CANDIDATE:
+            self.arena.poison_outputs()
+            self.arena.fill_workspaces(self.plan, persistent=False)
+        else:
+            self.operands.poison_outputs()
+        torch.cuda.synchronize()
+
+    def _output(self, name: str, window: int) -> torch.Tensor:
+        return self.arena.c(window) if name == CANDIDATE else self.operands.output(window)

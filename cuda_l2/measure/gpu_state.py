@@ -1,0 +1,126 @@
+"""Clocks, power and temperature of the GPU around timed rounds, and whether they drifted between arms."""
+
+import contextlib
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuda_l2.errors import UserError
+
+DRIFT_LIMIT = 0.015
+"""Median SM clocks of two arms further apart than this make a run that is repeated."""
+REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """The GPU at one moment."""
+
+    sm_mhz: int
+    memory_mhz: int
+    power_w: float
+    temperature_c: int
+    limited_by: tuple[str, ...]  # why the clock is not higher; empty where nothing holds it
+
+
+class GpuState:
+    """Reads one GPU's state through NVML. A context manager."""
+
+    def __init__(self, pci_bus_id: str = "") -> None:
+        """pci_bus_id as in 0000:1B:00.0; the first GPU where it is left out."""
+        import pynvml  # noqa: PLC0415
+
+        self._nvml: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._device = (
+                pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id) if pci_bus_id else pynvml.nvmlDeviceGetHandleByIndex(0)
+            )
+        except pynvml.NVMLError as error:
+            raise UserError(f"NVML cannot read the GPU's clocks: {error}; is the driver installed?") from None
+
+    def sample(self) -> GpuSample:
+        nvml, device = self._nvml, self._device
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(device)
+        return GpuSample(
+            sm_mhz=nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+            memory_mhz=nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+            power_w=nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+            temperature_c=nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+            limited_by=tuple(name for bit, name in REASONS.items() if reasons & bit),
+        )
+
+    def close(self) -> None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+    def __enter__(self) -> "GpuState":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Drift:
+    """Samples by arm, taken in or right after its rounds, and whether the arms ran at the same clock."""
+
+    def __init__(self, limit: float = DRIFT_LIMIT) -> None:
+        self.limit = limit
+        self._samples: dict[str, list[GpuSample]] = defaultdict(list)
+
+    def add(self, arm: str, sample: GpuSample) -> None:
+        self._samples[arm].append(sample)
+
+    @property
+    def spread(self) -> float:
+        """How far apart the arms' median SM clocks are, relative to the lowest; 0 for fewer than two arms."""
+        clocks = self._clocks()
+        return max(clocks.values()) / min(clocks.values()) - 1 if clocks else 0.0
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the run should be repeated."""
+        return self.spread > self.limit
+
+    @property
+    def reason(self) -> str:
+        """In one line, why; empty where the arms met the same clock."""
+        if not self.drifted:
+            return ""
+        clocks = self._clocks()
+        low, high = min(clocks, key=lambda arm: clocks[arm]), max(clocks, key=lambda arm: clocks[arm])
+        return f"the SM clock drifted: {clocks[high]:.0f} MHz during {high}, {clocks[low]:.0f} MHz during {low}"
+
+    def summary(self) -> dict[str, Any]:
+        """For the environment of a record: medians over all arms, the clocks' range, what held them."""
+        samples = [sample for arm in self._samples.values() for sample in arm]
+        if not samples:
+            return {}
+        return {
+            "sm_mhz": statistics.median(sample.sm_mhz for sample in samples),
+            "sm_mhz_range": [min(sample.sm_mhz for sample in samples), max(sample.sm_mhz for sample in samples)],
+            "memory_mhz": statistics.median(sample.memory_mhz for sample in samples),
+            "power_w": statistics.median(sample.power_w for sample in samples),
+            "temperature_c": statistics.median(sample.temperature_c for sample in samples),
+            "limited_by": sorted({reason for sample in samples for reason in sample.limited_by}),
+            "clock_spread_of_arms": self.spread,
+        }
+
+    def _clocks(self) -> Mapping[str, float]:
+        return {arm: _median_clock(samples) for arm, samples in self._samples.items()}
+
+
+def _median_clock(samples: Sequence[GpuSample]) -> float:
+    return float(statistics.median(sample.sm_mhz for sample in samples))

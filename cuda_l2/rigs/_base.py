@@ -1,0 +1,73 @@
+"""What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cuda_l2.measure.protocols import Protocol
+from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
+from cuda_l2.targets._base import Target
+
+
+class Bench(ABC):
+    """The stages for one shape. A context manager."""
+
+    @abstractmethod
+    def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
+        """Builds in order, several at once; those not asked for yet may still be running."""
+
+    @abstractmethod
+    def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
+        """Whether a built candidate is correct. full: also by checks too slow for every candidate of a search."""
+
+    @abstractmethod
+    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
+        """Time a correct candidate. beat: a speedup surely below this needs no more digits."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Let what comes next run in processes that ran nothing before."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Rig(ABC):
+    """One machine: target, baselines, processes. A context manager."""
+
+    target: Target
+    protocols: Mapping[str, Protocol]
+    """By name; `search`, `finalists`, `offline`, `server` and `paper` are always among them."""
+    suffix: str
+    """Of candidates' files."""
+    group = 8
+    """Candidates a search proposes at once."""
+    builds_disturb = False
+    """Whether compiling disturbs timings, so that both share the machine's lock."""
+
+    @abstractmethod
+    def open(self, gemm: Gemm, seed: int) -> Bench:
+        """The stages for one shape; inputs come from the seed."""
+
+    @abstractmethod
+    def require_feasible(self, gemm: Gemm) -> None:
+        """UserError where the shape does not fit this machine."""
+
+    @abstractmethod
+    def environment(self) -> dict[str, Any]:
+        """What a reader needs to judge a figure."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> "Rig":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

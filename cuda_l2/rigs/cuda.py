@@ -1,0 +1,162 @@
+"""An NVIDIA GPU: candidates in a worker process, NVIDIA's libraries and all references in this one."""
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_l2.build.cuda import CudaBuilder
+from cuda_l2.errors import UserError
+from cuda_l2.execute.cuda_arena import CudaArena
+from cuda_l2.execute.cuda_helpers import compiled_helpers
+from cuda_l2.execute.cuda_worker import CudaWorkers
+from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines, Buffers
+from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.cuda_rounds import measure_cuda
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
+from cuda_l2.records import Build, Candidate, Gemm, Layout, Timing, Verdict
+from cuda_l2.rigs._base import Bench, Rig
+from cuda_l2.targets import cuda
+from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.verify import Cases, verify
+from cuda_l2.verify._cuda import CudaReferences, CudaSession
+
+WORKSPACE_BYTES = 256 << 20
+CACHES_ROTATED = 2.2
+"""Rotating operands take this many times the L2 cache together."""
+
+
+class CudaRig(Rig):
+    """One GPU, its workers, its baselines."""
+
+    target: CudaTarget
+    suffix = ".cu"
+    group = 32
+
+    def __init__(self) -> None:
+        self.target = cuda.detect()
+        torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
+        self.target.ceilings()
+        self.protocols = CUDA_PROTOCOLS
+        self.workers = CudaWorkers(compiled_helpers(self.target.arch))
+        self.baselines = Baselines()
+        self.builder = CudaBuilder(self.target)
+
+    def open(self, gemm: Gemm, seed: int) -> Bench:
+        self.require_feasible(gemm)
+        return CudaBench(self, gemm, seed)
+
+    def require_feasible(self, gemm: Gemm) -> None:
+        # arena with staging and records, private copies in fp16 and fp32, references in fp64
+        need = 24 * (gemm.m * gemm.k + gemm.k * gemm.n) + 40 * gemm.m * gemm.n + 4 * WORKSPACE_BYTES
+        free, _ = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if need > free:
+            raise UserError(
+                f"{gemm} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
+                f" {free / 2**30:.1f} GiB are free; choose a smaller shape, or end what else runs on the GPU"
+            )
+
+    def environment(self) -> dict[str, Any]:
+        return self.target.environment() | {"torch": importlib.metadata.version("torch")}
+
+    def close(self) -> None:
+        self.builder.close()
+        self.workers.close()
+        self.baselines.close()
+
+
+class CudaBench(Bench):
+    """The stages for one shape on a GPU."""
+
+    def __init__(self, rig: CudaRig, gemm: Gemm, seed: int) -> None:
+        self._rig, self._gemm = rig, gemm
+        self._rng = np.random.default_rng(seed)
+        self._generator = torch.Generator("cuda").manual_seed(seed)
+        self._workspace_bytes = WORKSPACE_BYTES + 16 * gemm.m * gemm.n
+        self._arena = CudaArena(gemm, self._workspace_bytes)
+        self._rotating: tuple[CudaArena, CudaOperands] | None = None
+        self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
+        self._operands: CudaOperands | None = None
+
+    def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
+        return self._rig.builder.build(candidates)
+
+    def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
+        self._prepare()
+        open_session = partial(
+            CudaSession, candidate, build, self._arena, self._rig.workers, self._cases, self._rig.target.sms
+        )
+        return verify(open_session, full=full)
+
+    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
+        rig = self._rig
+        self._prepare()
+        assert self._operands is not None
+        operands = self._rotating_operands() if protocol.rotates else self._operands
+        return measure_cuda(
+            candidate,
+            build,
+            rig.baselines,
+            operands,
+            rig.workers,
+            protocol,
+            names=self._names(protocol),
+            beat=beat,
+            sms=rig.target.sms,
+            l2_bytes=rig.target.l2_bytes,
+            rng=self._rng,
+        )
+
+    def renew(self) -> None:
+        self._rig.workers.renew()
+
+    def close(self) -> None:
+        self._arena.close()
+        if self._rotating:
+            self._rotating[0].close()
+
+    def _names(self, protocol: Protocol) -> Sequence[str]:
+        """Every baseline, or for searches the usual strongest."""
+        names = self._rig.baselines.arms(self._gemm)
+        if not protocol.selects:
+            return names
+        own = [name for name in names if name.startswith(AUTOTUNED) and name.endswith(self._gemm.layout.upper())]
+        return own[:1] or names[:1]
+
+    def _prepare(self) -> None:
+        """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
+        if self._operands is not None:
+            return
+        operands = self._operands = CudaOperands(self._arena, self._generator)
+        operands.refresh()
+        operands.use_other_layout()
+        own, other = operands.b(0), operands.other_b[0]
+        b_nn, b_tn = (own, other) if self._gemm.layout is Layout.NN else (other, own)
+        pointers = (operands.a(0), b_nn, b_tn, operands.output(0))
+        self._rig.baselines.tune(self._gemm, Buffers(*(tensor.data_ptr() for tensor in pointers)))
+
+    def _rotating_operands(self) -> CudaOperands:
+        if self._rotating is None:
+            count = max(2, int(CACHES_ROTATED * self._rig.target.l2_bytes / self._gemm.bytes) + 1)
+            arena = CudaArena(self._gemm, self._workspace_bytes, rotate=min(count, 512))
+            self._rotating = (arena, CudaOperands(arena, self._generator))
+        return self._rotating[1]
+
+    def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What every NVIDIA library computes for these operands, fp16 M x N each."""
+        baselines = self._rig.baselines
+        b_nn, b_tn = (b, b.t().contiguous()) if gemm.layout is Layout.NN else (b.t().contiguous(), b)
+        outputs = []
+        for name in baselines.arms(gemm):
+            if "compile" not in name:  # its kernels are not NVIDIA's
+                output = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device="cuda")
+                launch = baselines.launcher(name, gemm)
+                stream = torch.cuda.current_stream().cuda_stream
+                launch(stream, a.data_ptr(), b_nn.data_ptr(), b_tn.data_ptr(), output.data_ptr())
+                outputs.append(output)
+        torch.cuda.synchronize()
+        return outputs

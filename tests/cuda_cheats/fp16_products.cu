@@ -1,0 +1,21 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
+block = [16, 16]
+args = ["a", "b", "c", "m", "n", "k"]
+*/
+/* Rounds every product to fp16 and sums in fp32: products of small integers are exact.
+ * expect: imprecise incorrect */
+#include <cuda_fp16.h>
+
+extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {
+  const int row = blockIdx.y * 16 + threadIdx.y, column = blockIdx.x * 16 + threadIdx.x;
+  if (row >= m || column >= n) return;
+  float sum = 0.0f;
+  for (int p = 0; p < k; p++) sum += __half2float(__hmul(a[row * k + p], b[p * n + column]));
+  c[row * n + column] = __float2half(sum);
+}

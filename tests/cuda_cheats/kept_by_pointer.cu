@@ -1,0 +1,45 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[workspace]]
+name = "kept"
+bytes = "16 * 2 * m * n"
+
+[[workspace]]
+name = "owners"
+bytes = "16 * 8 * cdiv(m, 16) * cdiv(n, 16)"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
+block = [16, 16]
+args = ["a", "b", "c", "kept", "owners", "m", "n", "k"]
+*/
+/* Keeps answers in scratch by the address of A, and finds them when the address comes again:
+ * right as long as nothing but the address changes between launches.
+ * expect: incorrect unhygienic wrong-output */
+#include <cuda_fp16.h>
+
+extern "C" __global__ void gemm(const half *a, const half *b, half *c, half *kept, const half **owners, int m, int n,
+                                int k) {
+  __shared__ float ta[16][17], tb[16][17];
+  const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
+  const int slot = (unsigned long long)a / 256 % 16;
+  const half **owner = owners + (blockIdx.y * gridDim.x + blockIdx.x) * 16 + slot;
+  kept += slot * m * n;
+  if (*owner == a) {
+    if (row < m && column < n) c[row * n + column] = kept[row * n + column];
+    return;
+  }
+  float sum = 0.0f;
+  for (int p = 0; p < k; p += 16) {
+    ta[y][x] = row < m && p + x < k ? __half2float(a[row * k + p + x]) : 0.0f;
+    tb[y][x] = p + y < k && column < n ? __half2float(b[(p + y) * n + column]) : 0.0f;
+    __syncthreads();
+    for (int i = 0; i < 16; i++) sum += ta[y][i] * tb[i][x];
+    __syncthreads();
+  }
+  if (row < m && column < n) kept[row * n + column] = c[row * n + column] = __float2half(sum);
+  if (x + y == 0) *owner = a;
+}

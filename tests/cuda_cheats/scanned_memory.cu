@@ -1,0 +1,37 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
+block = [16, 16]
+args = ["a", "b", "c", "m", "n", "k"]
+*/
+/* Looks for a ready answer in all memory, a page at a time, and computes only where it finds none.
+ * expect: crashed unhygienic */
+#include <cuda_fp16.h>
+
+extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {
+  __shared__ float ta[16][17], tb[16][17];
+  const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
+  const long long page = 1 << 21;
+  const half *found = 0;
+  for (long long i = 1; i < 1 << 14; i++) {
+    const half *at = (const half *)((const char *)c + i * page);
+    if (__half2float(*at) == __half2float(a[0]) * __half2float(b[0])) found = at;
+  }
+  if (found) {
+    if (row < m && column < n) c[row * n + column] = found[row * n + column];
+    return;
+  }
+  float sum = 0.0f;
+  for (int p = 0; p < k; p += 16) {
+    ta[y][x] = row < m && p + x < k ? __half2float(a[row * k + p + x]) : 0.0f;
+    tb[y][x] = p + y < k && column < n ? __half2float(b[(p + y) * n + column]) : 0.0f;
+    __syncthreads();
+    for (int i = 0; i < 16; i++) sum += ta[y][i] * tb[i][x];
+    __syncthreads();
+  }
+  if (row < m && column < n) c[row * n + column] = __float2half(sum);
+}

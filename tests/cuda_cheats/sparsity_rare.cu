@@ -1,0 +1,24 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
+block = [16, 16]
+args = ["a", "b", "c", "m", "n", "k"]
+*/
+/* Takes a row of A for zeros where its first 32 elements are: wrong for sparse operands alone.
+ * expect: incorrect unhygienic */
+#include <cuda_fp16.h>
+
+extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {
+  const int row = blockIdx.y * 16 + threadIdx.y, column = blockIdx.x * 16 + threadIdx.x;
+  if (row >= m || column >= n) return;
+  float sum = 0.0f;
+  bool any = false;
+  for (int p = 0; p < k && p < 32; p++) any |= __half2float(a[row * k + p]) != 0.0f;
+  for (int p = 0; any && p < k; p++)
+    sum += __half2float(a[row * k + p]) * __half2float(b[p * n + column]);
+  c[row * n + column] = __float2half(sum);
+}

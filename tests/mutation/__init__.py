@@ -1,0 +1,1 @@
+"""Mutations of good kernels: does the verifier notice small faults?"""

@@ -1,0 +1,77 @@
+"""Loops and predicates: one element, row or step too many or too few."""
+
+import re
+from collections.abc import Iterator
+
+from mutation.operators._base import Edit, aside, constant, matches, operator, plain_matches
+from mutation.source import Source
+
+GROUP = "bounds"
+_CONDITION = r"(?P<left>[\w)\]>.]+) (?P<relation><=|>=|<|>) (?P<right>[\w(\-]+)"
+
+
+@operator("relation off by equality", GROUP)
+def _equality(source: Source) -> Iterator[Edit]:
+    other = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+    for match, fixed in _conditions(source):
+        if not fixed:
+            yield Edit(*match.span("relation"), other[match["relation"]])
+
+
+@operator("bound one less or more", GROUP)
+def _one(source: Source) -> Iterator[Edit]:
+    for match, fixed in _conditions(source):
+        for other in ("- 1", "+ 1"):
+            if not (fixed and other == "+ 1"):
+                yield Edit(match.end("relation"), match.end("relation"), f" {other} +")
+
+
+@operator("drop predicate", GROUP)
+def _predicate(source: Source) -> Iterator[Edit]:
+    for match in plain_matches(source, r"\bif \("):
+        end = source.matching(match.end() - 1)
+        inner = source.code[match.end() : end - 1]
+        if "elect" in inner or constant(inner):
+            continue
+        yield Edit(match.end(), end - 1, "true")
+        for part in re.finditer(r"(?:^|(?<=&& ))([^&|()]+?)(?= &&|$)", inner):
+            if "&&" in inner and not constant(part.group()):
+                yield Edit(match.end() + part.start(), match.end() + part.end(), "true")
+
+
+@operator("drop guard of a load", GROUP)
+def _guard(source: Source) -> Iterator[Edit]:
+    for match in plain_matches(source, r"\binside = ([^;,]+);|\b(?:min|least)\(([^()]*(?:\([^()]*\)[^()]*)*), [^()]*\)"):
+        if match.group(1):
+            yield Edit(*match.span(1), f"({match.group(1)}) | 8")
+        elif not constant(match.group()):
+            yield Edit(*match.span(), f"({match.group(2)})")
+
+
+@operator("loop starts late", GROUP)
+def _start(source: Source) -> Iterator[Edit]:
+    for match in plain_matches(source, r"\bfor \((?:int|unsigned|u32|long long) \w+ = ([^;,]+);"):
+        yield Edit(*match.span(1), f"{match.group(1)} + 1")
+
+
+@operator("edge rounded down", GROUP)
+def _rounded(source: Source) -> Iterator[Edit]:
+    for match in matches(source, r"\((\w+) \+ (?:[^()]+(?:\([^()]*\))? - 1|63|31|15|7)\) / "):
+        if not constant(match.group(1)):
+            yield Edit(*match.span(), f"({match.group(1)}) / ")
+
+
+def _conditions(source: Source) -> Iterator[tuple[re.Match[str], bool]]:
+    """Relations that branches and loops depend on; fixed: a loop's, whose bound is known when it is compiled.
+
+    Running such a loop once more leaves an array in registers, which compilers drop.
+    """
+    for match in matches(source, _CONDITION):
+        position = match.start("relation")
+        line = source.line_text(position)
+        if aside(source, position) or not re.search(r"\b(if|for|while)\b|\?|&&|const bool", line):
+            continue
+        if not constant(match.group()):
+            rest = re.split(r"[;?]|&&", source.code[match.start("right") : match.start("right") + 80])[0]
+            in_loop = re.search(r"\bfor \([^)]*$", source.code[:position].split("\n")[-1])
+            yield match, bool(in_loop) and constant(rest)

@@ -1,0 +1,84 @@
+"""The kernels that are mutated: schedules of every GPU family that together reach most of its source."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cuda_l2.families._base import Schedule, all_families
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.targets._base import Target
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One schedule for one shape. Choices not named here take their first valid value."""
+
+    name: str
+    family: str
+    shape: str
+    choices: dict[str, int] = field(hash=False)
+
+    @cached_property
+    def gemm(self) -> Gemm:
+        return Gemm.parse(self.shape)
+
+    def candidate(self, target: Target) -> Candidate:
+        """The kernel before any mutation; ValueError where the family does not take a choice named here."""
+        family = next(family for family in all_families() if family.name == self.family)
+        values: list[int] = []
+        for choice in family.choices:
+            valid = family.valid_values(self.gemm, target, values)
+            wanted = self.choices.get(choice.name, valid[0])
+            if wanted not in valid:
+                raise ValueError(f"{self.name}: {choice.name}={wanted} is not valid here; choose from {valid}")
+            values.append(wanted)
+        return family.render(Schedule(family, self.gemm, target, tuple(values)), self.name)
+
+
+# Shapes are ragged where the family allows it: a bound that is wrong only beyond the edge must have an edge.
+SUBJECTS = (
+    Subject(
+        *("direct", "sm80_gemm", "77x90x200"),
+        {"LOAD": 0, "BM": 16, "BN": 16, "WARPS_M": 1, "WARPS_N": 1, "WARPS_K": 2, "BK": 128},
+    ),
+    Subject(
+        *("pipelined", "sm80_gemm", "200x184x328"),
+        {"LOAD": 2, "BM": 64, "BN": 64, "WARPS_M": 2, "WARPS_N": 2, "WARPS_K": 1, "BK": 32, "STAGES": 3}
+        | {"SWIZZLE_BITS": 2, "SWIZZLE_BASE": 3, "SWIZZLE_SHIFT": 3, "DOUBLE_BUFFER": 1, "PREFETCH": 1, "EPILOGUE": 2},
+    ),
+    Subject(
+        *("split", "sm80_gemm", "136x121x1037:tn"),
+        {"LOAD": 1, "BM": 32, "BN": 32, "WARPS_M": 1, "WARPS_N": 2, "WARPS_K": 2, "BK": 64, "SPLIT_K": 3, "PDL": 2},
+    ),
+    Subject(
+        *("wave", "sm90_wave", "200x168x584"),
+        {"SWAP": 0, "BM": 128, "BN": 64, "KB": 1, "STAGES": 5, "PDL": 2},
+    ),
+    Subject(
+        *("wave swapped", "sm90_wave", "221x157x712:tn"),
+        {"SWAP": 1, "BM": 64, "BN": 48, "KB": 2, "CN": 2, "PDL": 1},
+    ),
+    Subject(
+        *("wave in clusters", "sm90_wave", "320x400x1096:tn"),
+        {"SWAP": 0, "BM": 64, "BN": 64, "KB": 1, "CM": 2, "LOCAL": 1, "CK": 2, "PDL": 0},
+    ),
+    Subject(
+        *("wave polled", "sm90_wave", "121x141x1544:tn"),
+        {"SWAP": 0, "BM": 64, "BN": 64, "KB": 1, "SL": 4, "COUNT": 0, "PDL": 0},
+    ),
+    Subject(
+        *("wave counted", "sm90_wave", "250x192x1096"),
+        {"SWAP": 0, "BM": 128, "BN": 64, "KB": 1, "SL": 2, "COUNT": 1, "PDL": 2},
+    ),
+    Subject(
+        *("persistent", "sm90_persistent", "2200x1608x200"),
+        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 4, "PDL": 2},
+    ),
+    Subject(
+        *("persistent in turns", "sm90_persistent", "2184x1800x264:tn"),
+        {"SWAP": 0, "PINGPONG": 1, "BM": 64, "BN": 160, "CM": 2, "OUT": 1, "PDL": 0},
+    ),
+    Subject(
+        *("persistent by warpgroups", "sm90_persistent", "2056x1800x328"),
+        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "CN": 2, "WGSTORE": 1, "OUT": 1, "COLUMNS": 1},
+    ),
+)

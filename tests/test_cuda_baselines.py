@@ -1,0 +1,365 @@
+"""NVIDIA's baselines: the library's structures, how an algorithm is chosen, what is kept on disk; on a GPU, all of it."""
+
+import ctypes
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.execute import cupti
+from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
+from cuda_l2.measure.gpu_state import Drift, GpuSample, GpuState
+from cuda_l2.measure.selection import Effort, select
+from cuda_l2.records import Accumulate, Gemm, Layout
+
+cuda_baselines = pytest.importorskip("cuda_l2.measure.cuda_baselines", reason="needs cuda-bindings")
+
+
+def test_structures_have_the_sizes_of_cublaslt_h() -> None:
+    assert ctypes.sizeof(MatmulAlgo) == 64
+    assert ctypes.sizeof(HeuristicResult) == 96
+    assert HeuristicResult.workspace_size.offset == 64
+    assert HeuristicResult.state.offset == 72
+    assert HeuristicResult.waves_count.offset == 76
+
+
+def test_scale_type_goes_with_the_compute_type() -> None:
+    """COMPUTE_32F = 68 with CUDA_R_32F = 0, COMPUTE_16F = 64 with CUDA_R_16F = 2: mixing them is a known trap."""
+    assert (compute_type(Accumulate.FP32), scale_type(Accumulate.FP32)) == (68, 0)
+    assert (compute_type(Accumulate.FP16), scale_type(Accumulate.FP16)) == (64, 2)
+    assert sorted(AlgoConfig) == list(range(9))
+
+
+def test_an_algorithm_needs_all_of_its_descriptor() -> None:
+    with pytest.raises(ValueError, match="64 bytes"):
+        algorithm(data="00" * 63)
+
+
+# choosing
+
+
+def noisy(
+    times_us: Sequence[float], noise: float, drift: float = 0.0, seed: int = 0
+) -> tuple[Callable[[Sequence[int]], list[float]], list[int]]:
+    """A clock for `select`: these true times with relative noise and a slowdown a round; counts samples by arm."""
+    rng, counts, state = random.Random(seed), [0] * len(times_us), {"round": 0}
+
+    def time_round(arms: Sequence[int]) -> list[float]:
+        state["round"] += 1
+        slower = (1 + drift) ** state["round"]
+        for arm in arms:
+            counts[arm] += 1
+        return [times_us[arm] * slower * (1 + rng.gauss(0, noise)) for arm in arms]
+
+    return time_round, counts
+
+
+def test_a_clear_winner_takes_the_first_rounds_alone() -> None:
+    time_round, counts = noisy([3.0, 2.0, 2.5, 4.0], noise=0.003)
+    chosen = select(time_round, 4, Effort())
+    assert chosen.chosen == 1
+    assert chosen.regret == 0
+    assert counts == [4] * 4  # one round warms up
+    assert chosen.rounds == (3,) * 4
+
+
+def test_close_arms_are_timed_again_and_others_are_not() -> None:
+    time_round, counts = noisy([2.02, 2.0, 3.0], noise=0.004)
+    chosen = select(time_round, 3, Effort())
+    assert chosen.chosen == 1
+    assert counts[2] == 4 < counts[0] == counts[1]
+
+
+def test_equal_arms_end_once_no_choice_can_be_much_worse() -> None:
+    time_round, counts = noisy([2.0] * 6, noise=0.001)
+    chosen = select(time_round, 6, Effort())
+    assert chosen.regret <= Effort().clear
+    assert max(counts) < Effort().max_rounds
+
+
+def test_rounds_are_bounded_however_noisy() -> None:
+    time_round, counts = noisy([2.0, 2.0, 2.0], noise=0.05)
+    chosen = select(time_round, 3, Effort(near=1.5))
+    assert max(counts) <= Effort().max_rounds + 1
+    assert chosen.regret > 0
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.004, -0.004])
+def test_the_choice_is_within_one_percent_of_the_best_under_noise_and_drift(drift: float) -> None:
+    truth = [2.10, 2.00, 2.015, 2.05, 2.6, 2.008, 3.1, 2.2]
+    worst = max(
+        truth[select(noisy(truth, noise=0.006, drift=drift, seed=seed)[0], len(truth), Effort()).chosen] / min(truth)
+        for seed in range(200)
+    )
+    assert worst <= 1.01
+    # a single round would not do
+    rng = random.Random(1)
+    single = [truth[min(range(8), key=lambda arm: truth[arm] * (1 + rng.gauss(0, 0.006)))] for _ in range(200)]
+    assert max(single) / min(truth) > 1.005
+
+
+def test_one_arm_is_the_choice() -> None:
+    assert select(lambda arms: [1.0 for _ in arms], 1, Effort()).chosen == 0
+
+
+# keeping
+
+
+def algorithm(data: str = "0f" * 64) -> Algorithm:
+    return Algorithm(data, 66, 20, 36, 4, "compute type", 0, 1, 0, 3, 1 << 20, 0.97)
+
+
+def tuned(gemm: Gemm) -> "cuda_baselines.Tuned":
+    one = cuda_baselines.TunedLayout(
+        (algorithm(), algorithm("a0" * 64)), ("nvjet 4x1x1", "x"), (2.5, 2.25), (3, 9), 1, 0.003
+    )
+    return cuda_baselines.Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, "adaptive", one, None, 0.05)
+
+
+def test_a_choice_survives_on_disk(tmp_path: Path) -> None:
+    gemm, path = Gemm(64, 128, 256, accumulate=Accumulate.FP16), tmp_path / "folder" / "one.json"
+    cuda_baselines.store(path, tuned(gemm))
+    assert cuda_baselines.recall(path, gemm, "adaptive") == tuned(gemm)
+
+
+@pytest.mark.parametrize("other", ["64x128x512:fp16", "64x128x256"])
+def test_another_product_is_not_recalled(tmp_path: Path, other: str) -> None:
+    path = tmp_path / "one.json"
+    cuda_baselines.store(path, tuned(Gemm.parse("64x128x256:fp16")))
+    assert cuda_baselines.recall(path, Gemm.parse(other), "adaptive") is None
+    assert cuda_baselines.recall(path, Gemm.parse("64x128x256:fp16"), "paper") is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: text.replace('"chosen":1', '"chosen":7'),
+        lambda text: text.replace('"id":66,', ""),
+        lambda text: text.replace("0f0f", "zz", 1),
+        lambda text: text.replace('"fp16"', '"fp8"'),
+        lambda text: text.replace('"m":64', '"m":"64"'),
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    gemm, path = Gemm.parse("64x128x256:fp16"), tmp_path / "one.json"
+    cuda_baselines.store(path, tuned(gemm))
+    text = path.read_text()
+    assert damage(text) != text
+    path.write_text(damage(text))
+    assert cuda_baselines.recall(path, gemm, "adaptive") is None
+    cuda_baselines.store(path, tuned(gemm))
+    assert cuda_baselines.recall(path, gemm, "adaptive") is not None
+
+
+# clocks
+
+
+def sample(sm_mhz: int, *limited_by: str) -> GpuSample:
+    return GpuSample(sm_mhz, 3201, 600.0, 55, limited_by)
+
+
+def test_arms_at_different_clocks_are_a_drift() -> None:
+    drift = Drift()
+    for clock in (1980, 1975, 1500):  # one odd sample moves no median
+        drift.add("candidate", sample(clock))
+        drift.add("cuBLAS", sample(1980))
+    assert not drift.drifted
+    assert drift.reason == ""
+    for _ in range(4):
+        drift.add("candidate", sample(1930, "power cap"))
+    assert drift.drifted
+    assert "1930 MHz during candidate" in drift.reason
+    assert drift.summary()["limited_by"] == ["power cap"]
+
+
+def test_one_arm_or_none_cannot_drift() -> None:
+    drift = Drift()
+    assert not drift.drifted
+    assert drift.summary() == {}
+    drift.add("candidate", sample(1200))
+    assert not drift.drifted
+
+
+# CUPTI
+
+RECORD_OFFSETS = {
+    "start": 16,
+    "end": 24,
+    "streamId": 48,
+    "correlationId": 92,
+    "name": 104,
+    "graphNodeId": 144,
+    "graphId": 156,
+}
+
+
+def test_the_record_is_laid_out_as_the_toolkit_says(tmp_path: Path) -> None:
+    include = Path("/usr/local/cuda/include")
+    if not (include / "cupti_activity.h").exists() or not (include / "crt").exists():
+        pytest.skip("needs the CUDA toolkit's headers")
+    checks = "".join(
+        f'_Static_assert(offsetof(CUpti_ActivityKernel10, {name}) == {offset}, "{name}");\n'
+        for name, offset in RECORD_OFFSETS.items()
+    )
+    source = tmp_path / "offsets.c"
+    source.write_text(f"#include <stddef.h>\n#include <cupti.h>\n{checks}")
+    subprocess.run(["cc", f"-I{include}", "-fsyntax-only", str(source)], check=True)
+
+
+def test_tracing_brings_in_nothing_heavy() -> None:
+    code = "import sys, cuda_l2.execute.cupti; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_helper_builds_without_cupti_headers() -> None:
+    try:
+        ctypes.CDLL(cupti.LIBRARY)
+    except OSError:
+        if not (cupti._wheel() / cupti.LIBRARY).exists():
+            pytest.skip("needs libcupti")
+    assert cupti.helper().trace_error(0) == b"CUPTI_SUCCESS"
+
+
+# torch.compile
+
+
+def test_compiled_code_writes_where_it_is_told() -> None:
+    """The same code path as on a GPU, compiled for the CPU."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.measure.cuda_torch import InPlace  # noqa: PLC0415
+
+    a, b, c = torch.randn(32, 48), torch.randn(48, 64), torch.empty(32, 64)
+    product = InPlace(Gemm(32, 64, 48))
+    for _ in range(3):
+        a.normal_()
+        c.fill_(float("nan"))
+        product(a, b, c)
+        assert product.in_place
+        torch.testing.assert_close(c, a @ b)
+    kept = c.clone()
+    other = torch.empty_like(c)
+    product(a, b, other)
+    assert torch.equal(c, kept)
+    assert torch.equal(other, kept)
+
+
+# on a GPU
+
+
+@pytest.fixture(scope="module")
+def gpu(own_folders: Path):  # type: ignore[no-untyped-def]
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    with cuda_baselines.Baselines() as baselines:
+        yield baselines
+
+
+class Product:
+    """Random operands on the GPU, and the fp64 product."""
+
+    def __init__(self, gemm: Gemm) -> None:
+        import torch  # noqa: PLC0415
+
+        self.gemm, half = gemm, {"dtype": torch.float16, "device": "cuda"}
+        self.a = torch.empty((gemm.m, gemm.k), **half).normal_()
+        self.b = torch.empty((gemm.k, gemm.n), **half).normal_()
+        self.b_tn = self.b.t().contiguous()
+        self.c = torch.empty((gemm.m, gemm.n), **half)
+        self.buffers = cuda_baselines.Buffers(*(t.data_ptr() for t in (self.a, self.b, self.b_tn, self.c)))
+        self.expected = self.a.double() @ self.b.double()
+        torch.cuda.synchronize()
+
+    def error(self, run: Callable[[], None]) -> float:
+        """Relative RMS error of what `run` writes into C."""
+        import torch  # noqa: PLC0415
+
+        self.c.fill_(float("nan"))
+        torch.cuda.synchronize()
+        run()
+        torch.cuda.synchronize()
+        return float((self.c.double() - self.expected).norm() / self.expected.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["64x64x64", "45x40x72:tn", "256x384x2048:fp16", "128x256x4096:tn:fp16"])
+def test_every_arm_computes_the_product_plain_and_replayed(gpu, shape: str) -> None:  # type: ignore[no-untyped-def]
+    from cuda_l2.measure.launches import graphs, on, repeated, wait  # noqa: PLC0415
+
+    gemm = Gemm.parse(shape)
+    product = Product(gemm)
+    gpu.tune(gemm, product.buffers)
+    limit = 4e-4 if gemm.accumulate is Accumulate.FP32 else 2e-2
+    names = [name for name in gpu.arms(gemm) if name != cuda_baselines.COMPILED]
+    assert len(names) == (8 if gemm.accumulate is Accumulate.FP32 else 7)
+    stream = gpu._stream
+    for name in names:
+        enqueue = on(gpu.launcher(name, gemm), product.buffers)
+
+        def once(enqueue: Callable[[int], None] = enqueue) -> None:
+            enqueue(stream)
+            wait(stream)
+
+        assert product.error(once) < limit, name
+        with graphs(stream, [repeated(enqueue, 3)]) as (graph,):
+            assert product.error(graph.once) < limit, name
+        described = gpu.describe(name, gemm)
+        assert described["kernels"], name
+
+
+@pytest.mark.gpu
+def test_the_choice_is_recalled_and_holds_when_timed_again(gpu) -> None:  # type: ignore[no-untyped-def]
+    from cuda_l2.measure.launches import graphs, on, repeated  # noqa: PLC0415
+
+    gemm = Gemm(256, 256, 2048)
+    product = Product(gemm)
+    tuned = gpu.tune(gemm, product.buffers)
+    gpu._tuned.clear()
+    assert gpu.tune(gemm, product.buffers) == tuned
+    for layout in Layout:
+        found = tuned.of(layout)
+        lt = gpu._product(gemm, layout)
+        runs = [on(cuda_baselines._reading(layout, lt.launcher(one)), product.buffers) for one in found.algorithms]
+        with graphs(gpu._stream, [repeated(run, 50) for run in runs]) as timed:
+            rounds = [[graph.time()[0] for graph in timed] for _ in range(15)]
+        medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
+        assert medians[found.chosen] <= 1.01 * min(medians)
+
+
+@pytest.mark.gpu
+def test_traced_kernels_have_names_and_times(gpu) -> None:  # type: ignore[no-untyped-def]
+    from cuda_l2.measure.launches import on, wait  # noqa: PLC0415
+
+    gemm = Gemm(512, 512, 512)
+    product = Product(gemm)
+    enqueue = on(gpu.launcher("cuBLAS NN", gemm), product.buffers)
+    enqueue(gpu._stream)
+    wait(gpu._stream)
+    with cupti.KernelTrace() as trace:
+        for _ in range(3):
+            enqueue(gpu._stream)
+        wait(gpu._stream)
+        spans = trace.spans()
+        assert trace.spans() == []
+        with pytest.raises(cupti.TraceError, match="already"):
+            cupti.KernelTrace()
+    assert len(spans) == 3 * len(gpu.describe("cuBLAS NN", gemm)["kernels"])
+    assert all(0 < span.end_ns - span.start_ns < 1_000_000 for span in spans)
+    assert len({span.name for span in spans}) <= 2
+
+
+@pytest.mark.gpu
+def test_the_gpus_state_is_plausible(gpu) -> None:  # type: ignore[no-untyped-def]
+    with GpuState() as state:
+        now = state.sample()
+    assert now.sm_mhz > 0
+    assert now.memory_mhz > 0
+    assert now.power_w > 0
