@@ -237,6 +237,7 @@ class Timing:
     max_difference: float = math.nan  # largest |fp32 reference - output| seen in timed outputs
     empty_call_us: float = math.nan  # the protocol's own cost of a call that does nothing
     seconds: float = 0.0
+    conditions: dict[str, Any] = field(default_factory=dict)  # clocks, power, temperature; what else the run saw
 
     def __post_init__(self) -> None:
         measured = self.status is TimingStatus.MEASURED

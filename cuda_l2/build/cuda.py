@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_l2 import contract, sandbox, scratch
-from cuda_l2.build import cache, compile_server, cubin, cuda_compiler, cuda_rules, lexing, sass
-from cuda_l2.build.cuda_compiler import Compiled, Compiler, Toolchain, compile_source, toolchain
+from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, sass
+from cuda_l2.build.cuda_compiler import Compiled, Compiler, Toolchain, compile_source, cutlass, toolchain
 from cuda_l2.contract import CudaContract
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.targets.cuda import CudaTarget
@@ -59,7 +59,14 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget, compiler: Com
 
 def _entry(candidate: Candidate, target: CudaTarget, tools: Toolchain) -> Path:
     modules = (cuda_rules, lexing, cubin, sass, compile_server, contract, contract.cuda, contract.expressions)
-    return cache.entry([cache.rules_version(*modules), candidate.source, target.arch, tools.identity, sandbox.kind()])
+    parts = [cache.rules_version(*modules), candidate.source, target.arch, tools.identity, str(sandbox.kind())]
+    if _with_cutlass(candidate):
+        parts.append((cutlass() or (None, ""))[1])
+    return cache.entry(parts)
+
+
+def _with_cutlass(candidate: Candidate) -> bool:
+    return any(name.startswith(cuda_rules.CUTLASS_FOLDERS) for name in cuda_rules.includes(candidate.source))
 
 
 def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolchain) -> _Attempt:
@@ -77,8 +84,7 @@ def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolc
         return _finished(attempt, tools, BuildStatus.REFUSED, str(error))
     if not target.runs(terms.arch):
         return _finished(attempt, tools, BuildStatus.REFUSED, f"needs {terms.arch}; the target is {target.arch}")
-    with_cutlass = any(name.startswith(cuda_rules.CUTLASS_FOLDERS) for name in cuda_rules.includes(candidate.source))
-    compiled = compile_source(candidate.source, target.arch, tools, with_cutlass=with_cutlass)
+    compiled = compile_source(candidate.source, target.arch, tools, with_cutlass=_with_cutlass(candidate))
     attempt = replace(attempt, contract=terms, compiled=compiled)
     if compiled.status is not BuildStatus.BUILT:
         return _finished(attempt, tools, compiled.status, compiled.reason)

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import signal
+import site
 import socket
 import stat
 import subprocess
@@ -107,15 +108,15 @@ def toolchain(compiler: Compiler) -> Toolchain:
 
 
 @functools.cache
-def cutlass() -> tuple[Path, str]:
-    """The folder that holds cute/ and cutlass/, and what changes with its version."""
+def cutlass() -> tuple[Path, str] | None:
+    """The folder that holds cute/ and cutlass/, and what changes with its version; None where it is not installed."""
     spec = importlib.util.find_spec("cutlass_library")
     roots: Iterable[str] = spec.submodule_search_locations or () if spec else ()
     for root in roots:
         folder = Path(root) / "source" / "include"
         if (folder / "cute").is_dir():
             return folder, _stamp(folder / "cutlass" / "version.h")
-    raise UserError("a candidate includes CuTe or CUTLASS, whose headers are not installed: pip install nvidia-cutlass")
+    return None
 
 
 def _stamp(path: Path) -> str:
@@ -143,7 +144,13 @@ def _utility(name: str) -> Path:
 
 def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bool) -> Compiled:
     """Compile one source for an architecture, as in sm_90a. with_cutlass: it includes CuTe or CUTLASS."""
-    headers = [*tools.headers, *([cutlass()[0]] if with_cutlass else [])]
+    headers = list(tools.headers)
+    if with_cutlass:
+        found = cutlass()
+        if not found:
+            reason = "includes CuTe or CUTLASS, whose headers are not installed: pip install nvidia-cutlass"
+            return Compiled(BuildStatus.FAILED, reason, repeatable=False)
+        headers.append(found[0])
     timeout_s = CUTLASS_TIMEOUT_S if with_cutlass else TIMEOUT_S
     memory_bytes = CUTLASS_MEMORY_BYTES if with_cutlass else MEMORY_BYTES
     job: dict[str, Any] = {"memory": memory_bytes, "cpu_s": int(2 * timeout_s), "file": FILE_BYTES, "core": 0}
@@ -166,7 +173,6 @@ def _nvrtc_options(arch: str, headers: list[Path]) -> dict[str, object]:
         "std": "c++17",
         "define_macro": ["NDEBUG"],
         "device_as_default_execution_space": True,
-        "no_source_include": True,
         "include_path": [str(path) for path in headers],
         "ptxas_options": ["-v"],
     }
@@ -189,8 +195,9 @@ class Server:
     def __init__(self) -> None:
         self.folder = scratch.make_folder()
         self._connection, theirs = socket.socketpair()
-        arguments = [sys.executable, "-I", "-S", str(Path(compile_server.__file__)), str(theirs.fileno())]
-        arguments.append(json.dumps([path for path in sys.path if path]))
+        user_packages = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+        arguments = [sys.executable, "-I", str(Path(compile_server.__file__)), str(theirs.fileno())]
+        arguments += [json.dumps([path for path in sys.path if path]), user_packages]
         command = sandbox.wrap(arguments, self.folder, reads=_readable())
         try:
             with theirs, (self.folder / "server.log").open("wb") as log:

@@ -150,15 +150,25 @@ class Worker:
         self._wait()
         return {}
 
-    def once(self, graph: int) -> dict[str, Any]:
-        """One replay: device seconds by CUPTI, first kernel's start to last one's end; host seconds, call to done."""
-        trace = self._traced()
-        trace.clear()
-        host = self.graphs[graph].once()
-        return {"device_s": trace.span_s(), "host_s": host}
+    def traced(self, on: bool) -> dict[str, Any]:
+        """Start or end CUPTI's records; while they are taken every launch costs the host more."""
+        if on and self.trace is None:
+            self.trace = KernelTrace()
+        if not on and self.trace is not None:
+            self.trace.close()
+            self.trace = None
+        return {}
 
-    def empty(self, traced: bool) -> dict[str, Any]:
-        """Seconds of an empty kernel in a graph of many, and alone: by CUPTI where traced, host call to done."""
+    def once(self, graph: int) -> dict[str, Any]:
+        """One replay: host seconds, call to done; where traced the device's, first kernel's start to last one's end."""
+        if self.trace is None:
+            return {"seconds": self.graphs[graph].once()}
+        self.trace.clear()
+        self.graphs[graph].once()
+        return {"seconds": self.trace.span_s()}
+
+    def empty(self) -> dict[str, Any]:
+        """Seconds of an empty kernel in a graph of many, and alone, as `once` takes it."""
 
         def one(stream: int) -> None:
             self._helper("empty", 1, 32, [], stream)
@@ -168,18 +178,10 @@ class Worker:
                 one(stream)
 
         self.graphs.append(Graph(self.stream, many))
-        answer = {"graph_s": min(self.graphs[-1].time()[0] for _ in range(5)) / EMPTY_LAUNCHES}
-        if traced:
-            self.graphs.append(Graph(self.stream, one))
-            alone = [self.once(len(self.graphs) - 1) for _ in range(9)]
-            answer |= {key: sorted(item[key] for item in alone)[4] for key in ("device_s", "host_s")}
-        return answer
-
-    def _traced(self) -> KernelTrace:
-        """The CUPTI trace, started on first use: it costs every launch after it something."""
-        if self.trace is None:
-            self.trace = KernelTrace()
-        return self.trace
+        in_graph = min(self.graphs[-1].time()[0] for _ in range(5)) / EMPTY_LAUNCHES
+        self.graphs.append(Graph(self.stream, one))
+        alone = sorted(self.once(len(self.graphs) - 1)["seconds"] for _ in range(9))
+        return {"graph_s": in_graph, "alone_s": alone[4]}
 
     def _helper(
         self, name: str, blocks: int, threads: int, values: list[int], stream: int | None = None, shared_bytes: int = 0
@@ -216,7 +218,7 @@ def main() -> None:
         operation.__name__: operation
         for operation in (
             *(worker.attach, worker.load, worker.bind, worker.launch, worker.after_slow, worker.loaded_launches),
-            *(worker.capture, worker.record, worker.time, worker.evict, worker.once, worker.empty),
+            *(worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
         )
     }
     channel.send(b"{}")

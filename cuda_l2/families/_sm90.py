@@ -60,6 +60,7 @@ def operand_map(name: str, side: Side, gemm: Gemm, rows: int, blocks: int, whole
     The box holds `rows` rows by `blocks` blocks of 64 elements of K if `whole`, else one block (K-major operands).
     """
     flat, size = side.flat(gemm), side.size
+    dims: list[str | int]
     if side.mn_major:
         inner, dims = size, [size, "k", 1] if flat else [64, "k", f"{size} / 64"]
         box = [64, 64 * blocks, 1 if flat else rows // 64]
@@ -88,9 +89,7 @@ def zero(*remainders: str) -> str:
 
 def inner_remainders(gemm: Gemm, swap: int) -> list[str]:
     """What must be 0 for the tensor maps of a task to fit another one's sizes."""
-    found = [
-        f"{side.size if side.mn_major else 'k'} % 64" for side in sides(gemm, swap) if not side.flat(gemm)
-    ]
+    found = [f"{side.size if side.mn_major else 'k'} % 64" for side in sides(gemm, swap) if not side.flat(gemm)]
     return sorted(set(found))
 
 

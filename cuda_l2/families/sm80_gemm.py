@@ -55,6 +55,7 @@ MAX_DIRECT_MNK = 1 << 28  # beyond, operands read once a warp cost too much
 MAX_PLAIN_MNK = 1 << 32
 MAX_STEPS = 8  # of 16 (32 if direct) along K that a warp's trip unrolls
 BLOCKS_PER_SM = 64  # smaller tiles than give so many blocks are left out
+MAX_PIECES_M, MAX_PIECES_N = 8, 16  # of 16 rows and 8 columns, a warp
 BASE_REGISTERS = 40  # addresses, counters
 
 
@@ -216,7 +217,7 @@ def _warps_fit(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         return False
     if choice["LOAD"] == DIRECT and not (max(choice["BM"], choice["BN"]) <= 64 and mi <= 2 and ni in (1, 2, 4, 8)):
         return False
-    if choice["LOAD"] != DIRECT and ni % 2:
+    if choice["LOAD"] != DIRECT and (mi > MAX_PIECES_M or ni > MAX_PIECES_N or ni % 2):
         return False
     bk = _step(choice) * wk
     least = {**choice, "BK": bk, "STAGES": 2 if choice["LOAD"] == PIPELINED else 1, "EPILOGUE": WIDE}

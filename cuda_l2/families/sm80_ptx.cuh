@@ -18,6 +18,17 @@ template <int HALVES> DEVICE Vector<HALVES> load(const half *from, bool inside) 
   return inside ? *reinterpret_cast<const Vector<HALVES> *>(from) : Vector<HALVES>{};
 }
 
+DEVICE void store_shared(unsigned to, unsigned short x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
+DEVICE void store_shared(unsigned to, unsigned x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
+DEVICE void store_shared(unsigned to, uint2 x) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(x.x), "r"(x.y) : "memory");
+}
+DEVICE void store_shared(unsigned to, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 // cp.async of 4, 8 or 16 bytes; zeros arrive and nothing is read where not inside.
 template <int BYTES> DEVICE void copy_async(unsigned to, const half *from, bool inside) {
   if constexpr (BYTES == 16)

@@ -65,13 +65,14 @@ DEVICE void multiply_all(Sums &sums, const Fragments &fragments) {
 DEVICE void staged(Sums &sums, const unsigned char *shared, const half *a, const half *b, int m, int n, int k,
                    const Warp &warp, const Work &work) {
   const Reader reader(warp);
+  TileA tile_a(a, k, work.row, m, work.k0, k);
+  TileB tile_b(b, LAYOUT_TN ? k : n, work.column, n, work.k0, k);
   const int trips = ONE_TRIP ? 1 : work.trips;
   const unsigned ring = shared_address(shared);
-  const auto fetch = [&](int trip, unsigned stage) {
+  const auto fetch = [&](int trip, unsigned stage) {  // trips in order
     if (trip < trips) {
-      const int k0 = work.k0 + trip * BK;
-      TileA::fetch(stage, a, k, work.row, k0, m, k);
-      TileB::fetch(stage + TileA::BYTES, b, LAYOUT_TN ? k : n, work.column, k0, n, k);
+      tile_a.fetch(stage);
+      tile_b.fetch(stage + TileA::BYTES);
     }
     commit_copies();
   };

@@ -1,6 +1,7 @@
 """The schedule space of sm90_wave.cu: tile, ring, cluster, split of K, order of tiles, dependent launch."""
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,9 @@ CHOICES = (
     Choice("COUNT", (0, 1), "sums through L2 are announced by counters (1) or polled word by word (0)"),
     Choice("MINB", (1, 2), "blocks a multiprocessor"),
     Choice("STAGES", tuple(range(2, 17)), "stages of the ring"),
-    Choice("ORDER", (0, -1, 1, 2, 4, 8, 16), "tiles along N first (0), along M first (-1), in boxes so many tiles high"),
+    Choice(
+        "ORDER", (0, -1, 1, 2, 4, 8, 16), "tiles along N first (0), along M first (-1), in boxes so many tiles high"
+    ),
     Choice("PDL", (0, 1, 2), "dependent launch: none, triggered at the top, after the main loop"),
 )
 WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
@@ -59,7 +62,35 @@ class Wave(Family):
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CudaTarget)
-        return (0,)
+        tiles = _tiles(gemm, target)
+        wanted: dict[str, int] = {}
+        shortest = math.inf
+        for acc, swap, bm, bn in tiles:
+            if acc != tiles[0][0] or swap != tiles[0][1]:
+                continue  # the first kind of sums, operands as they are: rarely the worse, and half the work
+            for ck, sl in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (1, 16)):
+                # short steps suit large tiles; small ones are bound by what a step costs beside its products
+                chosen = {"ACC": acc, "SWAP": swap, "BM": bm, "BN": bn, "KB": 1 if bm * bn >= 8192 else 2}
+                chosen |= {"CM": 1, "CN": 1, "LOCAL": 0, "CK": ck, "SL": sl, "COUNT": int(bm * bn > 8192 and sl > 1)}
+                names = ("KB", "CK", "SL", "COUNT")
+                before = [{k: chosen[k] for k in list(chosen)[: list(chosen).index(name)]} for name in names]
+                if all(_fits(n, chosen[n], b, gemm, target) for n, b in zip(names, before, strict=True)):
+                    estimate = _estimate_us(chosen, gemm, target)
+                    if estimate < shortest:
+                        shortest, wanted = estimate, chosen
+        values: list[int] = []
+        for choice in CHOICES:
+            valid = self.valid_values(gemm, target, values)
+            match choice.name:
+                case "STAGES":
+                    values.append(max(valid))
+                case "ORDER":
+                    values.append(min(valid, key=lambda order: _footprint(order, wanted, gemm)))
+                case "PDL":
+                    values.append(0 if wanted["SL"] > 1 else 2)  # blocks that poll L2 are disturbed by early dependents
+                case _:
+                    values.append(wanted.get(choice.name, valid[0]))
+        return tuple(values)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
@@ -152,6 +183,8 @@ class _Shape:
     def splits(self) -> bool:
         """Whether the sums divide into the parts in whole vectors, and whole slabs or parts of one."""
         slab, sums = self.columns // 2, self.sums
+        if sums > 128:  # as fp32 they would not fit the registers
+            return False
         for parts in (self.ck, self.sl):
             if sums % (parts * (2 if sums // parts < 4 else 4)):
                 return False
@@ -198,7 +231,9 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
     gm, gn = cdiv(x.rows, c.BM * chosen.get("CM", 1)), cdiv(y.rows, c.BN * chosen.get("CN", 1))
     match name:
         case "KB":
-            return value == 1 or (64 * value < 2 * gemm.k and c.BM * c.BN * value <= 32768 and shape.stages(target) >= 2)
+            return value == 1 or (
+                64 * value < 2 * gemm.k and c.BM * c.BN * value <= 32768 and shape.stages(target) >= 2
+            )
         case "CM":
             return value == 1 or (gm > 1 and c.BN // 2 % (64 if y.mn_major else 8) == 0)
         case "CN":
@@ -206,13 +241,14 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
         case "LOCAL":
             return value == 0 or c.CM * c.CN > 1
         case "CK" | "SL" if value > 1:
-            enough = steps >= shape.ck * shape.sl and gm * gn * shape.cluster * shape.sl <= _resident(target, shape.cluster)
-            both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # never worth two exchanges
+            blocks = gm * gn * shape.cluster * shape.sl
+            busy = steps >= shape.ck * shape.sl and blocks <= _resident(target, shape.cluster)
+            both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # two exchanges pay for small C alone
             fits = shape.cluster <= 8 and not c.SWAP and shape.splits() and shape.stages(target) >= 2
-            return enough and fits and not both
+            return busy and fits and not both
         case "COUNT":
             area = c.BM * c.BN  # resetting polled words costs more than a fence where there are many
-            return area <= 16384 or c.SL == 1 if value == 0 else c.SL > 1 and area >= 8192
+            return bool(area <= 16384 or c.SL == 1 if value == 0 else c.SL > 1 and area >= 8192)
         case "MINB":
             alone = shape.cluster == 1 and c.SL == 1 and shape.threads < 2 * 160 and shape.sums <= 64
             return value == 1 or (alone and gm * gn > target.sms and shape.stages(target, 2) >= 2)
@@ -242,6 +278,40 @@ def _order(order: int, cluster: int) -> tuple[str, list[str]]:
     snake = f"({column} + {row} % 2 * ({across} - 1 - 2 * ({column})))"
     value = f"{row} * {order} + {inside} % {order} + 256 * ({snake} * {width} + {inside} / {order})"
     return value, [f"gm % {order}", f"gn % {width}"]
+
+
+def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> float:
+    """A rough model of a launch, fitted to 100,000 timings on one H200; no clusters along M or N, operands in L2."""
+    shape = _Shape(chosen)
+    x, y = _sm90.sides(gemm, shape.swap)
+    blocks = cdiv(x.rows, shape.rows) * cdiv(y.rows, shape.columns) * shape.ck * shape.sl
+    resident = _resident(target, shape.cluster)
+    rounds, busy = cdiv(blocks, resident), min(blocks, target.sms)
+    steps = cdiv(cdiv(gemm.k, 64 * shape.blocks_of_k), shape.ck * shape.sl)
+    blocks_of_k, stages = steps * shape.blocks_of_k, shape.stages(target)
+    # a wgmma takes half a clock a column, and no less than it takes to read its operands; 1750 clocks a microsecond
+    multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1750
+    bytes_loaded = (shape.rows + shape.columns) * 128 * blocks_of_k
+    load = max(bytes_loaded / 190e3, bytes_loaded * min(blocks, resident) / 17e6)
+    stall = 1 + 1 / (stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
+    sums = 4 * shape.rows * shape.columns / shape.ck  # bytes
+    within = 0.13 + sums * (shape.ck - 1) / 27e3 if shape.ck > 1 else 0
+    count = 0.59 if chosen["COUNT"] else 0
+    across = 0.75 + count + sums * (1 - 1 / shape.sl) * 2 * busy / 4.6e6 if shape.sl > 1 else 0
+    store = 2 * gemm.m * gemm.n / 3.7e6
+    return 1.8 + rounds * (max(multiply, load) * stall + 0.03 * steps) + within + across + store
+
+
+def _footprint(order: int, chosen: dict[str, int], gemm: Gemm) -> float:
+    """Rows of operands that the blocks of one GPC read, by the order of tiles; a box must be clearly better to win."""
+    x, y = _sm90.sides(gemm, chosen["SWAP"])
+    gm, gn = cdiv(x.rows, chosen["BM"]), cdiv(y.rows, chosen["BN"])
+    size = max(2, GPC // chosen["CK"])
+    if order > 0:
+        return 1.2 * (order * chosen["BM"] + size / order * chosen["BN"])
+    along = min(size, gn if order == 0 else gm)
+    rows, columns = (size / along, along) if order == 0 else (along, size / along)
+    return rows * chosen["BM"] + columns * chosen["BN"]
 
 
 FAMILY = Wave()

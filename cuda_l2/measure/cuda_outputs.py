@@ -11,7 +11,7 @@ import torch
 
 from cuda_l2.execute.cuda_arena import POISON, CudaArena
 from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
-from cuda_l2.records import Layout
+from cuda_l2.records import Accumulate, Layout
 from cuda_l2.tolerances import SUMMATION_NOISE
 
 COMPARED_FLOPS = 1 << 33
@@ -77,9 +77,14 @@ class CudaOperands:
             if not torch.equal(self.arena.span(name).view(torch.int16), words.view(torch.int16)):
                 raise WrongOutput(f"changed its input {name.upper()} in a timed round")
 
-    def check(self, outputs: Sequence[tuple[int, torch.Tensor]], element_wise: bool) -> float:
-        """Check outputs (window, fp16 M x N), the last also row by row: its largest error against fp32, or NaN."""
-        gemm = self.gemm
+    def check(
+        self, outputs: Sequence[tuple[int, torch.Tensor]], element_wise: bool, accumulate: Accumulate | None = None
+    ) -> float:
+        """Check outputs (window, fp16 M x N), the last also row by row: its largest error against fp32, or NaN.
+
+        accumulate: the class whose precision is asked for, the task's if not given.
+        """
+        gemm, accumulate = self.gemm, accumulate or self.gemm.accumulate
         x_N = torch.randint(0, 2, (gemm.n,), generator=self.generator, device="cuda").float() * 2 - 1
         expected: dict[int, torch.Tensor] = {}
         right = []
@@ -90,16 +95,16 @@ class CudaOperands:
             # rounding to fp16, and where C is near zero the order of fp32 sums
             noise_M = ROUNDING_STEP * torch.linalg.vector_norm(c, dim=1) + SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
             deviation_M = (c @ x_N - expected[window]) / noise_M
-            allowed = LARGEST_RMS[gemm.accumulate]
+            allowed = LARGEST_RMS[accumulate]
             rms_right = deviation_M.square().mean().sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
             right.append(rms_right & (deviation_M.abs().amax() <= LARGEST_DEVIATION * allowed))  # False for NaN
         good = torch.stack(right)
         if not good.all():
             number = int((~good).nonzero()[0]) + 1
             raise WrongOutput(f"timed launch {number} of the {len(outputs)} looked at did not produce its own result")
-        return self._compare(*outputs[-1]) if element_wise else float("nan")
+        return self._compare(*outputs[-1], accumulate) if element_wise else float("nan")
 
-    def _compare(self, window: int, c_MN: torch.Tensor) -> float:
+    def _compare(self, window: int, c_MN: torch.Tensor, accumulate: Accumulate) -> float:
         """The largest difference of some rows from the fp32 reference; WrongOutput where they are imprecise."""
         gemm = self.gemm
         count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
@@ -113,7 +118,7 @@ class CudaOperands:
                 difference.abs().amax(),
             ]
         ).tolist()
-        if not rms <= RMS_OVER_ROUNDING[gemm.accumulate] * rounding + SUMMATION_NOISE * gemm.k**0.5:
+        if not rms <= RMS_OVER_ROUNDING[accumulate] * rounding + SUMMATION_NOISE * gemm.k**0.5:
             raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
         return float(largest)
 

@@ -7,7 +7,9 @@ turns. Device time: CUDA events around a graph's replay, or CUPTI around a singl
 import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -21,14 +23,16 @@ from cuda_l2.execute.cupti import KernelTrace
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cuda_baselines import Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds
-from cuda_l2.records import Build, Candidate, Layout, Timing, TimingStatus
+from cuda_l2.records import Accumulate, Build, Candidate, Layout, Timing, TimingStatus
 
 MAX_LAUNCHES = 512
 SLOWEST_GFLOPS = 100.0
 START_S = 10.0
+HOST_ROUNDS = 15
 
 
 def measure_cuda(
@@ -54,7 +58,10 @@ def measure_cuda(
     try:
         rounds = CudaRounds(candidate, build, baselines, operands, workers, protocol, names, beat, sms, l2_bytes, rng)
         rounds.run()
-        return rounds.finish(time.perf_counter() - start)
+        timing = rounds.finish(time.perf_counter() - start)
+        if rounds.drift.drifted:
+            timing.conditions["drifted"] = rounds.drift.reason
+        return timing
     except Fault as fault:
         workers.renew()
         status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
@@ -68,9 +75,8 @@ def measure_cuda(
 
 
 @functools.cache
-def _trace() -> KernelTrace:
-    """CUPTI in this process, started on first use: it costs every launch after it something."""
-    return KernelTrace()
+def _state() -> GpuState:
+    return GpuState()
 
 
 class CudaRounds(Rounds):
@@ -95,16 +101,18 @@ class CudaRounds(Rounds):
         if len(own) < len(names):
             operands.use_other_layout()
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines
+        self.drift = Drift()
         self.evicted = torch.empty(2 * l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
         self._graphs: dict[tuple[str, int], tuple[Graph | int, list[int]]] = {}
         self._stream = operands.stream
-        self.host_s: dict[str, list[float]] = {name: [] for name in self.arms}
         arena.place(snug=False)
         self.plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, sms)
         self.places = [arena.places(self.plan, window) for window in range(arena.windows)]
         self.worker = workers.get(arena)
         self.worker.load(Path(build.artifact), self.plan, self.places)
         arena.fill_workspaces(self.plan, persistent=True)
+        self.worker.call("traced", START_S, on=not protocol.round_s)
+        self._trace = None if protocol.round_s else KernelTrace()
         self.timeout_s = START_S + 2 * MAX_LAUNCHES * gemm.flops / SLOWEST_GFLOPS * 1e-9
 
     @property
@@ -118,10 +126,14 @@ class CudaRounds(Rounds):
         sequence = self._sequence(name, count)
         self._poison(name)
         seconds = self._replay(name, count, warm) / count if self.protocol.round_s else self._single(name, count)
+        if not self.protocol.selects:
+            self.drift.add(name, _state().sample())
         windows = list(dict.fromkeys(sequence[::-1])) if self._rotates else [sequence[-1]]
         try:
             last_first = [(window, self._output(name, window)) for window in windows[:4]]
-            difference = self.operands.check(last_first[::-1], element_wise=self.check_elements)
+            # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
+            least = self.gemm.accumulate if name == CANDIDATE else Accumulate.FP16
+            difference = self.operands.check(last_first[::-1], self.check_elements, least)
         except WrongOutput as wrong:
             if name == CANDIDATE:
                 raise
@@ -139,14 +151,34 @@ class CudaRounds(Rounds):
         if damage:
             raise WrongOutput(f"{damage} in a timed round")
         self._audit()
-        empty = self.worker.call("empty", self.timeout_s, traced=not self.protocol.round_s)
-        empty_s = empty["graph_s"] if self.protocol.round_s else empty["device_s"]
-        return self.timing(empty_s * 1e6, seconds)
+        if self.protocol.selects:
+            return self.timing(float("nan"), seconds)
+        empty = self.worker.call("empty", self.timeout_s)
+        empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
+        conditions = self.drift.summary()
+        if not self.protocol.round_s:
+            conditions["host_call_to_done_us"] = self._host_us()
+        return replace(self.timing(empty_s * 1e6, seconds), conditions=conditions)
 
     def close(self) -> None:
+        if self._trace:
+            self._trace.close()
         for graph, _ in self._graphs.values():
             if isinstance(graph, Graph):
                 graph.destroy()
+
+    def _host_us(self) -> dict[str, float]:
+        """Median microseconds from the host's call to the end of the launch, without CUPTI, whose records cost time."""
+        assert self._trace is not None
+        self._trace.close()
+        self._trace = None
+        self.worker.call("traced", self.timeout_s, on=False)
+        samples: dict[str, list[float]] = {name: [] for name in self.arms}
+        for _ in range(HOST_ROUNDS):
+            for name, times in samples.items():
+                times.append(self._single(name, 1) * 1e6)
+        alone = self.worker.call("empty", self.timeout_s)["alone_s"] * 1e6
+        return {name: median(times) for name, times in samples.items()} | {"empty kernel": alone}
 
     @property
     def _rotates(self) -> bool:
@@ -215,24 +247,22 @@ class CudaRounds(Rounds):
 
     def _single(self, name: str, count: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""
+        self._sequence(name, count)
         graph, _ = self._graphs[name, count]
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         if isinstance(graph, Graph):
             self.evicted.add_(1)
             torch.cuda.synchronize()
             time.sleep(gap)
-            trace = _trace()
-            trace.clear()
-            host_s = graph.once()
-            device_s = trace.span_s()
-        else:
-            if self.evicted.numel():
-                self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
-            time.sleep(gap)
-            answer = self.worker.call("once", self.timeout_s, graph=graph)
-            device_s, host_s = answer["device_s"], answer["host_s"]
-        self.host_s[name].append(host_s)
-        return float(device_s)
+            if self._trace is None:
+                return graph.once()
+            self._trace.clear()
+            graph.once()
+            return self._trace.span_s()
+        if self.evicted.numel():
+            self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
+        time.sleep(gap)
+        return float(self.worker.call("once", self.timeout_s, graph=graph)["seconds"])
 
     def _poison(self, name: str) -> None:
         if name == CANDIDATE:

@@ -5,7 +5,7 @@ import itertools
 import re
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,19 +13,10 @@ from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.records import Build, BuildStatus, Gemm
 from mutation.operators import GROUPS, OPERATORS
 from mutation.source import Source
+from mutation.subjects import Subject
 
-QUOTAS = {
-    "synchronisation": 10,
-    "bounds": 4,
-    "accumulator": 3,
-    "index": 5,
-    "epilogue": 4,
-    "split": 3,
-    "contract": 3,
-}
+QUOTAS = {"synchronisation": 9, "bounds": 3, "accumulator": 2, "index": 4, "epilogue": 3, "split": 2, "contract": 2}
 """Mutants of one subject that are judged, by the operator's group."""
-SURPLUS = 3
-"""So many times as many are built: some do not compile, some are the same machine code as others."""
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 assert set(QUOTAS) == set(GROUPS)
 
@@ -58,53 +49,55 @@ def enumerate_mutants(subject: str, text: str) -> list[Mutant]:
             before = source.line_text(edit.start).strip()
             what = "\0".join([before, edit.replacement, *(part[2] for part in edit.also)])
             places[what] += 1
-            digest = hashlib.sha256(f"{what}\0{places[what]}".encode()).hexdigest()[:10]
-            where = f"{_slug(subject)}/{_slug(operator.name)}/{digest}"
+            where = f"{_slug(subject)}/{_slug(operator.name)}/{_digest(f'{what}{places[what]}')}"
             after = _changed_line(text, mutated, edit.start)
             found.append(Mutant(where, subject, operator.name, operator.group, source.line(edit.start), before, after, mutated))
     return found
 
 
-def ordered(mutants: Iterable[Mutant], rotation: int = 0) -> dict[str, list[Mutant]]:
-    """By group, operators in turn (from another one with every rotation), each one's mutants in the order of a hash."""
+def ordered(mutants: Iterable[Mutant], used: Mapping[str, int]) -> dict[str, list[Mutant]]:
+    """By group: operators in turn, those used least so far first, each one's mutants in the order of a hash."""
     queues: dict[str, dict[str, list[Mutant]]] = defaultdict(lambda: defaultdict(list))
     for mutant in mutants:
         queues[mutant.group][mutant.operator].append(mutant)
     found = {}
     for group, operators in queues.items():
-        names = list(operators)
-        names = names[rotation * 3 % len(names) :] + names[: rotation * 3 % len(names)]
-        for name in names:
-            operators[name].sort(key=lambda mutant: hashlib.sha256(mutant.id.encode()).hexdigest())
-        turns = itertools.zip_longest(*(operators[name] for name in names))
+        names = sorted(operators, key=lambda name: (used.get(name, 0), _digest(name)))
+        turns = itertools.zip_longest(*(sorted(operators[name], key=lambda m: _digest(m.id)) for name in names))
         found[group] = [mutant for turn in turns for mutant in turn if mutant is not None]
     return found
 
 
-def to_build(mutants: Iterable[Mutant], rotation: int = 0, quotas: dict[str, int] = QUOTAS) -> list[Mutant]:
-    """What is worth compiling to fill the quotas."""
-    return [
-        mutant for group, queue in ordered(mutants, rotation).items() for mutant in queue[: SURPLUS * quotas[group]]
-    ]
-
-
-def distinct(
-    original: Build, built: Iterable[tuple[Mutant, Build]], gemm: Gemm, source: str, sms: int, quotas: dict[str, int] = QUOTAS
+def select(
+    subject: Subject,
+    original: str,
+    sms: int,
+    build: Callable[[Sequence[str]], Iterable[Build]],
+    used: Counter[str],
+    quotas: Mapping[str, int] = QUOTAS,
 ) -> Iterator[tuple[Mutant, Build]]:
-    """Those that compile and differ from the original and from one another, up to the quotas.
+    """The subject's sample with its builds: mutants that compile and are not the same as another, up to the quotas.
 
-    The same machine code under the same plan cannot behave otherwise: such mutants are no mutants.
+    used: how many mutants of each operator other subjects have given; counts on here. The same machine code under the same plan cannot behave otherwise: such mutants are no mutants.
     """
-    seen = {fingerprint(original, source, gemm, sms)}
-    taken: Counter[str] = Counter()
-    for mutant, build in built:
-        if build.status in (BuildStatus.FAILED, BuildStatus.TIMED_OUT) or taken[mutant.group] >= quotas[mutant.group]:
-            continue
-        found = fingerprint(build, mutant.source, gemm, sms)
-        if found not in seen:
-            seen.add(found)
-            taken[mutant.group] += 1
-            yield mutant, build
+    (built,) = build([original])
+    if built.status is not BuildStatus.BUILT:
+        raise ValueError(f"{subject.name} does not build: {built.reason}")
+    queues = ordered(enumerate_mutants(subject.name, original), used)
+    seen = {fingerprint(built, original, subject.gemm, sms)}
+    missing = {group: quotas[group] for group in queues}
+    while batch := [mutant for group, queue in queues.items() for mutant in queue[: 2 * missing[group]]]:
+        for group, queue in queues.items():
+            del queue[: 2 * missing[group]]
+        for mutant, built in zip(batch, build([mutant.source for mutant in batch]), strict=True):
+            if built.status in (BuildStatus.FAILED, BuildStatus.TIMED_OUT) or not missing[mutant.group]:
+                continue
+            found = fingerprint(built, mutant.source, subject.gemm, sms)
+            if found not in seen:
+                seen.add(found)
+                missing[mutant.group] -= 1
+                used[mutant.operator] += 1
+                yield mutant, built
 
 
 def fingerprint(build: Build, source: str, gemm: Gemm, sms: int) -> str:
@@ -124,6 +117,10 @@ def equivalents() -> dict[str, str]:
         if set(entry) != {"reason"} or len(entry["reason"]) < 20:
             raise ValueError(f"{EQUIVALENT.name}: {where} needs a reason and nothing else")
     return {where: entry["reason"] for where, entry in entries.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def _slug(name: str) -> str:

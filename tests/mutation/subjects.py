@@ -71,7 +71,7 @@ SUBJECTS = (
     ),
     Subject(
         *("persistent", "sm90_persistent", "2200x1608x200"),
-        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 4, "PDL": 2},
+        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 5, "PDL": 2},
     ),
     Subject(
         *("persistent in turns", "sm90_persistent", "2184x1800x264:tn"),

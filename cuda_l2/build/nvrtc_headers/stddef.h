@@ -1,4 +1,4 @@
-// NVRTC has no standard library but knows size_t and offsetof's builtin.
+// NVRTC has no standard library.
 #pragma once
 typedef decltype(sizeof(0)) size_t;
 typedef decltype((char *)0 - (char *)0) ptrdiff_t;
@@ -6,5 +6,5 @@ typedef decltype((char *)0 - (char *)0) ptrdiff_t;
 #define NULL 0
 #endif
 #ifndef offsetof
-#define offsetof(type, member) __builtin_offsetof(type, member)
+#define offsetof(type, member) ((size_t)&((type *)0)->member)
 #endif

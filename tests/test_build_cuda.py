@@ -1,0 +1,373 @@
+"""build/ for CUDA: what compiles for which architecture, what is refused and why, what hostile sources cost."""
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuda_l2 import paths, sandbox
+from cuda_l2.build import cubin, cuda_compiler, cuda_rules
+from cuda_l2.build.cuda import Compiler, build_all
+from cuda_l2.errors import UserError
+from cuda_l2.records import Build, BuildStatus, Candidate
+from cuda_l2.targets.cuda import CudaTarget, compile_only
+
+pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+
+KERNEL = 'extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k)'
+SIMPLE = KERNEL + " { c[threadIdx.x] = a[threadIdx.x] * b[blockIdx.x]; }"
+
+
+def target(arch: str) -> CudaTarget:
+    return dataclasses.replace(compile_only(arch), cores=2)
+
+
+def source(body: str, arch: str = "sm_80", args: str = "a b c m n k", extra: str = "") -> str:
+    """A candidate whose contract launches `gemm`."""
+    passed = ", ".join(f'"{name}"' for name in args.split())
+    launch = f'[[launch]]\nkernel = "gemm"\ngrid = [1]\nblock = [128]\nargs = [{passed}]\n{extra}'
+    return f'/* cuda-l2\ntarget = "cuda"\narch = "{arch}"\n{launch}\n*/\n#include <cuda_fp16.h>\n{body}\n'
+
+
+def build(text: str, arch: str = "sm_90a", compiler: Compiler = Compiler.NVRTC) -> Build:
+    return build_all([Candidate(text)], target(arch), compiler)[0]
+
+
+def statement(text: str) -> str:
+    """A kernel with one statement of its own."""
+    return source(KERNEL + " { " + text + " }")
+
+
+def mma(sums: str) -> str:
+    """One mma.sync m16n8k16 with sums in fp32 or fp16."""
+    if sums == "f32":
+        kind, registers, names, operands = "float d[4] = {}", "+f", "%0, %1, %2, %3", "%4, %5, %6, %7}, {%8, %9"
+    else:
+        kind, registers, names, operands = "unsigned d[2] = {}", "+r", "%0, %1", "%2, %3, %4, %5}, {%6, %7"
+    count = 4 if sums == "f32" else 2
+    outputs = ", ".join(f'"{registers}"(d[{i}])' for i in range(count))
+    return source(
+        KERNEL
+        + f""" {{
+          {kind};
+          const unsigned *u = (const unsigned *)a, *v = (const unsigned *)b;
+          asm volatile("mma.sync.aligned.m16n8k16.row.col.{sums}.f16.f16.{sums} {{{names}}}, {{{operands}}}, {{{names}}};"
+              : {outputs} : "r"(u[0]), "r"(u[1]), "r"(u[2]), "r"(u[3]), "r"(v[0]), "r"(v[1]));
+          c[threadIdx.x] = (half)(float)d[0];
+        }}"""
+    )
+
+
+WGMMA = """
+__device__ unsigned long long describe(const void *tile) {
+  const unsigned address = (unsigned)__cvta_generic_to_shared(tile);
+  return ((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+extern "C" __global__ void __launch_bounds__(128) gemm(const half *a, half *c) {
+  __shared__ alignas(1024) half tile[8192];
+  for (int i = threadIdx.x; i < 8192; i += 128) tile[i] = a[i];
+  asm volatile("fence.proxy.async;");
+  __syncthreads();
+  float d[4] = {};
+  asm volatile("wgmma.fence.sync.aligned;");
+  for (int i = 0; i < 4; i++) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(describe(tile)), "l"(describe(tile + 4096)));
+    BETWEEN
+  }
+  asm volatile("wgmma.commit_group.sync.aligned;");
+  asm volatile("wgmma.wait_group.sync.aligned 0;");
+  c[threadIdx.x] = (half)(d[0] + d[1] + d[2] + d[3]);
+}"""
+
+CUTE = """
+#include <cuda.h>
+#include <cute/tensor.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cutlass/arch/barrier.h>
+using namespace cute;
+using Barrier = cutlass::arch::ClusterTransactionBarrier;
+
+extern "C" __global__ void __launch_bounds__(128)
+gemm(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, half *c, int n, int k) {
+  auto layout = tile_to_shape(GMMA::Layout_K_SW128_Atom<half_t>{}, Shape<_64, _64>{});
+  __shared__ alignas(1024) half_t shared_a[64 * 64], shared_b[64 * 64];
+  __shared__ alignas(8) uint64_t full;
+  auto mma = make_tiled_mma(SM90_64x64x16_F32F16F16_SS<GMMA::Major::K, GMMA::Major::K>{});
+  auto mine = mma.get_thread_slice(threadIdx.x);
+  Tensor a = mine.make_fragment_A(mine.partition_A(make_tensor(make_smem_ptr(shared_a), layout)));
+  Tensor b = mine.make_fragment_B(mine.partition_B(make_tensor(make_smem_ptr(shared_b), layout)));
+  Tensor whole = make_tensor(make_gmem_ptr((half_t *)c), make_shape(64, n), make_stride(n, _1{}));
+  Tensor mine_c = mine.partition_C(local_tile(whole, Shape<_64, _64>{}, make_coord(0, blockIdx.x)));
+  Tensor sum = mine.make_fragment_C(mine_c);
+  clear(sum);
+  if (threadIdx.x == 0) {
+    Barrier::init(&full, 1);
+    cutlass::arch::fence_barrier_init();
+  }
+  __syncthreads();
+  for (int at = 0, phase = 0; at < k; at += 64, phase ^= 1) {
+    if (threadIdx.x == 0) {
+      const auto hint = uint64_t(TMA::CacheHintSm90::EVICT_NORMAL);
+      Barrier::arrive_and_expect_tx(&full, 2 * sizeof(shared_a));
+      SM90_TMA_LOAD_2D::copy(&map_a, &full, hint, shared_a, at, 0);
+      SM90_TMA_LOAD_2D::copy(&map_b, &full, hint, shared_b, at, blockIdx.x * 64);
+    }
+    Barrier::wait(&full, phase);
+    warpgroup_fence_operand(sum);
+    warpgroup_arrive();
+    gemm(mma, a, b, sum);
+    warpgroup_commit_batch();
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(sum);
+    __syncthreads();
+  }
+  for (int i = 0; i < size(sum); i++) mine_c(i) = half_t(sum(i));
+}"""
+MAPS = "".join(
+    f'[[tensor_map]]\nname = "map_{name}"\ntensor = "{name}"\ndims = ["k", "{rows}"]\nstrides = ["2 * k"]\n'
+    f'box = [64, 64]\nswizzle = "128B"\n'
+    for name, rows in (("a", "m"), ("b", "n"))
+)
+
+# a template whose instantiations double with every step: endless, and ever more memory
+BOMB = """
+template <int N, class T> struct Bomb {
+  static constexpr int value = Bomb<N - 1, Bomb<N, T> *>::value + Bomb<N - 1, Bomb<N, T> &>::value;
+};
+template <class T> struct Bomb<0, T> { static constexpr int value = 1; };
+static_assert(Bomb<40, int>::value != 3);
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_servers_left() -> Iterator[None]:
+    yield
+    cuda_compiler.close_servers()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
+def test_tensor_core_kernels_compile_for_every_architecture(arch: str) -> None:
+    exact, short = build_all([Candidate(mma("f32")), Candidate(mma("f16"))], target(arch))
+    for result, opcode in ((exact, "HMMA.16816.F32"), (short, "HMMA.16816.F16")):
+        assert result.status is BuildStatus.BUILT, result.reason + result.log
+        (kernel,) = result.kernels
+        assert kernel.name == "gemm" and kernel.tensor_instructions == (opcode,)
+        assert kernel.parameter_bytes == 36 and kernel.instructions > 10 and kernel.registers >= 8
+        assert kernel.spill_bytes == 0 and result.warnings == ()
+        assert Path(result.artifact).read_bytes().startswith(b"\x7fELF")
+
+
+def test_a_wgmma_kernel_compiles_for_hopper() -> None:
+    result = build(source(WGMMA.replace("BETWEEN", ""), "sm_90a", "a c"))
+    assert result.status is BuildStatus.BUILT, result.reason
+    assert result.kernels[0].tensor_instructions == ("HGMMA.64x8x16.F32",)
+    assert result.kernels[0].shared_bytes == 16384
+
+
+def test_wgmma_that_the_assembler_serialises_is_a_failure() -> None:
+    result = build(source(WGMMA.replace("BETWEEN", "d[0] += 1.0f;"), "sm_90a", "a c"))
+    assert result.status is BuildStatus.FAILED
+    assert "C75" in result.reason and any("serialized" in warning for warning in result.warnings)
+
+
+def test_a_cute_kernel_with_tensor_maps_compiles() -> None:
+    """CuTe leaves thousands of variables that no code names: not state."""
+    result = build(source(CUTE, "sm_90a", "map_a map_b c n k", MAPS))
+    assert result.status is BuildStatus.BUILT, result.reason
+    assert result.kernels[0].tensor_instructions == ("HGMMA.64x64x16.F32",)
+
+
+def test_nvcc_builds_the_same_kernels() -> None:
+    try:
+        cuda_compiler.toolchain(Compiler.NVCC)
+    except UserError as error:
+        pytest.skip(str(error))
+    for text in (mma("f32"), source(WGMMA.replace("BETWEEN", ""), "sm_90a", "a c")):
+        ours, theirs = build(text), build(text, compiler=Compiler.NVCC)
+        assert theirs.status is BuildStatus.BUILT, theirs.reason + theirs.log
+        assert theirs.compiler.startswith("nvcc 1") and ours.artifact != theirs.artifact
+        assert theirs.kernels[0].tensor_instructions == ours.kernels[0].tensor_instructions
+    assert build(statement("long long t = clock64(); c[0] = t;"), compiler=Compiler.NVCC).status is BuildStatus.REFUSED
+    assert build(statement("c[0] = nothing;"), compiler=Compiler.NVCC).status is BuildStatus.FAILED
+
+
+@pytest.mark.parametrize("header", sorted(cuda_rules.HEADERS - {"mma.h"}))
+def test_every_allowed_header_compiles(header: str) -> None:
+    result = build(source(f"#include <{header}>\n{SIMPLE}"))
+    assert result.status is BuildStatus.BUILT, result.reason
+
+
+def test_wmma_compiles() -> None:
+    if not any((folder / "crt" / "mma.h").exists() for folder in cuda_compiler.toolchain(Compiler.NVRTC).headers):
+        pytest.skip("nvidia-cuda-crt, which holds crt/mma.h, is not installed")
+    body = "{ nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, half> f; c[0] = f.x[0]; }"
+    assert build(source(f"#include <mma.h>\n{KERNEL} {body}")).status is BuildStatus.BUILT
+
+
+def test_functions_need_no_device_keyword_and_standard_integers_are_there() -> None:
+    text = f"#include <cstdint>\n#include <stddef.h>\nstd::uint32_t twice(uint32_t x) {{ return 2 * x; }}\n{KERNEL}"
+    result = build(source(text + "{ c[twice(m) % offsetof(int2, y)] = 1; }"))
+    assert result.status is BuildStatus.BUILT, result.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('#include "x.h"', "not allowed"),
+        ("#include </etc/passwd>", "not allowed"),
+        ("#include <cuda/../../../etc/passwd>", "not allowed"),
+        ("#include <cuda_fp16.h> /**/ X", "not allowed"),
+        ("#include <stdio.h>", "not allowed"),
+        ("#define FILE </etc/passwd>\n#include FILE", "not allowed"),
+        ("#inc\\\nlude </etc/passwd>", "not allowed"),
+        ("#inc\\ \nlude </etc/passwd>", "not allowed"),
+        ("%:include </etc/passwd>", "digraphs"),
+        ("??=include </etc/passwd>", "trigraphs"),
+        ("#include_next <cuda_fp16.h>", "#include_next"),
+        ('#embed "x"', "#embed"),
+        ('#import "x"', "#import"),
+        ('#line 1 "cuda_fp16.h"', "#line"),
+        ('# 1 "cuda_fp16.h"', "# 1"),
+        ("#if __has_include(</etc/passwd>)\n#endif", "__has_include"),
+        ("#if __has_embed(</etc/passwd>)\n#endif", "__has_embed"),
+        ("#pragma GCC dependency \"/etc/passwd\"", "#pragma"),
+        ("_Pragma(\"GCC dependency \\\"/etc/passwd\\\"\")", "_Pragma"),
+        ("#define P(x) _Pragma(#x)\nP(GCC dependency)", "_Pragma"),
+        ('const char *s = R"(" /* )";', "raw strings"),
+        ("int x; // \0", "character"),
+        ("int é1'a/*';", "ASCII"),
+        # a reader who takes the quote in a number for a character misses the comment, and what its end hides
+        ("int a = 1'0 /*\n/*/\n#include </etc/passwd>\n//*/;", "not allowed"),
+        ("#if 0\n' /*\n/*/\n#include </etc/passwd>\n//*/\n#endif", "quote"),
+        ("int x; /* open", "comment"),
+        ("void f() { asm(\".file 1 \\\"x\\\"\"); }", "directive .file"),
+        ("void f() { asm(\"nop; .section .debug\"); }", "directive .section"),
+        ("void f() { asm(\"}\\n.visible .entry g() {\"); }", "directive .visible"),
+        ("void f() { asm(\"{ .ext\" \"ern .func g; }\"); }", "directive .extern"),
+        ("void f() { asm(\"#include </etc/passwd>\"); }", "preprocessor"),
+        ("void f() { asm(\"mov.u64 %0, %%clo\" /* */ \"ck64;\"); }", "clock64"),
+        ("void f() { asm(\"mov.u64 %0, %%globaltimer_lo;\"); }", "globaltimer"),
+        ("__managed__ int x;", "__managed__"),
+        ("x" * 300_000, "larger"),
+    ],
+)  # fmt: skip
+def test_forbidden_text_is_refused_before_the_compiler(text: str, reason: str) -> None:
+    assert reason in cuda_rules.refuse_text("int before;\n" + text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#include <cuda_bf16.h>\n# include <cuda/std/array>\n#include <cute/layout.hpp> // layouts",
+        "#pragma unroll 4\n_Pragma(\"unroll\")",
+        "constexpr int million = 1'000'000; // don't",
+        "/* #include </etc/passwd> and é */ const char *s = \"#include </etc/passwd>\";",
+        "template <class T> struct A<::cuda::std::pair<T, T>>;",
+        "void f() { asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; }\" ::: \"memory\"); }",
+        "#define LOAD(space) \"ld\" space \".global.u32\"\n#define S(x) #x",
+        "void f() { asm(\"cp.async.bulk\" \".shared::cluster.global [%0], [%1], 16, [%2];\"); }",
+    ],
+)  # fmt: skip
+def test_ordinary_text_passes(text: str) -> None:
+    assert cuda_rules.refuse_text(text) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["/* " * 40_000, "'\\'" * 40_000, '"' * 80_000, "1'" * 60_000, "#" * 100_000, '_Pragma("' * 10_000, '""' * 60_000]
+)
+def test_text_rules_take_linear_time(text: str) -> None:
+    assert_linear(cuda_rules.refuse_text, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["/* " * 200_000, '"' * 400_000, "{" * 400_000, "a" * 800_000, "a:" * 300_000, "@" * 400_000, "%clock" * 90_000]
+)
+def test_ptx_rules_take_linear_time(text: str) -> None:
+    assert_linear(cuda_rules.refuse_ptx, text)
+
+
+def assert_linear(rule, text: str) -> None:
+    """Twice the text may not take much more than twice the time."""
+
+    def seconds(repeats: int) -> float:
+        start = time.process_time()
+        rule(text * repeats)
+        return time.process_time() - start
+
+    assert seconds(2) < 3.2 * min(seconds(1) for _ in range(3)) + 0.05
+
+
+REFUSED = {
+    # PTX: what macros, escapes and libraries spelled
+    "clock": (statement("c[0] = (half)(float)clock64();"), "%clock64"),
+    "clock by escapes": (statement('long long t; asm volatile("mov.u64 %0, %%\\143lock64;" : "=l"(t)); c[0] = t;'), "%clock64"),
+    "clock by macro": (
+        source(f'#define Q(x) #x\n#define NAME clo##ck\n{KERNEL} {{ int t; asm volatile("mov.u32 %0, %%" Q(clock) ";" : "=r"(t)); c[0] = t; }}'),
+        "%clock",
+    ),
+    "graph": (statement('long long t; asm volatile("mov.u64 %0, %%\\143urrent_graph_exec;" : "=l"(t)); c[0] = t;'), "graph"),
+    "instruction": (statement('asm volatile("pmevent 1;"); c[0] = 1;'), "PTX instruction pmevent"),
+    "breakpoint in a block": (statement('asm volatile("{ .reg .pred p; setp.ne.s32 p, 1, 0; @p brkpt; }"); c[0] = 1;'), "brkpt"),
+    "directive": (statement('asm volatile("ret;\\x7d .visible .entry other() \\x7b"); c[0] = 1;'), ""),
+    "backslash": (statement('asm volatile("// \\\\"); c[0] = 1;'), "backslash"),
+    "open quote": (statement('asm volatile("// \\n .pragma \\"nounroll\\"; // \\"\\n"); c[0] = 1;'), ""),
+    # machine code
+    "timer": (statement("c[0] = (half)(float)__nv_ptx_builtin_ocg_global_timer();"), ""),
+    "printf": (source(f'extern "C" int printf(const char *, ...);\n{KERNEL} {{ printf("%d", m); }}'), "printf"),
+    "malloc": (statement("half *p = (half *)malloc(k); *c = *p;"), "malloc"),
+    "new": (statement("volatile half *p = new half[k]; p[0] = a[0]; delete[] p;"), "malloc"),
+    "assert": (source(f'{KERNEL} {{ if (m) __assertfail("a", "b", 1, "c", 1); }}'), "assert"),
+    "variable": (source(f"__device__ int count;\n{KERNEL} {{ c[0] = count++; }}"), "(count)"),
+    "static variable": (statement("static int count; c[0] = count++;"), "count"),
+    "constant made a variable": (
+        source(f"static __device__ const int count = 1;\n{KERNEL} {{ (*(volatile int *)&count)++; }}"), "(count)"
+    ),
+    "variable by address": (
+        source(f"__device__ int count;\n__constant__ int *at = &count;\n{KERNEL} {{ c[0] = (*at)++; }}"), "(count)"
+    ),
+    "variable in assembly": (
+        statement('int r; asm volatile("{.global .u32 hidden; atom.global.add.u32 %0, [hidden], 1;}" : "=r"(r)); c[0] = r;'),
+        "hidden",
+    ),
+    "large variable": (source(f"__device__ int unused[1 << 20];\n{SIMPLE}"), "too large"),
+    "grid number by address": (
+        statement('long long t; asm volatile("ld.param.u64 %0, [gemm_param_0+-480];" : "=l"(t)); c[0] = t;'), "none of its parameters"
+    ),
+    "beyond its parameters": (
+        statement('long long t; asm volatile("ld.param.u64 %0, [gemm_param_0+512];" : "=l"(t)); c[0] = t;'), "none of its parameters"
+    ),
+    # contract
+    "no kernel": (source(SIMPLE.replace("gemm", "gemn")), "it has gemn"),
+    "no extern C": (source(SIMPLE.replace('extern "C"', "")), "no extern"),
+    "few parameters": (source(SIMPLE, args="a b c m n"), "takes 6 parameters, the contract passes 5"),
+    "narrow parameter": (source(SIMPLE, args="a b m c n k"), "parameter 3 of gemm has 8 bytes, the contract passes int32 of 4"),
+    "no wait": (source(SIMPLE, "sm_90a", extra='edge = "programmatic"'), "griddepcontrol.wait"),
+    "other architecture": (source(SIMPLE, "sm_100a"), "needs sm_100a; the target is sm_90a"),
+    "no contract": (SIMPLE, "does not begin with"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def refused() -> dict[str, Build]:
+    """All at once, as a search would meet them."""
+    builds = build_all([Candidate(text) for text, _ in REFUSED.values()], target("sm_90a"))
+    return dict(zip(REFUSED, builds, strict=True))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_breaks_the_contract_is_refused_with_its_reason(case: str, refused: dict[str, Build]) -> None:
+    result = refused[case]
+    print(case, result.status, result.reason)
+    assert result.status is BuildStatus.REFUSED, result.reason + result.log
+    assert REFUSED[case][1] in result.reason
+    assert "\n" not in result.reason and not result.artifact
