@@ -1,4 +1,5 @@
 # make demo: set up and run the main job.  make test: set up and run the tests.  make check: style and types.
+# make test-gpu: the tests that need an NVIDIA GPU.
 # Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
 
 PYTHON ?= python3
@@ -7,13 +8,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check format bench clean
+# packages for the GPU where there is one
+GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
+
+.PHONY: demo test test-gpu check format bench clean
 
 demo: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# The tests that need an NVIDIA GPU; their result is kept under results/ with the machine's description.
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu --gpu-record results/h200/test-gpu.json
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,9 +47,9 @@ $(VENV)/.python:
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,cuda]'
 	@touch $@

@@ -1,7 +1,10 @@
 """Shared pieces: a cache and a home of their own, this machine, and the whole path a candidate takes."""
 
+import datetime
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,11 +13,50 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.rigs import gpu_present
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.targets.cpu import CpuTarget
 
 CHEATS = Path(__file__).with_name("cheats")
 RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu-record", type=Path, help="write what the GPU tests gave, and the machine, to this file")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """GPU tests are skipped, not failed, where there is no GPU, unless they were asked for by name."""
+    if gpu_present() or "gpu" in (config.option.markexpr or ""):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the GPU tests' result, so that a reader sees when they last passed."""
+    path = session.config.getoption("--gpu-record")
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if not path or not reporter:
+        return
+    from cuda_l2.targets import cuda  # noqa: PLC0415 - needs a GPU
+
+    counts = {name: len(reporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
+    failed = [report.nodeid for name in ("failed", "error") for report in reporter.stats.get(name, [])]
+    when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"when": when, **counts, "not_passed": failed, "environment": cuda.detect().environment()}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+@pytest.fixture(scope="session")
+def gpu(own_folders: Path) -> Iterator[Any]:
+    """The rig of the GPU."""
+    from cuda_l2.rigs.cuda import CudaRig  # noqa: PLC0415 - needs a GPU
+
+    with CudaRig() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,11 @@ import sys
 
 from cuda_l2.errors import UserError
 
+_GPU_TOOLS = {
+    "compute-sanitizer": "needed for full verification: in the CUDA toolkit",
+    "ncu": "needed for `cuda-l2 profile`: Nsight Compute, in the CUDA toolkit",
+}
+
 
 def command() -> None:
     """Say what this machine has, what is missing, and how to get it. Exits with 2 where the main job cannot run."""
@@ -46,6 +51,8 @@ def command() -> None:
         shutil.which("prlimit") or "no prlimit",
         "apt install util-linux",
     )
+    for good, what, found in _gpu():
+        lines.append(("ok" if good else "--", what, found))
     for package, needed_for in (("torch", "baselines and references"), ("optuna", "--policy tpe")):
         present = importlib.util.find_spec(package) is not None
         fatal |= package == "torch" and not present
@@ -58,3 +65,28 @@ def command() -> None:
         print(f"{mark}  {what:<16} {found}")
     if fatal:
         sys.exit(2)
+
+
+def _gpu() -> list[tuple[bool, str, str]]:
+    """What the GPU target needs: whether it is there, and what was found or is missing."""
+    from cuda_l2.rigs import gpu_present
+
+    if not gpu_present():
+        return [(False, "GPU", "none: the CPU is the target")]
+    from cuda_l2.targets import cuda
+
+    reason = cuda.missing()
+    if reason:
+        return [(False, "GPU", reason)]
+    found = cuda.detect()
+    tflops, gbytes = found.ceilings()
+    memory = found.memory_bytes / 2**30
+    return [
+        (True, "GPU", f"{found.model}, {found.arch}, {found.sms} multiprocessors, {memory:.0f} GiB"),
+        (True, "driver", found.driver),
+        (True, "ceilings", f"{tflops:.0f} TFLOP/s fp16, {gbytes:.0f} GB/s from memory, measured"),
+        *(
+            (bool(shutil.which(tool)), tool, shutil.which(tool) or f"missing; {why}")
+            for tool, why in _GPU_TOOLS.items()
+        ),
+    ]

@@ -9,6 +9,9 @@ def open_rig(name: str = "auto") -> Rig:
     if name == "auto":
         name = "cuda" if gpu_present() else "cpu"
     if name == "cuda":
+        from cuda_l2.targets import cuda  # noqa: PLC0415
+
+        cuda.detect()  # says what is missing, before anything that needs it is imported
         from cuda_l2.rigs.cuda import CudaRig  # noqa: PLC0415 - needs packages that CPU users need not have
 
         return CudaRig()

@@ -110,10 +110,12 @@ def missing() -> str:
         from cuda.bindings import driver  # noqa: PLC0415
     except ImportError as error:
         return f"{error.name} is not installed: pip install 'cuda-l2[cuda]'"
-    status, *version = driver.cuInit(0)
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:
+        return f"the NVIDIA driver is not installed ({error})"
     if status != driver.CUresult.CUDA_SUCCESS:
-        return f"the NVIDIA driver does not start ({status.name}); is it installed, and is a GPU present?"
-    del version
+        return f"the NVIDIA driver does not start ({status.name}); is a GPU present?"
     _, supported = driver.cuDriverGetVersion()
     if supported < LEAST_DRIVER:
         return (

@@ -1,0 +1,84 @@
+"""The CUDA target on a real GPU: execution, verification, timing. Skipped where there is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import families_for
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.records import Candidate, Gemm
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+CORPUS = Path(__file__).with_name("cuda_cheats")
+HONEST = sorted(CORPUS.glob("honest_*.cu"))
+SHAPES = (
+    "64x64x64",
+    "1x1x1",
+    "7x5x3",
+    "33x65x31:tn",
+    "256x256x256",
+    "100x333x777",
+    "512x256x4096:tn",
+    "128x128x128:nn:fp16",
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_familys_default_is_right_and_timed(gpu, shape) -> None:
+    gemm = Gemm.parse(shape)
+    with Evaluator(gemm, gpu) as evaluator:
+        families = families_for(gemm, gpu.target)
+        assert families
+        spaces = [FamilySpace(family, gemm, gpu.target) for family in families]
+        for trial in evaluator.evaluate([space.render(space.defaults()[0], "test") for space in spaces]):
+            assert trial.timing and trial.timing.speedup, (trial.candidate.family, trial.status, trial.reason)
+
+
+@pytest.mark.parametrize("protocol", ["offline", "rotating", "server"])
+def test_a_protocol_times_every_baseline(gpu, protocol) -> None:
+    gemm = Gemm.parse("256x512x128")
+    with Evaluator(gemm, gpu) as evaluator:
+        (trial,) = evaluator.evaluate([Candidate((CORPUS / "honest_fma.cu").read_text())], gpu.protocols[protocol])
+    timing = trial.timing
+    assert timing and timing.candidate and timing.speedup, trial.reason
+    names = {arm.name for arm in timing.baselines}
+    assert {"torch.matmul", "cuBLAS NN", "cuBLAS TN", "cuBLASLt-AutoTuning NN", "cuBLASLt-AutoTuning TN"} <= names
+    assert timing.reference.endswith(("NN", "torch.matmul", "switches", "max-autotune"))  # B in the task's own layout
+    assert timing.conditions["sm_mhz"] > 0
+    assert 0.2 < timing.empty_call_us < 20
+    if protocol == "server":
+        assert set(timing.conditions["host_call_to_done_us"]) == names | {"candidate", "empty kernel"}
+
+
+def test_a_fault_costs_its_candidate_only(gpu) -> None:
+    sources = [CORPUS / name for name in ("illegal_address.cu", "honest_fma.cu", "endless_loop.cu", "honest_mma.cu")]
+    with Evaluator(Gemm(256, 256, 256), gpu) as evaluator:
+        statuses = [t.status for t in evaluator.evaluate([Candidate(path.read_text()) for path in sources])]
+    assert statuses == ["crashed", "measured", "timed-out", "measured"]
+
+
+def test_the_gpus_reference_agrees_with_the_cpus(gpu) -> None:
+    import torch  # noqa: PLC0415 - only with a GPU
+
+    from cuda_l2.verify import _cuda  # noqa: PLC0415
+    from cuda_l2.verify._base import operands  # noqa: PLC0415
+
+    references = _cuda.CudaReferences(lambda gemm, a, b: [])
+    gemm = Gemm(640, 768, 1024)
+    assert gemm.flops > _cuda.CPU_FLOPS
+    a, b = (torch.randint(-31, 32, shape, device="cuda").float() for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
+    case = operands(gemm, a, b)
+    assert torch.equal(references.product_fp32(gemm, case).cpu(), case.a.cpu().float() @ case.b.cpu().float())
+
+
+def test_optimize_finds_a_kernel_and_reports_it(gpu, tmp_path) -> None:
+    from cuda_l2.optimizer import Optimizer, Settings  # noqa: PLC0415
+
+    del gpu  # one at a time is enough; this opens its own
+    with Optimizer(Settings(budget_s=4, archive=tmp_path / "archive.db", target="cuda")) as optimizer:
+        result = optimizer.optimize(Gemm(256, 256, 256))
+    assert set(result.reports) == {"offline", "server"}
+    assert result.source_path and result.source_path.suffix == ".cu"
+    assert json.dumps(result.reports["offline"].environment)
