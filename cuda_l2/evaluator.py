@@ -8,6 +8,7 @@ import datetime
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cuda_l2
@@ -90,6 +91,11 @@ class Evaluator:
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a candidate already found correct; in searches poor ones are cut short."""
         return self._bench.time(candidate, build, protocol, POOR * self.best_speedup if protocol.selects else 0.0)
+
+    def profile(self, trial: Trial) -> Trial:
+        """The trial with what the hardware's counters say of its candidate; UserError where they cannot be read."""
+        with machine_lock():
+            return replace(trial, profile=self._bench.profile(trial.candidate, trial.build))
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -261,6 +261,7 @@ class Trial:
     reward: float = math.nan
     environment: dict[str, Any] = field(default_factory=dict)
     created: str = ""  # UTC, ISO 8601
+    profile: dict[str, float] = field(default_factory=dict)  # of a profiler, on request; measure/profile.py names them
 
     def __post_init__(self) -> None:
         if self.verdict and self.build.status is not BuildStatus.BUILT:

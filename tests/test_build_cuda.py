@@ -1,5 +1,6 @@
 """build/ for CUDA: what compiles for which architecture, what is refused and why, what hostile sources cost."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -237,7 +238,7 @@ def test_functions_need_no_device_keyword_and_standard_integers_are_there() -> N
         ('#embed "x"', "#embed"),
         ('#import "x"', "#import"),
         ('#line 1 "cuda_fp16.h"', "#line"),
-        ('# 1 "cuda_fp16.h"', "# 1"),
+        ('# 1 "cuda_fp16.h"', "#1"),
         ("#if __has_include(</etc/passwd>)\n#endif", "__has_include"),
         ("#if __has_embed(</etc/passwd>)\n#endif", "__has_embed"),
         ("#pragma GCC dependency \"/etc/passwd\"", "#pragma"),
@@ -271,7 +272,7 @@ def test_forbidden_text_is_refused_before_the_compiler(text: str, reason: str) -
         "#include <cuda_bf16.h>\n# include <cuda/std/array>\n#include <cute/layout.hpp> // layouts",
         "#pragma unroll 4\n_Pragma(\"unroll\")",
         "constexpr int million = 1'000'000; // don't",
-        "/* #include </etc/passwd> and é */ const char *s = \"#include </etc/passwd>\";",
+        "/* #include </etc/passwd> and é */ const char *s = \"# // /*\";",
         "template <class T> struct A<::cuda::std::pair<T, T>>;",
         "void f() { asm volatile(\"{ .reg .pred p; setp.ne.b32 p, 1, 0; }\" ::: \"memory\"); }",
         "#define LOAD(space) \"ld\" space \".global.u32\"\n#define S(x) #x",
@@ -283,17 +284,51 @@ def test_ordinary_text_passes(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["/* " * 40_000, "'\\'" * 40_000, '"' * 80_000, "1'" * 60_000, "#" * 100_000, '_Pragma("' * 10_000, '""' * 60_000]
+    "text",
+    ["/* " * 40_000, "'\\'" * 40_000, '"' * 80_000, "1'" * 60_000, "#" * 100_000, '_Pragma("' * 10_000, '""' * 60_000],
 )
 def test_text_rules_take_linear_time(text: str) -> None:
     assert_linear(cuda_rules.refuse_text, text)
 
 
 @pytest.mark.parametrize(
-    "text", ["/* " * 200_000, '"' * 400_000, "{" * 400_000, "a" * 800_000, "a:" * 300_000, "@" * 400_000, "%clock" * 90_000]
+    "text",
+    ["/* " * 200_000, '"' * 400_000, "{" * 400_000, "a" * 800_000, "a:" * 300_000, "@" * 400_000, "%clock" * 90_000],
 )
 def test_ptx_rules_take_linear_time(text: str) -> None:
     assert_linear(cuda_rules.refuse_ptx, text)
+
+
+@pytest.mark.parametrize(
+    ("ptx", "reason"),
+    [
+        ("mov.u64 %rd1, %clock64;", "%clock64"),
+        ("a: b: @!%p1 pmevent 1;", "pmevent"),
+        ("@ %p1 pmevent 1;", "pmevent"),
+        ("{ brkpt; }", "brkpt"),
+        ("mov.b64 {lo, hi}, %rd1; {brkpt; }", "brkpt"),
+        (".tex .u32 t;", "directive .tex"),
+        (".reg .pred p; .section x { }", "directive .section"),
+        ("// \\\nmov.u64 %rd1, %clock64;", "backslash"),
+        ('.pragma "a; mov.u32 %r1, %clock; // "b";', "quote"),
+        ("#define x", "preprocessor"),
+        ("add.u32 %r1, %r1, 1; 7;", "cannot read"),
+        (".visible .global .align 4 .u32 x = 1; {ld.global.u32 %r1, [x+4];}", "variable x"),
+        (".global .u32 x[2], y[2] = {1, 2}; .const .u64 z = y;", "variable y"),
+        (".extern .func (.param .b32 r) __cuda_syscall_cp_async_bulk (); ret;", "__cuda_syscall_cp_async_bulk"),
+    ],
+)
+def test_ptx_outside_the_contract_is_refused(ptx: str, reason: str) -> None:
+    assert reason in cuda_rules.refuse_ptx("ret;\n" + ptx)
+
+
+def test_ordinary_ptx_passes() -> None:
+    ptx = (
+        ".version 9.0\n.target sm_90a\n.global .align 1 .b8 x[2] = {1, 2};\n.visible .entry k(.param .u64 y)\n.maxntid 128, 1, 1\n{ .reg .b32 %r<4>; // a \\n"
+        '$L_1: /* ; */ @!%p1 bra.uni $L_1; .pragma "nounroll"; mov.b64 {%r1, %r2}, %rd1;\n'
+        "st.shared::cluster.u32 [%r1], %r2; call.uni (r), f, (a); p : .callprototype (.param .b32 _) _ (); ret; }"
+    ).replace("\\n", "\n")
+    assert cuda_rules.refuse_ptx(ptx) == ""
 
 
 def assert_linear(rule, text: str) -> None:
@@ -318,28 +353,24 @@ REFUSED = {
     "graph": (statement('long long t; asm volatile("mov.u64 %0, %%\\143urrent_graph_exec;" : "=l"(t)); c[0] = t;'), "graph"),
     "instruction": (statement('asm volatile("pmevent 1;"); c[0] = 1;'), "PTX instruction pmevent"),
     "breakpoint in a block": (statement('asm volatile("{ .reg .pred p; setp.ne.s32 p, 1, 0; @p brkpt; }"); c[0] = 1;'), "brkpt"),
-    "directive": (statement('asm volatile("ret;\\x7d .visible .entry other() \\x7b"); c[0] = 1;'), ""),
-    "backslash": (statement('asm volatile("// \\\\"); c[0] = 1;'), "backslash"),
-    "open quote": (statement('asm volatile("// \\n .pragma \\"nounroll\\"; // \\"\\n"); c[0] = 1;'), ""),
     # machine code
-    "timer": (statement("c[0] = (half)(float)__nv_ptx_builtin_ocg_global_timer();"), ""),
     "printf": (source(f'extern "C" int printf(const char *, ...);\n{KERNEL} {{ printf("%d", m); }}'), "printf"),
     "malloc": (statement("half *p = (half *)malloc(k); *c = *p;"), "malloc"),
     "new": (statement("volatile half *p = new half[k]; p[0] = a[0]; delete[] p;"), "malloc"),
     "assert": (source(f'{KERNEL} {{ if (m) __assertfail("a", "b", 1, "c", 1); }}'), "assert"),
-    "variable": (source(f"__device__ int count;\n{KERNEL} {{ c[0] = count++; }}"), "(count)"),
+    "variable": (source(f"__device__ int count;\n{KERNEL} {{ c[0] = count++; }}"), "variable count"),
     "static variable": (statement("static int count; c[0] = count++;"), "count"),
     "constant made a variable": (
-        source(f"static __device__ const int count = 1;\n{KERNEL} {{ (*(volatile int *)&count)++; }}"), "(count)"
+        source(f"static __device__ const int count = 1;\n{KERNEL} {{ (*(volatile int *)&count)++; }}"), "variable count"
     ),
     "variable by address": (
-        source(f"__device__ int count;\n__constant__ int *at = &count;\n{KERNEL} {{ c[0] = (*at)++; }}"), "(count)"
+        source(f"__device__ int count;\n__constant__ int *at = &count;\n{KERNEL} {{ c[0] = (*at)++; }}"), "variable count"
     ),
     "variable in assembly": (
         statement('int r; asm volatile("{.global .u32 hidden; atom.global.add.u32 %0, [hidden], 1;}" : "=r"(r)); c[0] = r;'),
         "hidden",
     ),
-    "large variable": (source(f"__device__ int unused[1 << 20];\n{SIMPLE}"), "too large"),
+    "large variable": (source(f"__device__ int unused[1 << 20];\n{SIMPLE}"), "4096 KiB"),
     "grid number by address": (
         statement('long long t; asm volatile("ld.param.u64 %0, [gemm_param_0+-480];" : "=l"(t)); c[0] = t;'), "none of its parameters"
     ),
@@ -371,3 +402,188 @@ def test_what_breaks_the_contract_is_refused_with_its_reason(case: str, refused:
     assert result.status is BuildStatus.REFUSED, result.reason + result.log
     assert REFUSED[case][1] in result.reason
     assert "\n" not in result.reason and not result.artifact
+
+
+def test_what_assembly_adds_is_judged_like_all_else() -> None:
+    other = 'asm volatile("ret; \\x7d .visible .entry other() \\x7b");'
+    result = build(source(f"{KERNEL} {{ c[0] = 1; {other} }}"))
+    assert [kernel.name for kernel in result.kernels] == ["gemm", "other"], result.reason
+
+
+def test_a_compile_error_keeps_the_compilers_words() -> None:
+    result = build(source(KERNEL + " { c[0] = nothing; }"))
+    assert result.status is BuildStatus.FAILED
+    assert "nothing" in result.reason and "candidate.cu" in result.reason and "nothing" in result.log
+
+
+def test_a_forged_report_of_the_assembler_is_not_believed() -> None:
+    forged = (
+        "ptxas info    : Compiling entry function 'gemm' for 'sm_90a'\\nptxas info    : Used 1 registers, 9 bytes smem"
+    )
+    body = "__shared__ half s[64]; old(); s[threadIdx.x] = a[0]; __syncthreads(); c[0] = s[m];"
+    result = build(source(f'[[deprecated("\\n{forged}")]] void old() {{}}\n{KERNEL} {{ {body} }}'))
+    assert result.status is BuildStatus.BUILT, result.reason
+    assert result.kernels[0].shared_bytes == 128 and result.kernels[0].registers > 1
+
+
+def test_the_sandbox_keeps_files_from_a_source_that_no_rule_read(tmp_path: Path) -> None:
+    if sandbox.kind() is sandbox.Kind.LIMITS:
+        pytest.skip("no sandbox works here")
+    (tmp_path / "secret").write_text("hidden treasure\n")
+    tools = cuda_compiler.toolchain(Compiler.NVRTC)
+    result = cuda_compiler.compile_source(f'#include "{tmp_path}/secret"', "sm_90a", tools, with_cutlass=False)
+    assert result.status is BuildStatus.FAILED and "treasure" not in result.log and "cannot open" in result.log
+
+
+AS_CUTLASS = "#if 0\n#include <cute/tensor.hpp>\n#endif\n"  # so that limits of its own hold for it
+
+
+def test_a_source_out_of_time_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_compiler, "CUTLASS_TIMEOUT_S", 1.5)
+    bomb = Candidate(source(AS_CUTLASS + BOMB + SIMPLE))
+    late, fine = build_all([bomb, Candidate(source(SIMPLE + "// beside a bomb"))], target("sm_90a"))
+    assert late.status is BuildStatus.TIMED_OUT, late.reason
+    assert fine.status is BuildStatus.BUILT, fine.reason
+    records = [path.read_text() for path in (paths.cache_dir() / "builds").glob("*/build.json")]
+    assert not any(late.candidate_id in record for record in records), "that a machine was slow is not remembered"
+
+
+def test_a_source_out_of_memory_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_compiler, "CUTLASS_MEMORY_BYTES", 512 << 20)
+    bomb = Candidate(source(AS_CUTLASS + BOMB + SIMPLE + "// large"))
+    large, fine = build_all([bomb, Candidate(source(SIMPLE + "// beside a large one"))], target("sm_90a"))
+    assert large.status is BuildStatus.FAILED and "memory" in large.reason
+    assert fine.status is BuildStatus.BUILT, fine.reason
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below one, parents first."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for each in found:
+        found += parents.get(each, [])
+    return found[1:]
+
+
+def test_a_compiler_that_crashes_costs_only_its_source() -> None:
+    assert build(source(SIMPLE + "// before a crash")).status is BuildStatus.BUILT
+    (server,) = cuda_compiler._idle[-1:]
+    idle = descendants(server._process.pid)
+
+    def crash() -> None:
+        while not (working := [pid for pid in descendants(server._process.pid) if pid not in idle]):
+            time.sleep(0.01)
+        os.kill(working[0], signal.SIGSEGV)
+
+    threading.Thread(target=crash, daemon=True).start()
+    crashed = build(source(BOMB + SIMPLE + "// crashes"))
+    assert crashed.status is BuildStatus.FAILED and "SIGSEGV" in crashed.reason
+    assert build(source(SIMPLE + "// after a crash")).status is BuildStatus.BUILT
+    assert server.alive
+
+
+def test_a_lost_server_is_replaced() -> None:
+    assert build(source(SIMPLE + "// before")).status is BuildStatus.BUILT
+    for server in cuda_compiler._idle:
+        sandbox.kill(server._process)
+    assert build(source(SIMPLE + "// after")).status is BuildStatus.BUILT
+
+
+def test_a_server_lost_at_work_is_replaced() -> None:
+    cuda_compiler.close_servers()
+    started = []
+    original = cuda_compiler.Server.compile
+
+    def kill_the_first(self, *arguments):  # type: ignore[no-untyped-def]
+        started.append(self)
+        if len(started) == 1:
+            threading.Timer(0.2, sandbox.kill, [self._process]).start()
+        return original(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_compiler.Server, "compile", kill_the_first)
+        result = build(source(f"#include <cuda/std/utility>\n{SIMPLE}// lost"))
+    assert result.status is BuildStatus.BUILT, result.reason
+    assert len(started) == 2
+
+
+def test_a_build_is_cached_by_content() -> None:
+    text = source(SIMPLE + "// cached")
+    first, second, twin = (
+        *build_all([Candidate(text)], target("sm_90a")),
+        *build_all([Candidate(text)] * 2, target("sm_90a")),
+    )
+    assert first.status is BuildStatus.BUILT and second == twin == first
+    assert build(text, "sm_80").artifact != first.artifact
+
+
+def test_serial_and_parallel_builds_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = [
+        Candidate(source(f"{SIMPLE}\n{KERNEL.replace('gemm', f'other{i}')} {{ c[m] = {i}; }}")) for i in range(6)
+    ]
+    seen = []
+    for cores in (1, 2):
+        monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / str(cores)))
+        builds = build_all(candidates, dataclasses.replace(target("sm_90a"), cores=cores))
+        seen.append([(result.kernels, Path(result.artifact).read_bytes()) for result in builds])
+    assert seen[0] == seen[1]
+    assert len({code for _, code in seen[0]}) == 6
+
+
+def test_a_killed_build_leaves_nothing_half_written(tmp_path: Path) -> None:
+    script = (
+        "from test_build_cuda import *\n"
+        "build(source(SIMPLE)); print(cuda_compiler._idle[0]._process.pid, flush=True)\n"
+        "build_all([Candidate(source(f'{SIMPLE} // {i}')) for i in range(200)], target('sm_90a'))"
+    )
+    environment = {**os.environ, "CUDA_L2_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        server = int(process.stdout.readline())
+        time.sleep(1.0)
+        process.send_signal(signal.SIGKILL)
+    entries = list((tmp_path / "builds").iterdir())
+    assert entries and all((entry / "build.json").exists() for entry in entries)
+    for _ in range(100):
+        if not Path(f"/proc/{server}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{server}").exists(), "the server outlived the process that started it"
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match="nvidia-cuda-nvdisasm"):
+        cuda_compiler.toolchain.__wrapped__(Compiler.NVRTC)
+    with pytest.raises(UserError, match="nvcc was not found"):
+        cuda_compiler.toolchain.__wrapped__(Compiler.NVCC)
+
+
+def test_an_unwritable_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cuda_compiler.toolchain(Compiler.NVRTC)
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match="CUDA_L2_CACHE"):
+        build(source(SIMPLE + "// nowhere"))
+
+
+def test_a_damaged_entry_is_built_again() -> None:
+    text = source(SIMPLE + "// damaged")
+    first = build(text)
+    (Path(first.artifact).parent / "build.json").write_text("{")
+    again = build(text)
+    assert again.artifact == first.artifact and again.status is BuildStatus.BUILT
+    assert not list((paths.cache_dir() / "scratch").glob("*/kernel.cubin"))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF" + bytes(200), b"not a cubin" * 50])
+def test_what_is_no_cubin_is_said_so(data: bytes) -> None:
+    with pytest.raises(cubin.CubinError):
+        cubin.read(data)

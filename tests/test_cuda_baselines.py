@@ -231,19 +231,20 @@ def test_the_helper_builds_without_cupti_headers() -> None:
 
 
 def test_compiled_code_writes_where_it_is_told() -> None:
-    """The same code path as on a GPU, compiled for the CPU."""
+    """On the CPU where there is no GPU: the same way through Inductor."""
     import torch  # noqa: PLC0415
 
     from cuda_l2.measure.cuda_torch import InPlace  # noqa: PLC0415
 
-    a, b, c = torch.randn(32, 48), torch.randn(48, 64), torch.empty(32, 64)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b, c = (torch.randn(shape, device=device).half() for shape in ((32, 48), (48, 64), (32, 64)))
     product = InPlace(Gemm(32, 64, 48))
     for _ in range(3):
         a.normal_()
         c.fill_(float("nan"))
         product(a, b, c)
         assert product.in_place
-        torch.testing.assert_close(c, a @ b)
+        torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=2e-3, atol=2e-2)
     kept = c.clone()
     other = torch.empty_like(c)
     product(a, b, other)
@@ -254,13 +255,9 @@ def test_compiled_code_writes_where_it_is_told() -> None:
 # on a GPU
 
 
-@pytest.fixture(scope="module")
-def gpu(own_folders: Path):  # type: ignore[no-untyped-def]
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
-    with cuda_baselines.Baselines() as baselines:
-        yield baselines
+@pytest.fixture
+def nvidia(gpu):  # type: ignore[no-untyped-def]
+    return gpu.baselines
 
 
 class Product:
@@ -291,18 +288,18 @@ class Product:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", ["64x64x64", "45x40x72:tn", "256x384x2048:fp16", "128x256x4096:tn:fp16"])
-def test_every_arm_computes_the_product_plain_and_replayed(gpu, shape: str) -> None:  # type: ignore[no-untyped-def]
+def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -> None:  # type: ignore[no-untyped-def]
     from cuda_l2.measure.launches import graphs, on, repeated, wait  # noqa: PLC0415
 
     gemm = Gemm.parse(shape)
     product = Product(gemm)
-    gpu.tune(gemm, product.buffers)
+    nvidia.tune(gemm, product.buffers)
     limit = 4e-4 if gemm.accumulate is Accumulate.FP32 else 2e-2
-    names = [name for name in gpu.arms(gemm) if name != cuda_baselines.COMPILED]
+    names = [name for name in nvidia.arms(gemm) if name != cuda_baselines.COMPILED]
     assert len(names) == (8 if gemm.accumulate is Accumulate.FP32 else 7)
-    stream = gpu._stream
+    stream = nvidia._stream
     for name in names:
-        enqueue = on(gpu.launcher(name, gemm), product.buffers)
+        enqueue = on(nvidia.launcher(name, gemm), product.buffers)
 
         def once(enqueue: Callable[[int], None] = enqueue) -> None:
             enqueue(stream)
@@ -311,55 +308,98 @@ def test_every_arm_computes_the_product_plain_and_replayed(gpu, shape: str) -> N
         assert product.error(once) < limit, name
         with graphs(stream, [repeated(enqueue, 3)]) as (graph,):
             assert product.error(graph.once) < limit, name
-        described = gpu.describe(name, gemm)
+        described = nvidia.describe(name, gemm)
         assert described["kernels"], name
 
 
 @pytest.mark.gpu
-def test_the_choice_is_recalled_and_holds_when_timed_again(gpu) -> None:  # type: ignore[no-untyped-def]
+def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # type: ignore[no-untyped-def]
     from cuda_l2.measure.launches import graphs, on, repeated  # noqa: PLC0415
 
     gemm = Gemm(256, 256, 2048)
     product = Product(gemm)
-    tuned = gpu.tune(gemm, product.buffers)
-    gpu._tuned.clear()
-    assert gpu.tune(gemm, product.buffers) == tuned
+    tuned = nvidia.tune(gemm, product.buffers)
+    nvidia._tuned.clear()
+    assert nvidia.tune(gemm, product.buffers) == tuned
     for layout in Layout:
         found = tuned.of(layout)
-        lt = gpu._product(gemm, layout)
+        lt = nvidia._product(gemm, layout)
         runs = [on(cuda_baselines._reading(layout, lt.launcher(one)), product.buffers) for one in found.algorithms]
-        with graphs(gpu._stream, [repeated(run, 50) for run in runs]) as timed:
+        with graphs(nvidia._stream, [repeated(run, 50) for run in runs]) as timed:
             rounds = [[graph.time()[0] for graph in timed] for _ in range(15)]
         medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
         assert medians[found.chosen] <= 1.01 * min(medians)
 
 
 @pytest.mark.gpu
-def test_traced_kernels_have_names_and_times(gpu) -> None:  # type: ignore[no-untyped-def]
+def test_traced_kernels_have_names_and_times(nvidia) -> None:  # type: ignore[no-untyped-def]
     from cuda_l2.measure.launches import on, wait  # noqa: PLC0415
 
     gemm = Gemm(512, 512, 512)
     product = Product(gemm)
-    enqueue = on(gpu.launcher("cuBLAS NN", gemm), product.buffers)
-    enqueue(gpu._stream)
-    wait(gpu._stream)
+    enqueue = on(nvidia.launcher("cuBLAS NN", gemm), product.buffers)
+    enqueue(nvidia._stream)
+    wait(nvidia._stream)
     with cupti.KernelTrace() as trace:
         for _ in range(3):
-            enqueue(gpu._stream)
-        wait(gpu._stream)
+            enqueue(nvidia._stream)
+        wait(nvidia._stream)
         spans = trace.spans()
         assert trace.spans() == []
         with pytest.raises(cupti.TraceError, match="already"):
             cupti.KernelTrace()
-    assert len(spans) == 3 * len(gpu.describe("cuBLAS NN", gemm)["kernels"])
+    assert len(spans) == 3 * len(nvidia.describe("cuBLAS NN", gemm)["kernels"])
     assert all(0 < span.end_ns - span.start_ns < 1_000_000 for span in spans)
     assert len({span.name for span in spans}) <= 2
 
 
 @pytest.mark.gpu
-def test_the_gpus_state_is_plausible(gpu) -> None:  # type: ignore[no-untyped-def]
+def test_the_gpus_state_is_plausible(nvidia) -> None:  # type: ignore[no-untyped-def]
     with GpuState() as state:
         now = state.sample()
     assert now.sm_mhz > 0
     assert now.memory_mhz > 0
     assert now.power_w > 0
+
+
+@pytest.mark.gpu
+def test_launches_are_as_fast_after_a_detached_trace_as_before() -> None:
+    """In a process of its own: a trace that merely closes leaves every launch of a graph 0.2 us slower."""
+    code = """
+from cuda.bindings import driver
+from cuda.core import Program, ProgramOptions
+from cuda_l2.execute.cuda_driver import Graph, check
+from cuda_l2.execute.cupti import KernelTrace
+
+check("cuInit", driver.cuInit(0))
+context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(check("cuDeviceGet", driver.cuDeviceGet(0))))
+check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+stream = check("cuStreamCreate", driver.cuStreamCreate(1))
+code = Program('extern "C" __global__ void empty() {}', "c++", ProgramOptions(arch="sm_80")).compile("ptx").code
+module = check("cuModuleLoadData", driver.cuModuleLoadData(bytes(code) + bytes(1)))
+empty = check("cuModuleGetFunction", driver.cuModuleGetFunction(module, b"empty"))
+
+def enqueue(handle, count=64):
+    for _ in range(count):
+        check("cuLaunchKernel", driver.cuLaunchKernel(empty, 1, 1, 1, 32, 1, 1, 0, driver.CUstream(handle), 0, 0))
+
+def launch_us():
+    graph = Graph(int(stream), enqueue)
+    times = sorted(graph.time()[0] for _ in range(15))
+    graph.destroy()
+    return times[7] / 64 * 1e6
+
+launch_us()
+before = launch_us()
+for _ in range(2):
+    trace = KernelTrace()
+    enqueue(int(stream), 3)
+    check("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
+    assert len(trace.spans()) == 3
+    trace.close(detach=True)
+print(before, launch_us())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, done.stdout.split())
+    assert after < 1.1 * before

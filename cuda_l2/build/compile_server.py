@@ -52,6 +52,7 @@ def _load() -> str:
 
 def _run(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
     """Compile in a child; its exit status, negative for a signal."""
+    ended, held = os.pipe()  # the child's end closes when the child is gone
     child = os.fork()
     if not child:
         status = 1
@@ -65,15 +66,10 @@ def _run(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         finally:
             os._exit(status)
-    exited = os.pidfd_open(child)
-    try:
-        if (
-            connection.fileno() in select.select([exited, connection.fileno()], [], [])[0]
-        ):  # only the end of the parent can be read now
-            os.kill(child, signal.SIGKILL)
-            sys.exit()
-    finally:
-        os.close(exited)
+    os.close(held)
+    if connection.fileno() in select.select([ended, connection.fileno()], [], [])[0]:
+        os.killpg(0, signal.SIGKILL)  # the parent is gone, for it says nothing else now: so are we
+    os.close(ended)
     return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
 
 

@@ -19,6 +19,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import Section, SymbolTableSection
 
+from cuda_l2.build.cuda_rules import call_reason, variable_reason
 from cuda_l2.contract.cuda import SCALARS, TENSOR_MAP_BYTES, CudaContract
 from cuda_l2.records import KernelFacts
 
@@ -33,10 +34,11 @@ SPECIAL_REGISTERS = re.compile(
 """Place in the grid, the block, the warp and on the chip; sizes and windows of memory. No clock, counter or number."""
 HIDDEN_CONSTANTS = {8: (0x30, 0x130), 9: (0x30, 0x190), 10: (0x140, 0x2E8), 12: (0x140, 0x2E8)}
 """Where the driver's own parameters hold the grid's number and the graph's, 8 bytes each, by major capability."""
-_NAMES_OF_CALLS = {"vprintf": "printf", "__assertfail": "assert", "cudaLaunchDeviceV2": "launching from the device"}
 _ARGUMENT_BYTES = {"pointer": 8, "tensor_map": TENSOR_MAP_BYTES} | {
     kind: struct.calcsize(code) for kind, code in SCALARS.items()
 }
+_INSTRUCTION_CALLS = "__cuda_syscall_cp_async_bulk"
+"""How ptxas implements TMA instructions on sm_120; a source that spells it itself is refused for its PTX."""
 _ENTRY_SECTION = ".nv.constant0."  # one a kernel: its parameters
 _VARIABLE_SECTIONS = (".nv.global", ".data", ".bss")
 _REGISTERS, _PARAMETERS, _PARAMETER = 0x2F, 0x0A, 0x17  # EIATTR_REGCOUNT, EIATTR_PARAM_CBANK, EIATTR_KPARAM_INFO
@@ -45,7 +47,7 @@ _WITH_LENGTH = 4  # EIFMT_SVAL
 _TENSOR = re.compile(r"[A-Z0-9]*MMA(?:\.|\Z)")
 _OPCODE = re.compile(r"(?:@!?U?P\w+ )?([A-Z]\S*) ?(.*)")
 _REGISTER_READ = re.compile(r"\bSR_\w+(?:\.\w+)?")
-_CONSTANT = re.compile(r"\bc\[0x([04])\]\[([^\]]*)\]")
+_CONSTANT = re.compile(r"\bc\[0x([04])\]\[(?:U?RZ|(U?R\d+))?\+?(?:0x([0-9a-f]+))?\]")  # bank, register, offset
 _ENTRY = re.compile(r"^ptxas info +: Compiling entry function '([^']+)' for ")
 _FRAME = re.compile(r"^ptxas +\. +(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _SHARED = re.compile(r"^ptxas info +: Used \d+ registers.*, (\d+) bytes smem")
@@ -86,7 +88,7 @@ def read(data: bytes) -> Cubin:
     """Take a cubin apart; CubinError where it cannot be."""
     try:
         return _read(ELFFile(io.BytesIO(data)))
-    except (ELFError, struct.error, KeyError, StopIteration) as error:
+    except (ELFError, struct.error, KeyError) as error:
         raise CubinError(f"the compiled code cannot be read: {error!r}") from None
 
 
@@ -106,10 +108,11 @@ def _read(elf: ELFFile) -> Cubin:
         if isinstance(section, RelocationSection) and ".debug" not in section.name:
             for offset, index in _relocations(section):
                 symbol = symbols.get_symbol(index)
-                if section.name.endswith(".nv.constant4"):
-                    addresses[offset] = symbol.name
-                elif symbol["st_shndx"] in variables:
-                    named.add(symbol.name)
+                if symbol["st_shndx"] in variables:
+                    if section.name.endswith(".nv.constant4"):
+                        addresses[offset] = symbol.name
+                    else:
+                        named.add(symbol.name)
     # name, type and binding, other, section, value, size; section 0 of what is not in the file
     undefined = [i for i, entry in enumerate(struct.iter_unpack("<IBBHQQ", symbols.data())) if entry[3] == 0]
     outside = (symbols.get_symbol(i).name for i in undefined)
@@ -118,14 +121,15 @@ def _read(elf: ELFFile) -> Cubin:
         addresses,
         tuple(sorted(named)),
         sum(elf.get_section(i)["sh_size"] for i in variables),
-        tuple(name for name in outside if name and not name.startswith(".nv.")),
+        tuple(name for name in outside if name and not name.startswith((".nv.", _INSTRUCTION_CALLS))),
     )
 
 
 def _kernel(name: str, sections: Mapping[str, Section], registers: int) -> Kernel:
     code = sections[f".text.{name}"].data()
     attributes = list(_attributes(sections[f".nv.info.{name}"]))
-    base, size = next(struct.unpack("<4xHH", value) for kind, value in attributes if kind == _PARAMETERS)
+    none = sections[_ENTRY_SECTION + name]["sh_size"], 0
+    base, size = next((struct.unpack("<4xHH", value) for kind, value in attributes if kind == _PARAMETERS), none)
     parameters = sorted(struct.unpack("<4xHHI", value) for kind, value in attributes if kind == _PARAMETER)
     words = tuple(code[i : i + WORD_BYTES] for i in range(0, len(code), WORD_BYTES))
     return Kernel(name, words, registers, base, size, tuple(flags >> 18 for _, _, flags in parameters))
@@ -157,10 +161,13 @@ def refuse(cubin: Cubin, sass: Mapping[bytes, str], contract: CudaContract, capa
             has = ", ".join(names) or "none"
             return f'the source defines no extern "C" __global__ function {launch.kernel}; it has {has}'
     if cubin.outside:
-        calls = ", ".join(_NAMES_OF_CALLS.get(name, name) for name in cubin.outside)
-        return f"{calls}: not available to a candidate, which calls nothing outside its own source"
-    if cubin.named or cubin.variable_bytes > MAX_UNUSED_BYTES:
-        return _variable_reason(cubin.named)
+        return call_reason(cubin.outside[0])
+    if cubin.named:
+        return variable_reason(cubin.named[0])
+    if cubin.variable_bytes > MAX_UNUSED_BYTES:
+        return (
+            f"variables of {cubin.variable_bytes >> 10} KiB in global memory are not allowed, though no code names them"
+        )
     for kernel in cubin.kernels:
         reason = _refuse_words(cubin, kernel, sass, HIDDEN_CONSTANTS.get(capability, ()))
         if reason:
@@ -182,22 +189,16 @@ def _refuse_words(cubin: Cubin, kernel: Kernel, sass: Mapping[bytes, str], hidde
         for register in _REGISTER_READ.findall(text):
             if not SPECIAL_REGISTERS.fullmatch(register):
                 return f"{kernel.name} reads {register}: no clocks, timers, counters or grid numbers are allowed"
-        for bank, address in _CONSTANT.findall(text):
-            offset = int(address, 16) if address.startswith("0x") else 0 if address == "RZ" else None
-            if bank == "4":
-                return _variable_reason([name for at, name in cubin.addresses.items() if offset in (at, None)])
-            end = kernel.parameter_base + kernel.parameter_bytes
-            if offset is not None and (offset >= end or any(start <= offset < start + 8 for start in hidden)):
-                return f"{kernel.name} reads {address} of the launch's constants, which is none of its parameters"
+        for bank, index, constant in _CONSTANT.findall(text):
+            offset = int(constant or "0", 16)
+            if bank == "4":  # with a register's offset, the PTX alone tells whose address it is
+                if not index and offset in cubin.addresses:
+                    return variable_reason(cubin.addresses[offset])
+                continue
+            beyond = offset >= kernel.parameter_base + kernel.parameter_bytes and not index
+            if beyond or any(start <= offset < start + 8 for start in hidden):
+                return f"{kernel.name} reads the launch's constant {offset:#x}, which is none of its parameters"
     return ""
-
-
-def _variable_reason(names: Iterable[str]) -> str:
-    listed = ", ".join(sorted(names)[:3]) or "they are too large"
-    return (
-        f"variables in global memory are not allowed ({listed}): a kernel may keep nothing from one launch to the next;"
-        " constants can be __constant__, or a table of the contract"
-    )
 
 
 def _refuse_parameters(kernel: Kernel, kinds: Sequence[str]) -> str:

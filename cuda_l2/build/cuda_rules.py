@@ -17,6 +17,7 @@ Every pattern here runs in linear time: the text is hostile.
 """
 
 import re
+from collections.abc import Sequence
 
 from cuda_l2.build import lexing
 
@@ -28,6 +29,8 @@ HEADERS = frozenset(
 HEADER_FOLDERS = ("cuda/", "cooperative_groups/", "cute/", "cutlass/")
 """`cuda/` holds `cuda/std/` too. What a header itself includes is trusted."""
 CUTLASS_FOLDERS = ("cute/", "cutlass/")
+CALLS = {"vprintf": "printf", "__assertfail": "assert", "cudaLaunchDeviceV2": "launching from the device"}
+"""What a function outside is called in a source."""
 MAX_PTX_BYTES = 16 << 20
 
 
@@ -67,6 +70,10 @@ _PTX_NOISE = re.compile(r'/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*|"[^"\n]*("?)')
 _OPERAND_LIST = re.compile(r"\{[^{};]*\}")
 _HEAD = re.compile(r"\s*(?:[\w$%]+\s*:(?!:)\s*)*(?:@\s*!?\s*[\w$%]+\s*)?(?:(\.?)([A-Za-z_]\w*)|\Z)")
 """Of one statement: labels, guard, then a directive or instruction up to its first modifier."""
+_VARIABLE = re.compile(r"(?:^|\s)\.global\s(?=\s*\.)")
+"""A declaration: here .global stands alone, before a type; in an instruction it is a modifier."""
+_OUTSIDE = re.compile(r"\.extern\s+\.func\b\s*(?:\([^()]*\)\s*)?([\w$]+)")
+_NAME = re.compile(r"(?<![\w$.%])[A-Za-z_$][\w$]*")
 
 
 def includes(source: str) -> tuple[str, ...]:
@@ -120,7 +127,7 @@ def _refuse_literals(joined: str) -> str:
             directive = re.match(r"\.(\w+)", statement)
             if directive and directive.group(1) in ASM_DIRECTIVES:
                 return f"the directive .{directive.group(1)} is not allowed in assembly"
-            if statement.startswith("#"):
+            if re.match(r"#\s*(include|embed|line|file)\b", statement):
                 return "preprocessor lines are not allowed in assembly"
         clock = _CLOCKS.search(text)
         if clock:
@@ -129,7 +136,8 @@ def _refuse_literals(joined: str) -> str:
 
 
 def _clock_reason(name: str) -> str:
-    return f"reading %{name} is not allowed: no clocks, timers, counters, grid or graph numbers"
+    hint = " (cuda::barrier and cuda::pipeline wait by it: use mbarrier or cp.async)" if name == "globaltimer" else ""
+    return f"reading %{name} is not allowed{hint}: no clocks, timers, counters, grid or graph numbers"
 
 
 def refuse_ptx(ptx: str) -> str:
@@ -153,8 +161,16 @@ def refuse_ptx(ptx: str) -> str:
     clock = _CLOCKS.search(text)
     if clock:
         return _clock_reason(clock.group(1))
+    statements = re.split("[;{}]", _OPERAND_LIST.sub(" ", text))
+    outside = _OUTSIDE.search(text)
+    calls = call_reason(outside.group(1)) if outside else ""
+    return _refuse_statements(statements) or calls or _refuse_names(statements)
+
+
+def _refuse_statements(statements: Sequence[str]) -> str:
+    """Each must begin with a directive or an instruction of the lists."""
     found = set()
-    for statement in re.split("[;{}]", _OPERAND_LIST.sub(" ", text)):
+    for statement in statements:
         head = _HEAD.match(statement)
         if not head:
             return f"cannot read the PTX statement {statement.strip()[:80]!r}"
@@ -165,3 +181,34 @@ def refuse_ptx(ptx: str) -> str:
         if not dot and name not in PTX_INSTRUCTIONS:
             return f"the PTX instruction {name} is not on the contract's list"
     return ""
+
+
+def _refuse_names(statements: Sequence[str]) -> str:
+    """No statement may name a variable in global memory. Headers define thousands that nothing names: they may stay."""
+    variables: set[str] = set()
+    others = []
+    for statement in statements:
+        declaration = _VARIABLE.search(statement)
+        if declaration:
+            variables.update(_NAME.findall(statement, declaration.end()))
+        else:
+            others.append(statement)
+    for statement in others:
+        for name in _NAME.findall(statement):
+            if name in variables:
+                return variable_reason(name)
+    return ""
+
+
+def call_reason(name: str) -> str:
+    """Why calling a function that the source does not define is refused."""
+    known = CALLS.get(name, name)
+    return f"{known} is not available to a candidate, which calls nothing outside its own source"
+
+
+def variable_reason(name: str) -> str:
+    """Why a variable in global memory is refused."""
+    return (
+        f"the variable {name} lies in global memory, and a kernel may keep nothing from one launch to the next;"
+        " constants can be __constant__, or a table of the contract"
+    )

@@ -16,6 +16,7 @@ from typing import Any
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.cuda_arena import CudaArena, Place
+from cuda_l2.execute.cuda_helpers import Helpers
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import VerdictStatus, to_json
 
@@ -118,10 +119,10 @@ class CudaWorker:
 class CudaWorkers:
     """Workers that outlive candidates: one in use, the next already starting. A context manager."""
 
-    def __init__(self, helpers: Path) -> None:
-        self._helpers = helpers
-        self._current = CudaWorker(helpers)
-        self._next = CudaWorker(helpers)
+    def __init__(self, arch: str) -> None:
+        self.helpers = Helpers(arch)
+        self._current = CudaWorker(self.helpers.path)
+        self._next = CudaWorker(self.helpers.path)
 
     def get(self, arena: CudaArena) -> CudaWorker:
         """A worker with no fault behind it, on this arena."""
@@ -133,7 +134,7 @@ class CudaWorkers:
     def renew(self) -> None:
         """Throw the current worker away: it ran something that failed, or a fresh process is asked for."""
         self._current.close()
-        self._current, self._next = self._next, CudaWorker(self._helpers)
+        self._current, self._next = self._next, CudaWorker(self.helpers.path)
 
     def close(self) -> None:
         self._current.close()

@@ -22,6 +22,10 @@ from cuda_l2.records import from_json
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
 EMPTY_LAUNCHES = 64
+LOAD_EVERY = 4
+"""Launches between times that another stream holds multiprocessors."""
+POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
+"""What C and scratch workspaces hold before a launch."""
 
 
 class Worker:
@@ -97,6 +101,30 @@ class Worker:
         self._helper("occupy", max(1, int(self.sms * occupied)), 1024, [ns], self.beside, shared_bytes=48 << 10)
         for _ in range(count):
             self.bound[0].launch(self.stream)
+        self._wait()
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.beside)))
+        return {}
+
+    def record_loaded(
+        self, count: int, c: list[Any], size: int, scratch: list[list[Any]], occupied: float, ns: int
+    ) -> dict[str, Any]:
+        """Launch several times, each on poisoned C and scratch, and keep each C in the record buffer.
+
+        Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it.
+        scratch: buffer, offset and bytes of each workspace.
+        """
+        stream = driver.CUstream(self.stream)
+        for i in range(count):
+            if i % LOAD_EVERY == 0:
+                held = ns >> i // LOAD_EVERY % 4
+                self._helper("occupy", max(1, int(self.sms * occupied)), 1024, [held], self.beside, shared_bytes=48 << 10)
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(self._address(c), POISON, size // 2, stream))
+            for place in scratch:
+                filled = driver.cuMemsetD8Async(self._address(place), SCRATCH_BYTE, place[2], stream)
+                check("cuMemsetD8Async", filled)
+            self.bound[0].launch(self.stream)
+            target = self.buffers["record"].address + i * size
+            check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, self._address(c), size, stream))
         self._wait()
         check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.beside)))
         return {}
@@ -218,7 +246,7 @@ def main() -> None:
         operation.__name__: operation
         for operation in (
             *(worker.attach, worker.load, worker.bind, worker.launch, worker.after_slow, worker.loaded_launches),
-            *(worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
+            *(worker.record_loaded, worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
         )
     }
     channel.send(b"{}")

@@ -1,8 +1,9 @@
 """When kernels of this process started and ended on the device, by CUPTI's activity records.
 
-Light: no torch, no numpy. Works for launches by the driver, the runtime and CUDA graphs. While a trace runs, launches
-cost the host more and a graph's kernels are recorded one by one, so it is for single launches, not for replays that are
-timed by events.
+Light: no torch, no numpy. Works for launches by the driver, the runtime and CUDA graphs, made before or under a trace.
+It is for single launches. Measured on one H200: while a trace runs every kernel of a graph takes 0.4 to 0.6 us longer,
+and still 0.2 to 0.35 us once it has closed, for as long as CUPTI stays in the process; so what is timed by replays is
+timed in a process that has not traced, or before it does. Times have steps of 32 ns.
 """
 
 import contextlib
@@ -101,14 +102,19 @@ class KernelTrace:
             raise TraceError("CUPTI saw no kernel")
         return (max(span.end_ns for span in spans) - spans[0].start_ns) * 1e-9
 
-    def close(self) -> None:
-        """Stop recording; what was recorded is forgotten."""
+    def close(self, *, detach: bool = False) -> None:
+        """Stop recording; what was recorded is forgotten. Wait for the device first.
+
+        detach: have CUPTI leave the process as well; the next trace brings it back.
+        """
         if not self._open:
             return
         KernelTrace._running = self._open = False
         self._call("stop", self._helper.trace_stop())
         with contextlib.suppress(TraceError):
             self.clear()
+        if detach:
+            self._call("detach", self._helper.trace_detach())
 
     def __enter__(self) -> "KernelTrace":
         return self
@@ -133,7 +139,7 @@ def helper() -> Any:
         except OSError:
             raise UserError(f"{LIBRARY} was not found: pip install 'nvidia-cuda-cupti>=13,<14'") from None
     library = ctypes.CDLL(str(native.compiled(SOURCE, "-shared", "-fPIC", "-pthread")))
-    for name in ("start", "stop", "flush"):
+    for name in ("start", "stop", "flush", "detach"):
         getattr(library, f"trace_{name}").argtypes = ()
     library.trace_take.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     library.trace_take.restype = ctypes.c_size_t

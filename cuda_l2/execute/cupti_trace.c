@@ -41,6 +41,7 @@ int cuptiActivityDisable(int kind);
 int cuptiActivityFlushAll(uint32_t flag);
 int cuptiActivityGetNextRecord(uint8_t *buffer, size_t valid, kernel_record_t **record);
 int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *dropped);
+int cuptiFinalize(void);
 int cuptiGetResultString(int result, const char **text);
 
 typedef struct {
@@ -116,8 +117,9 @@ static void complete(void *context, uint32_t stream, uint8_t *buffer, size_t siz
 
 // Each of these answers CUPTI's status, 0 for success.
 
+static int registered;
+
 int trace_start(void) {
-  static int registered;
   if (!registered) {
     int status = cuptiActivityRegisterCallbacks(request, complete);
     if (status) return status;
@@ -127,6 +129,12 @@ int trace_start(void) {
 }
 
 int trace_stop(void) { return cuptiActivityDisable(CONCURRENT_KERNEL); }
+
+// Takes CUPTI out of the process; the next start puts it back.
+int trace_detach(void) {
+  registered = 0;
+  return cuptiFinalize();
+}
 
 // Hands over what has ended; the caller has waited for the device.
 int trace_flush(void) { return cuptiActivityFlushAll(FLUSH_FORCED); }

@@ -52,9 +52,10 @@ MAX_WARPS = 16
 MAX_THREADS_PER_SM = 1536  # 2048 on some
 MAX_GRID_YZ = 65535
 MAX_DIRECT_MNK = 1 << 28  # beyond, operands read once a warp cost too much
-MAX_PLAIN_MNK = 1 << 32
+MAX_PLAIN_MNK = 1 << 30
 MAX_STEPS = 8  # of 16 (32 if direct) along K that a warp's trip unrolls
-BLOCKS_PER_SM = 64  # smaller tiles than give so many blocks are left out
+BLOCKS_PER_SM = 16  # tiles so small that there are more are left out, up to MAX_LEAST_AREA
+MAX_LEAST_AREA = 64 * 128
 MAX_PIECES_M, MAX_PIECES_N = 8, 16  # of 16 rows and 8 columns, a warp
 BASE_REGISTERS = 40  # addresses, counters
 
@@ -201,7 +202,7 @@ def _warps(gemm: Gemm, target: CudaTarget, load: int, acc16: int) -> dict[tuple[
             if arrangements:
                 found[bm, bn] = arrangements
     areas = [bm * bn for bm, bn in found]
-    least = min(max(areas), 4096, gemm.m * gemm.n // (BLOCKS_PER_SM * target.sms))
+    least = min(max(areas), MAX_LEAST_AREA, gemm.m * gemm.n // (BLOCKS_PER_SM * target.sms))
     return {tile: arrangements for tile, arrangements in found.items() if tile[0] * tile[1] >= least}
 
 
@@ -310,7 +311,7 @@ def _fits_prefetch(ahead: int, choice: dict[str, int], gemm: Gemm) -> bool:
 def _worth_splitting(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
     split = choice["SPLIT_K"]
     tiles = -(-gemm.m // choice["BM"]) * -(-gemm.n // choice["BN"])
-    return gemm.k >= 2 * split * choice["BK"] and tiles * split <= 8 * target.sms
+    return gemm.k >= 2 * split * choice["BK"] and tiles * split <= 2 * target.sms
 
 
 def _fits_epilogue(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:

@@ -71,7 +71,7 @@ template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_W
   static DEVICE int column(int i) {
     return (REGULAR ? threadIdx.x : threadIdx.x + i * THREADS) % COPIES_A_ROW * VECTOR;
   }
-  static DEVICE bool exists(int i) { return COPIES % THREADS == 0 || threadIdx.x + i * THREADS < COPIES; }
+  static DEVICE bool exists(int i) { return COPIES % THREADS ? threadIdx.x + i * THREADS < COPIES : i < ROUNDS; }
   static DEVICE unsigned destination(int i) {
     return 2 * (REGULAR ? swizzled(start(column(0)) + row(0) * WIDTH, i * STEP * WIDTH)
                         : swizzled(start(column(i)) + row(i) * WIDTH, 0));

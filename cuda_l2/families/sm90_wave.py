@@ -70,7 +70,13 @@ class Wave(Family):
                 continue  # the first kind of sums, operands as they are: rarely the worse, and half the work
             for ck, sl in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (1, 16)):
                 # short steps suit large tiles; small ones are bound by what a step costs beside its products
-                chosen = {"ACC": acc, "SWAP": swap, "BM": bm, "BN": bn, "KB": 1 if bm * bn >= 8192 else 2}
+                chosen = {
+                    "ACC": acc,
+                    "SWAP": swap,
+                    "BM": bm,
+                    "BN": bn,
+                    "KB": 1 if bm * bn >= 8192 or gemm.k <= 64 else 2,
+                }
                 chosen |= {"CM": 1, "CN": 1, "LOCAL": 0, "CK": ck, "SL": sl, "COUNT": int(bm * bn > 8192 and sl > 1)}
                 names = ("KB", "CK", "SL", "COUNT")
                 before = [{k: chosen[k] for k in list(chosen)[: list(chosen).index(name)]} for name in names]
@@ -183,7 +189,7 @@ class _Shape:
     def splits(self) -> bool:
         """Whether the sums divide into the parts in whole vectors, and whole slabs or parts of one."""
         slab, sums = self.columns // 2, self.sums
-        if sums > 128:  # as fp32 they would not fit the registers
+        if sums > (96 if self.consumers == 384 else 128):  # as fp32 they would not fit the registers
             return False
         for parts in (self.ck, self.sl):
             if sums % (parts * (2 if sums // parts < 4 else 4)):

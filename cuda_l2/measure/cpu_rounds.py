@@ -1,5 +1,6 @@
 """Times CPU candidates: operands and outputs of their own for every launch, both arms stopped between their turns."""
 
+import contextlib
 import os
 import statistics
 import time
@@ -36,8 +37,8 @@ class Contestant(Interface):
 
 
 def measure_cpu(
-    candidate: Candidate,
-    build: Build,
+    candidate: Candidate | None,
+    build: Build | None,
     baselines: TorchBaselines,
     operands: Operands,
     protocol: Protocol,
@@ -46,7 +47,7 @@ def measure_cpu(
     beat: float = 0.0,
     rng: np.random.Generator,
 ) -> Timing:
-    """Time one candidate that was found correct.
+    """Time one candidate that was found correct, or without one the baselines against the first of them.
 
     names: the baselines to run, all by default. The reference is the strongest of them in this run.
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
@@ -54,17 +55,21 @@ def measure_cpu(
     start = time.perf_counter()
     arena = operands.arena
     gemm = arena.gemm
-    terms = contract.parse_cpu(candidate.source)
-    arena.poison_workspace(terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
+    arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names or baselines.names}
+    empty_call_us = float("nan")
     try:
-        with Worker(arena, Path(build.artifact), terms) as worker:
-            worker.freeze()
-            arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names or baselines.names}
-            arms[CANDIDATE] = worker
+        with contextlib.ExitStack() as stack:
+            worker: Worker | None = None
+            if candidate and build:
+                terms = contract.parse_cpu(candidate.source)
+                arena.poison_workspace(terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
+                arms[CANDIDATE] = worker = stack.enter_context(Worker(arena, Path(build.artifact), terms))
+                worker.freeze()
             run = _CpuRounds(operands, arms, protocol, rng, beat)
             run.run()
-            worker.thaw()
-            empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
+            if worker:
+                worker.thaw()
+                empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
     except Fault as fault:
         status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
         return Timing(status, protocol.name, reason=fault.reason, seconds=time.perf_counter() - start)
@@ -82,7 +87,8 @@ class _CpuRounds(Rounds):
         rng: np.random.Generator,
         beat: float,
     ) -> None:
-        super().__init__(list(contestants), protocol, rng, beat=beat)
+        subject = CANDIDATE if CANDIDATE in contestants else next(iter(contestants))
+        super().__init__(list(contestants), protocol, rng, beat=beat, subject=subject)
         self.operands, self.arena, self.contestants = operands, operands.arena, contestants
         self.timeout_s = 5.0 + 64 * self.arena.gemm.flops / SLOWEST_GFLOPS * 1e-9
         self.evicted = (

@@ -35,6 +35,8 @@ CACHE_VERSION = 1
 """Of what is stored and of how it is measured; another one tunes anew."""
 PAPER_WARMUP, PAPER_ROUNDS = 50, 100
 PROBE_US = 500.0
+LONG_US, HEAT_S = 40.0, 0.06
+"""Launches this long bring the chip to its power limit, within this time: tuning starts from there, not from idle."""
 SHORT_US = 2000.0
 """A sample below this is timed behind another one, so that no host time is in it; in a longer one it is negligible."""
 
@@ -284,6 +286,8 @@ class Baselines:
         rounds = int(settings.max_s * 1e6 / (len(enqueues) * sample_us * (1 + warm)))
         effort = replace(settings.effort, max_rounds=max(8, min(settings.effort.max_rounds, rounds)))
         with graphs(self._stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:
+            for _ in range(int(HEAT_S * 1e6 / sample_us) if one_us > LONG_US else 0):
+                timed[0].replay()
 
             def time_round(arms: Sequence[int]) -> list[float]:
                 times = dict.fromkeys(arms, 0.0)

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 import torch
 
 from cuda_l2.execute.cuda_arena import POISON, CudaArena
+from cuda_l2.execute.cuda_driver import Graph
 from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
 from cuda_l2.records import Accumulate, Layout
 from cuda_l2.tolerances import SUMMATION_NOISE
 
+CHECKED_ELEMENTS = 1 << 28
+"""Of outputs widened to fp32 at a time."""
 COMPARED_FLOPS = 1 << 33
 """Rows of an output that are compared element by element cost at most about this."""
 
@@ -25,6 +28,8 @@ class CudaOperands:
         self.arena, self.gemm, self.generator = arena, arena.gemm, generator
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         """Where the baselines run."""
+        self.graphs: dict[tuple[str, int], tuple[Graph, list[int]]] = {}
+        """The baselines' launches by name and number, with their windows: the same for every candidate."""
         self._private = {name: torch.empty_like(arena.span(name)) for name in ("a", "b")}
         self.outputs = torch.empty_like(arena.span("c"))
         """C of every window for the baselines: no candidate can read theirs."""
@@ -71,6 +76,11 @@ class CudaOperands:
     def poison_outputs(self) -> None:
         self.outputs.view(torch.int16).fill_(POISON)
 
+    def close(self) -> None:
+        for graph, _ in self.graphs.values():
+            graph.destroy()
+        self.graphs = {}
+
     def require_untouched(self) -> None:
         """WrongOutput where a launch changed operands."""
         for name, words in self._private.items():
@@ -78,31 +88,35 @@ class CudaOperands:
                 raise WrongOutput(f"changed its input {name.upper()} in a timed round")
 
     def check(
-        self, outputs: Sequence[tuple[int, torch.Tensor]], element_wise: bool, accumulate: Accumulate | None = None
+        self, c_LMN: torch.Tensor, windows: Sequence[int], element_wise: bool, accumulate: Accumulate | None = None
     ) -> float:
-        """Check outputs (window, fp16 M x N), the last also row by row: its largest error against fp32, or NaN.
+        """Check fp16 outputs of launches on these windows, the last also row by row: its largest error, or NaN.
 
         accumulate: the class whose precision is asked for, the task's if not given.
         """
         gemm, accumulate = self.gemm, accumulate or self.gemm.accumulate
         x_N = torch.randint(0, 2, (gemm.n,), generator=self.generator, device="cuda").float() * 2 - 1
-        expected: dict[int, torch.Tensor] = {}
-        right = []
-        for window, c_MN in outputs:
-            if window not in expected:
-                expected[window] = self.a(window).float() @ (self._logical_b(window).float() @ x_N)
-            c = c_MN.float()
+        met = sorted(set(windows))
+        if self._shift["b"]:
+            expected_WM = torch.stack([self.a(w).float() @ (self._logical_b(w).float() @ x_N) for w in met])
+        else:
+            y_K = self._logical_b(0).float() @ x_N
+            expected_WM = torch.stack([self.a(w).float() @ y_K for w in met])
+        expected_LM = expected_WM[[met.index(w) for w in windows]] if len(windows) > 1 else expected_WM
+        allowed, right = LARGEST_RMS[accumulate], []
+        step = max(1, CHECKED_ELEMENTS // (gemm.m * gemm.n))
+        for start in range(0, len(windows), step):
+            c = c_LMN[start : start + step].float()
             # rounding to fp16, and where C is near zero the order of fp32 sums
-            noise_M = ROUNDING_STEP * torch.linalg.vector_norm(c, dim=1) + SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
-            deviation_M = (c @ x_N - expected[window]) / noise_M
-            allowed = LARGEST_RMS[accumulate]
-            rms_right = deviation_M.square().mean().sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
-            right.append(rms_right & (deviation_M.abs().amax() <= LARGEST_DEVIATION * allowed))  # False for NaN
-        good = torch.stack(right)
-        if not good.all():
-            number = int((~good).nonzero()[0]) + 1
-            raise WrongOutput(f"timed launch {number} of the {len(outputs)} looked at did not produce its own result")
-        return self._compare(*outputs[-1], accumulate) if element_wise else float("nan")
+            noise_LM = ROUNDING_STEP * torch.linalg.vector_norm(c, dim=2) + SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
+            deviation_LM = (c @ x_N - expected_LM[start : start + step]) / noise_LM
+            rms_right_L = deviation_LM.square().mean(1).sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
+            right.append(rms_right_L & (deviation_LM.abs().amax(1) <= LARGEST_DEVIATION * allowed))  # False for NaN
+        good = torch.cat(right).tolist()
+        if not all(good):
+            number = good.index(False) + 1
+            raise WrongOutput(f"timed launch {number} of the {len(windows)} looked at did not produce its own result")
+        return self._compare(windows[-1], c_LMN[-1], accumulate) if element_wise else float("nan")
 
     def _compare(self, window: int, c_MN: torch.Tensor, accumulate: Accumulate) -> float:
         """The largest difference of some rows from the fp32 reference; WrongOutput where they are imprecise."""

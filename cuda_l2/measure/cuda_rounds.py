@@ -5,16 +5,19 @@ turns. Device time: CUDA events around a graph's replay, or CUPTI around a singl
 """
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 
 from cuda_l2 import contract
+from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_arena import POISON
 from cuda_l2.execute.cuda_driver import Graph
@@ -33,11 +36,13 @@ MAX_LAUNCHES = 512
 SLOWEST_GFLOPS = 100.0
 START_S = 10.0
 HOST_ROUNDS = 15
+LARGEST_EMPTY_DIFFERENCE_US = 0.06
+NO_PLAN = Plan((), (), ())
 
 
 def measure_cuda(
-    candidate: Candidate,
-    build: Build,
+    candidate: Candidate | None,
+    build: Build | None,
     baselines: Baselines,
     operands: CudaOperands,
     workers: CudaWorkers,
@@ -52,6 +57,7 @@ def measure_cuda(
     """Time one candidate that was found correct against the named baselines.
 
     The reference is the strongest of those that read B in the task's own layout; the others are timed beside them.
+    Without a candidate the first of the names stands in its place.
     """
     start = time.perf_counter()
     rounds: CudaRounds | None = None
@@ -59,8 +65,9 @@ def measure_cuda(
         rounds = CudaRounds(candidate, build, baselines, operands, workers, protocol, names, beat, sms, l2_bytes, rng)
         rounds.run()
         timing = rounds.finish(time.perf_counter() - start)
-        if rounds.drift.drifted:
-            timing.conditions["drifted"] = rounds.drift.reason
+        reason = rounds.drift.reason or _uneven(timing.conditions)
+        if reason:
+            timing.conditions["drifted"] = reason
         return timing
     except Fault as fault:
         workers.renew()
@@ -79,11 +86,21 @@ def _state() -> GpuState:
     return GpuState()
 
 
+def _uneven(conditions: dict[str, Any]) -> str:
+    """Why the two processes do not launch alike, in one line; empty where they do."""
+    times = conditions.get("empty_us", {})
+    if times and max(times.values()) - min(times.values()) > LARGEST_EMPTY_DIFFERENCE_US:
+        return "an empty kernel takes " + ", ".join(
+            f"{us:.2f} us in the process of {name}" for name, us in times.items()
+        )
+    return ""
+
+
 class CudaRounds(Rounds):
     def __init__(
         self,
-        candidate: Candidate,
-        build: Build,
+        candidate: Candidate | None,
+        build: Build | None,
         baselines: Baselines,
         operands: CudaOperands,
         workers: CudaWorkers,
@@ -97,19 +114,25 @@ class CudaRounds(Rounds):
         gemm, arena = operands.gemm, operands.arena
         other = Layout.TN if gemm.layout is Layout.NN else Layout.NN
         own = [name for name in names if not name.endswith(f" {other.upper()}")]
-        super().__init__([*names, CANDIDATE], protocol, rng, beat=beat, references=own)
+        arms = [*names, CANDIDATE] if candidate else list(names)
+        subject = CANDIDATE if candidate else names[0]
+        super().__init__(arms, protocol, rng, beat=beat, references=own, subject=subject)
         if len(own) < len(names):
             operands.use_other_layout()
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines
         self.drift = Drift()
         self.evicted = torch.empty(2 * l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
-        self._graphs: dict[tuple[str, int], tuple[Graph | int, list[int]]] = {}
+        self._graphs: dict[int, tuple[int, list[int]]] = {}
+        """The candidate's, by number of launches: the worker's index of the graph, and the windows."""
         self._stream = operands.stream
         arena.place(snug=False)
-        self.plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, sms)
+        self.plan = NO_PLAN
+        if candidate:
+            self.plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, sms)
         self.places = [arena.places(self.plan, window) for window in range(arena.windows)]
-        self.worker = workers.get(arena)
-        self.worker.load(Path(build.artifact), self.plan, self.places)
+        self._workers, self.worker = workers, workers.get(arena)
+        if build:
+            self.worker.load(Path(build.artifact), self.plan, self.places)
         arena.fill_workspaces(self.plan, persistent=True)
         self.worker.call("traced", START_S, on=not protocol.round_s)
         self._trace = None if protocol.round_s else KernelTrace()
@@ -118,6 +141,10 @@ class CudaRounds(Rounds):
     @property
     def most(self) -> int:
         return MAX_LAUNCHES
+
+    def count(self, wanted: float) -> int:
+        """A power of two: the baselines' graphs of one candidate serve the next."""
+        return min(self.most, 1 << max(0, round(math.log2(max(wanted, 1)))))
 
     def begin_round(self) -> None:
         self.operands.refresh()
@@ -128,12 +155,13 @@ class CudaRounds(Rounds):
         seconds = self._replay(name, count, warm) / count if self.protocol.round_s else self._single(name, count)
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())
-        windows = list(dict.fromkeys(sequence[::-1])) if self._rotates else [sequence[-1]]
+        # where they rotate, the outputs of the last few launches, else the last one's
+        windows = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._rotates else [sequence[-1]]
         try:
-            last_first = [(window, self._output(name, window)) for window in windows[:4]]
+            outputs = torch.stack([self._output(name, window) for window in windows])
             # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
             least = self.gemm.accumulate if name == CANDIDATE else Accumulate.FP16
-            difference = self.operands.check(last_first[::-1], self.check_elements, least)
+            difference = self.operands.check(outputs, windows, self.check_elements, least)
         except WrongOutput as wrong:
             if name == CANDIDATE:
                 raise
@@ -156,21 +184,21 @@ class CudaRounds(Rounds):
         empty = self.worker.call("empty", self.timeout_s)
         empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
         conditions = self.drift.summary()
+        conditions["empty_us"] = {CANDIDATE: empty["graph_s"] * 1e6, "baselines": self._workers.helpers.empty_s() * 1e6}
         if not self.protocol.round_s:
             conditions["host_call_to_done_us"] = self._host_us()
         return replace(self.timing(empty_s * 1e6, seconds), conditions=conditions)
 
     def close(self) -> None:
-        if self._trace:
-            self._trace.close()
-        for graph, _ in self._graphs.values():
-            if isinstance(graph, Graph):
-                graph.destroy()
+        if not self.protocol.round_s:  # CUPTI slows what comes after it in the same process
+            if self._trace:
+                self._trace.close(detach=True)
+            self._workers.renew()
 
     def _host_us(self) -> dict[str, float]:
         """Median microseconds from the host's call to the end of the launch, without CUPTI, whose records cost time."""
         assert self._trace is not None
-        self._trace.close()
+        self._trace.close(detach=True)
         self._trace = None
         self.worker.call("traced", self.timeout_s, on=False)
         samples: dict[str, list[float]] = {name: [] for name in self.arms}
@@ -189,10 +217,10 @@ class CudaRounds(Rounds):
 
         Nothing tells the candidate that it is this round, so what it skips elsewhere it skips here.
         """
-        if not self.protocol.round_s:
+        if not self.protocol.round_s or CANDIDATE not in self.arms:
             return
-        count = max((count for name, count in self._graphs if name == CANDIDATE), default=1)
-        sequence = [int(window) for window in self.rng.integers(0, self.arena.windows, count)]
+        count = max(self._graphs)
+        sequence = self._windows(count)
         kept = sorted(int(i) for i in self.rng.permutation(count)[: self.arena.records])
         self.operands.refresh()
         self._poison(CANDIDATE)
@@ -201,31 +229,36 @@ class CudaRounds(Rounds):
         sources = [[self.places[sequence[i]]["c"].buffer, self.places[sequence[i]]["c"].offset] for i in kept]
         size = 2 * self.gemm.m * self.gemm.n
         self.worker.call("record", self.timeout_s, bindings=sequence, kept=kept, source=sources, size=size)
-        outputs = self.arena.recorded(len(kept))
-        self.operands.check([(sequence[i], outputs[index]) for index, i in enumerate(kept)], element_wise=True)
+        self.operands.check(self.arena.recorded(len(kept)), [sequence[i] for i in kept], element_wise=True)
 
     def _sequence(self, name: str, count: int) -> list[int]:
         """The windows of an arm's launches; its graph is made with them."""
         key = (name, count)
-        if key not in self._graphs:
-            sequence = [int(window) for window in self.rng.integers(0, self.arena.windows, count)]
-            if self._rotates:  # each in its turn, so that none is in the cache when it comes again
-                sequence = [i % self.arena.windows for i in range(count)]
-            if name == CANDIDATE:
+        if name == CANDIDATE:
+            if count not in self._graphs:
+                sequence = self._windows(count)
                 answer = self.worker.call("capture", self.timeout_s, bindings=sequence)
-                self._graphs[key] = (int(answer["graph"]), sequence)
-            else:
-                launch = self._launcher(name)
+                self._graphs[count] = (int(answer["graph"]), sequence)
+            return self._graphs[count][1]
+        if key not in self.operands.graphs:
+            sequence = self._windows(count)
+            launch = self._launcher(name)
 
-                def enqueue(stream: int) -> None:
-                    for window in sequence:
-                        launch(stream, window)
+            def enqueue(stream: int) -> None:
+                for window in sequence:
+                    launch(stream, window)
 
-                with torch.cuda.stream(self._stream):
-                    launch(self._stream.cuda_stream, 0)  # what a library sets up on first use is not captured
-                    self._stream.synchronize()
-                    self._graphs[key] = (Graph(self._stream.cuda_stream, enqueue), sequence)
-        return self._graphs[key][1]
+            with torch.cuda.stream(self._stream):
+                launch(self._stream.cuda_stream, 0)  # what a library sets up on first use is not captured
+                self._stream.synchronize()
+                self.operands.graphs[key] = (Graph(self._stream.cuda_stream, enqueue), sequence)
+        return self.operands.graphs[key][1]
+
+    def _windows(self, count: int) -> list[int]:
+        """In random order; where they rotate each in its turn, so that none is in the cache when it comes again."""
+        if self._rotates:
+            return [i % self.arena.windows for i in range(count)]
+        return [int(window) for window in self.rng.integers(0, self.arena.windows, count)]
 
     def _launcher(self, name: str) -> Callable[[int, int], None]:
         launch = self.baselines.launcher(name, self.gemm)
@@ -240,17 +273,17 @@ class CudaRounds(Rounds):
         return on_window
 
     def _replay(self, name: str, count: int, warm: bool) -> float:
-        graph, _ = self._graphs[name, count]
-        if isinstance(graph, Graph):
-            return graph.time(int(warm))[0]
+        if name != CANDIDATE:
+            return self.operands.graphs[name, count][0].time(int(warm))[0]
+        graph, _ = self._graphs[count]
         return float(self.worker.call("time", self.timeout_s, graph=graph, warm=int(warm))["device_s"])
 
     def _single(self, name: str, count: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""
         self._sequence(name, count)
-        graph, _ = self._graphs[name, count]
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
-        if isinstance(graph, Graph):
+        if name != CANDIDATE:
+            graph, _ = self.operands.graphs[name, count]
             self.evicted.add_(1)
             torch.cuda.synchronize()
             time.sleep(gap)
@@ -262,7 +295,7 @@ class CudaRounds(Rounds):
         if self.evicted.numel():
             self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
         time.sleep(gap)
-        return float(self.worker.call("once", self.timeout_s, graph=graph)["seconds"])
+        return float(self.worker.call("once", self.timeout_s, graph=self._graphs[count][0])["seconds"])
 
     def _poison(self, name: str) -> None:
         if name == CANDIDATE:

@@ -20,6 +20,7 @@ class Rounds(ABC):
     """One measurement: samples of every arm, taken in turn until the ratio is known well enough.
 
     references: the arms that compete with the candidate, all by default; others are timed beside them.
+    subject: the arm whose time the ratios are taken over, a baseline where there is no candidate.
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
     """
 
@@ -31,9 +32,11 @@ class Rounds(ABC):
         *,
         beat: float = 0.0,
         references: Sequence[str] = (),
+        subject: str = CANDIDATE,
     ) -> None:
-        self.arms, self.protocol, self.rng, self.beat = list(arms), protocol, rng, beat
-        self.references = list(references) or [name for name in arms if name != CANDIDATE]
+        self.arms, self.protocol, self.rng, self.beat, self.subject = list(arms), protocol, rng, beat, subject
+        others = [[name for name in names if name != subject] for names in (references, arms)]
+        self.references = others[0] or others[1] or [subject]
         self.samples: dict[str, list[float]] = {name: [] for name in arms}  # seconds a launch
         self.launches = dict.fromkeys(arms, 0)
         self.max_difference = 0.0
@@ -51,6 +54,10 @@ class Rounds(ABC):
     def most(self) -> int:
         """The most launches one sample can take."""
 
+    def count(self, wanted: float) -> int:
+        """How many launches a round has where so many would fill it."""
+        return max(1, min(self.most, round(wanted)))
+
     def begin_round(self) -> None:  # noqa: B027 - not every target has something to do
         """Called before the arms of each round."""
 
@@ -62,14 +69,14 @@ class Rounds(ABC):
             if once[name] < SLOW_FACTOR * min(once.values()) or once[name] < 1.0:
                 once[name] = min(once[name], self.sample(name, 1))  # the first was the warm-up
         best_baseline = min(seconds for name, seconds in once.items() if name != CANDIDATE)
-        active = [name for name in self.arms if name == CANDIDATE or once[name] <= SLOW_FACTOR * best_baseline]
+        active = [name for name in self.arms if name == self.subject or once[name] <= SLOW_FACTOR * best_baseline]
         for name in self.arms:
             if name not in active:
                 self.samples[name].append(once[name])
                 self.launches[name] = 1
         count, fastest = 1, min(once.values())
         if protocol.round_s:
-            count = max(1, min(self.most, round(protocol.round_s / fastest)))
+            count = self.count(protocol.round_s / fastest)
         started = time.perf_counter()
         while time.perf_counter() - started < protocol.warmup_s:
             for name in active:
@@ -98,7 +105,7 @@ class Rounds(ABC):
 
     def ratio(self, baseline: str) -> Interval:
         """t_baseline / t_candidate over paired rounds."""
-        ours, theirs = self.samples[CANDIDATE], self.samples[baseline]
+        ours, theirs = self.samples[self.subject], self.samples[baseline]
         if len(theirs) < len(ours):  # timed once
             middle = theirs[0] / statistics.median(ours)
             return Interval(middle, -float("inf"), float("inf"))
@@ -111,11 +118,11 @@ class Rounds(ABC):
             for name, samples in self.samples.items()
         }
         reference = self.reference()
-        names = [name for name in arms if name != CANDIDATE]
+        names = [name for name in arms if name != self.subject]
         return Timing(
             status=TimingStatus.MEASURED,
             protocol=self.protocol.name,
-            candidate=arms[CANDIDATE],
+            candidate=arms[self.subject],
             baselines=tuple(arms[name] for name in names),
             reference=reference,
             speedup=self.ratio(reference),

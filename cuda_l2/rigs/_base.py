@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
 from cuda_l2.targets._base import Target
@@ -23,6 +24,14 @@ class Bench(ABC):
     @abstractmethod
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
         """Time a correct candidate. beat: a speedup surely below this needs no more digits."""
+
+    @abstractmethod
+    def time_baselines(self, protocol: Protocol) -> Timing:
+        """Time the baselines alone; the usual strongest stands where a candidate would."""
+
+    def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
+        """What the hardware's counters say of one launch, by short names; UserError where there are none to read."""
+        raise UserError("only CUDA kernels can be profiled; give one, on a machine with an NVIDIA GPU")
 
     @abstractmethod
     def renew(self) -> None:
@@ -50,6 +59,10 @@ class Rig(ABC):
     """Candidates a search proposes at once."""
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
+    wanted_arms: tuple[str, ...] = ()
+    """Beginnings of the names of baselines that reports time; all where empty."""
+    unwanted_arms: tuple[str, ...] = ()
+    """Beginnings of the names of baselines that reports leave out."""
 
     @abstractmethod
     def open(self, gemm: Gemm, seed: int) -> Bench:
@@ -62,6 +75,22 @@ class Rig(ABC):
     @abstractmethod
     def environment(self) -> dict[str, Any]:
         """What a reader needs to judge a figure."""
+
+    def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
+        """What a baseline that was timed for this shape runs, as far as the target can tell."""
+        return {}
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 - where builds disturb there is none
+        """Begin to build what will be asked for later."""
+
+    def reported(self, arms: Sequence[str]) -> list[str]:
+        """Those of the baselines that reports time; UserError where none is left."""
+        chosen = [
+            arm for arm in arms if arm.startswith(self.wanted_arms or "") and not arm.startswith(self.unwanted_arms)
+        ]
+        if not chosen:
+            raise UserError(f"no baseline is left to time: choose from {', '.join(arms)}")
+        return chosen
 
     @abstractmethod
     def close(self) -> None: ...

@@ -87,12 +87,20 @@ class CpuBench(Bench):
         return verify(partial(CpuSession, candidate, build, self._arena, self._cases), full=full)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
+        return self._time(candidate, build, protocol, beat)
+
+    def time_baselines(self, protocol: Protocol) -> Timing:
+        return self._time(None, None, protocol)
+
+    def _time(self, candidate: Candidate | None, build: Build | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         baselines = self._rig.baselines
         if baselines.arena is not self._arena:
             baselines.attach(self._arena)
         if self._operands is None:
             self._operands = Operands(self._arena, self._rng)
-        names = (PREALLOCATED,) if protocol.selects else None  # the usual strongest
+        names = [PREALLOCATED]  # the usual strongest
+        if not protocol.selects:
+            names = sorted(self._rig.reported(baselines.names), key=lambda name: name != PREALLOCATED)
         return measure_cpu(candidate, build, baselines, self._operands, protocol, names=names, beat=beat, rng=self._rng)
 
     def renew(self) -> None:

@@ -2,21 +2,23 @@
 
 import importlib.metadata
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cuda_l2.build.cuda import build_all
+from cuda_l2 import contract
+from cuda_l2.build.build_server import BuildServers
+from cuda_l2.build.stress import stressed
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_arena import CudaArena
-from cuda_l2.execute.cuda_helpers import compiled_helpers
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines, Buffers
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import measure_cuda
+from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
 from cuda_l2.records import Build, Candidate, Gemm, Layout, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Rig
@@ -44,21 +46,13 @@ class CudaRig(Rig):
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
         self.protocols = CUDA_PROTOCOLS
-        self.workers = CudaWorkers(compiled_helpers(self.target.arch))
+        self.workers = CudaWorkers(self.target.arch)
         self.baselines = Baselines()
-        self._compiling = ThreadPoolExecutor(1)
+        self.builders = BuildServers(self.target)
 
     def open(self, gemm: Gemm, seed: int) -> Bench:
         self.require_feasible(gemm)
         return CudaBench(self, gemm, seed)
-
-    def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
-        """Builds in order; while some are judged the next are compiled."""
-        size = max(self.target.cores, 1)
-        chunks = [candidates[start : start + size] for start in range(0, len(candidates), size)]
-        futures = [self._compiling.submit(build_all, chunk, self.target) for chunk in chunks]
-        for future in futures:
-            yield from future.result()
 
     def require_feasible(self, gemm: Gemm) -> None:
         # arena with staging and records, private copies in fp16 and fp32, references in fp64
@@ -74,8 +68,14 @@ class CudaRig(Rig):
     def environment(self) -> dict[str, Any]:
         return self.target.environment() | {"torch": importlib.metadata.version("torch")}
 
+    def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
+        return self.baselines.describe(arm, gemm)
+
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
+        self.builders.build(candidates)  # the cache has them when they are asked for
+
     def close(self) -> None:
-        self._compiling.shutdown(cancel_futures=True)
+        self.builders.close()
         self.workers.close()
         self.baselines.close()
 
@@ -89,21 +89,31 @@ class CudaBench(Bench):
         self._generator = torch.Generator("cuda").manual_seed(seed)
         self._workspace_bytes = WORKSPACE_BYTES + 16 * gemm.m * gemm.n
         self._arena = CudaArena(gemm, self._workspace_bytes)
-        self._rotating: tuple[CudaArena, CudaOperands] | None = None
+        self._rotating: CudaOperands | None = None
         self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
         self._operands: CudaOperands | None = None
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
-        return self._rig.build(candidates)
+        return self._rig.builders.build(candidates)
 
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         self._prepare()
-        open_session = partial(
-            CudaSession, candidate, build, self._arena, self._rig.workers, self._cases, self._rig.target.sms
-        )
-        return verify(open_session, full=full)
+        rig = self._rig
+        places = (self._arena, rig.workers, self._cases, rig.target.sms, self._stress_builds)
+        return verify(partial(CudaSession, candidate, build, *places), full=full)
+
+    def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
+        gemm = self._gemm
+        plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, self._rig.target.sms)
+        return collect(Path(build.artifact), plan, gemm)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
+        return self._time(candidate, build, protocol, beat)
+
+    def time_baselines(self, protocol: Protocol) -> Timing:
+        return self._time(None, None, protocol)
+
+    def _time(self, candidate: Candidate | None, build: Build | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         rig = self._rig
         self._prepare()
         assert self._operands is not None
@@ -130,17 +140,22 @@ class CudaBench(Bench):
         self._rig.workers.renew()
 
     def close(self) -> None:
-        self._arena.close()
-        if self._rotating:
-            self._rotating[0].close()
+        for operands in (self._operands, self._rotating):
+            if operands:
+                operands.close()
+                operands.arena.close()
+
+    def _stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
+        sources = [stressed(candidate.source, seed, counts=counts) for seed in seeds]
+        return list(self._rig.builders.build([Candidate(source) for source in sources]))
 
     def _names(self, protocol: Protocol) -> Sequence[str]:
-        """Every baseline, or for searches the usual strongest."""
+        """The baselines to report, the usual strongest first; for searches that one."""
         names = self._rig.baselines.arms(self._gemm)
-        if not protocol.selects:
-            return names
-        own = [name for name in names if name.startswith(AUTOTUNED) and name.endswith(self._gemm.layout.upper())]
-        return own[:1] or names[:1]
+        own = f"{AUTOTUNED} {self._gemm.layout.upper()}"
+        if protocol.selects:
+            return [own] if own in names else names[:1]
+        return sorted(self._rig.reported(names), key=lambda name: name != own)
 
     def _prepare(self) -> None:
         """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
@@ -158,8 +173,8 @@ class CudaBench(Bench):
         if self._rotating is None:
             count = max(2, int(CACHES_ROTATED * self._rig.target.l2_bytes / self._gemm.bytes) + 1)
             arena = CudaArena(self._gemm, self._workspace_bytes, rotate=min(count, 512))
-            self._rotating = (arena, CudaOperands(arena, self._generator))
-        return self._rotating[1]
+            self._rotating = CudaOperands(arena, self._generator)
+        return self._rotating
 
     def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
         """What every NVIDIA library computes for these operands, fp16 M x N each."""

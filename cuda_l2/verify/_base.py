@@ -9,13 +9,15 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.arena import POISON
+from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
 
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
@@ -125,6 +127,24 @@ class GpuSession(Session):
     @abstractmethod
     def launch_beside_load(self, case: Case, count: int) -> torch.Tensor:
         """C after several launches while another stream holds half of the multiprocessors for a while."""
+
+    @abstractmethod
+    def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[torch.Tensor]:
+        """C of so many launches of builds with delays, one build a seed, beside load: several x M x N at a time."""
+
+    sms: int
+
+    @abstractmethod
+    def plan_for(self, gemm: Gemm) -> Plan:
+        """What would be launched for another shape; ContractError where the contract refuses it."""
+
+    @abstractmethod
+    def sanitizes(self) -> bool:
+        """Whether compute-sanitizer works on this machine; UserError where it is not installed."""
+
+    @abstractmethod
+    def sanitize(self, tool: Tool, gemm: Gemm) -> str:
+        """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
 
 
 class Check(ABC):

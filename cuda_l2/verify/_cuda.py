@@ -4,16 +4,19 @@ References are computed on the CPU where that takes well under a second, else by
 off, some of whose rows are computed again on the CPU and must agree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from cuda_l2 import contract
+from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
+from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_arena import POISON, CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
-from cuda_l2.records import Build, Candidate, Gemm, VerdictStatus
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Cases, CheckFailed, GpuSession, References, logical_b, require_written
 
@@ -26,6 +29,13 @@ SPOT_ROWS = 4
 """Rows of a larger one that are computed there too."""
 PRODUCER_NS = 40_000
 BESIDE_NS = 300_000
+BACK_TO_BACK = 8
+USUAL_GFLOPS = 200e3
+STRESS_SLOWDOWN = 20
+"""Launches of a build with delays may take so many times longer."""
+SANITIZER_TIMEOUT_S = 120.0
+StressBuilds = Callable[[Candidate, Sequence[int], bool], Sequence[Build]]
+"""Builds of a candidate with delays, one a seed; whether delays may differ from pass to pass, for shared memory."""
 
 
 class CudaReferences(References):
@@ -59,11 +69,18 @@ class CudaSession(GpuSession):
     """One candidate loaded in a worker, operands snug against unmapped memory."""
 
     def __init__(
-        self, candidate: Candidate, build: Build, arena: CudaArena, workers: CudaWorkers, cases: Cases, sms: int
+        self,
+        candidate: Candidate,
+        build: Build,
+        arena: CudaArena,
+        workers: CudaWorkers,
+        cases: Cases,
+        sms: int,
+        stress_builds: StressBuilds,
     ) -> None:
-        self.gemm, self.build, self.arena, self.cases = cases.gemm, build, arena, cases
-        self.candidate, self._workers = candidate, workers
-        self.plan = contract.parse_cuda(candidate.source).plan(self.gemm.m, self.gemm.n, self.gemm.k, sms)
+        self.gemm, self.build, self.arena, self.cases, self.sms = cases.gemm, build, arena, cases, sms
+        self.candidate, self._workers, self._stress_builds = candidate, workers, stress_builds
+        self.plan = self.plan_for(self.gemm)
         if self.plan.workspace_bytes > arena.workspace_bytes:
             limit = arena.workspace_bytes >> 20
             asked = f"asks for {self.plan.workspace_bytes} bytes of workspace; at most {limit} MiB"
@@ -98,6 +115,58 @@ class CudaSession(GpuSession):
         self._fill(case, None)
         self.worker.call("loaded_launches", self.timeout_s * count, count=count, occupied=0.5, ns=BESIDE_NS)
         return self._result(case)
+
+    def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[torch.Tensor]:
+        """C of so many launches of builds with delays, one build a seed, beside load: several x M x N at a time.
+
+        The last of each seed's is that of several launches with nothing between them. What cannot be built or launched
+        with delays, for lack of registers or shared memory, is launched without them.
+        """
+        places = self.arena.places(self.plan)
+        scratch = [
+            [places[w.name].buffer, places[w.name].offset, w.bytes] for w in self.plan.workspaces if not w.persistent
+        ]
+        limit_s = LAUNCH_TIMEOUT_S + count * STRESS_SLOWDOWN * (self.timeout_s - LAUNCH_TIMEOUT_S + 1e-3)
+        c, size = [places["c"].buffer, places["c"].offset], 2 * self.arena.c().numel()
+        load = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
+        for build in self._stressed(seeds):
+            self.worker.load(Path(build.artifact), self.plan, [places])
+            for start in range(0, count, self.arena.records):
+                batch = min(count - start, self.arena.records)
+                self._fill(case, None)
+                self.worker.call("record_loaded", limit_s, count=batch, c=c, size=size, scratch=scratch, **load)
+                self._result(case)
+                yield self.arena.recorded(batch)
+            self._fill(case, None)
+            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, **load)
+            yield self._result(case)[None]
+        self.worker.load(Path(self.build.artifact), self.plan, [places])
+
+    def _stressed(self, seeds: Sequence[int]) -> list[Build]:
+        """Builds with delays that can be launched; the candidate's own where there are none."""
+        for counted in (True, False):
+            builds = self._stress_builds(self.candidate, seeds, counted)
+            if all(build.status is BuildStatus.BUILT for build in builds):
+                try:
+                    self.worker.load(Path(builds[0].artifact), self.plan, [self.arena.places(self.plan)])
+                    return list(builds)
+                except Fault as fault:
+                    if fault.status is not VerdictStatus.FORBIDDEN:
+                        raise
+        return [self.build]
+
+    def plan_for(self, gemm: Gemm) -> Plan:
+        """What would be launched for another shape; ContractError where the contract refuses it."""
+        return contract.parse_cuda(self.candidate.source).plan(gemm.m, gemm.n, gemm.k, self.sms)
+
+    def sanitizes(self) -> bool:
+        """Whether compute-sanitizer works on this machine; UserError where it is not installed."""
+        return sanitizer.works()
+
+    def sanitize(self, tool: sanitizer.Tool, gemm: Gemm) -> str:
+        """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
+        timeout_s = SANITIZER_TIMEOUT_S
+        return sanitizer.findings(tool, Path(self.build.artifact), self.plan_for(gemm), gemm, timeout_s)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:

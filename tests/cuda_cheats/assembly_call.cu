@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Calls the device's printf in assembly.
- * expect: refused */
+ * expect: refused failed */
 #include <cuda_fp16.h>
 
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {

@@ -10,7 +10,7 @@ args = ["a", "b", "c", "m", "n", "k"]
 edge = "programmatic"
 */
 /* May begin before the launch ahead has ended, and does not wait for it.
- * expect: incorrect imprecise unhygienic crashed wrong-output */
+ * expect: refused incorrect imprecise unhygienic crashed wrong-output */
 #include <cuda_fp16.h>
 
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {

@@ -20,7 +20,7 @@ args = ["parts", "c", "m", "n"]
 edge = "programmatic"
 */
 /* The second of two launches begins early and does not wait for the first one's parts.
- * expect: incorrect imprecise unhygienic crashed wrong-output */
+ * expect: refused incorrect imprecise unhygienic crashed wrong-output */
 #include <cuda_fp16.h>
 
 // Part blockIdx.z of four of the sum over K, in fp32.

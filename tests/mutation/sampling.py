@@ -51,7 +51,9 @@ def enumerate_mutants(subject: str, text: str) -> list[Mutant]:
             places[what] += 1
             where = f"{_slug(subject)}/{_slug(operator.name)}/{_digest(f'{what}{places[what]}')}"
             after = _changed_line(text, mutated, edit.start)
-            found.append(Mutant(where, subject, operator.name, operator.group, source.line(edit.start), before, after, mutated))
+            found.append(
+                Mutant(where, subject, operator.name, operator.group, source.line(edit.start), before, after, mutated)
+            )
     return found
 
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-_BLANKED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*', re.S | re.M)
+_BLANKED = re.compile(
+    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*', re.S | re.M
+)
 _STRESS = re.compile(r"^#ifdef STRESS$.*?^#(?:else|endif)", re.S | re.M)
 _HELPER = re.compile(r"(?:\bDEV\b|\bDEVICE\b|\b__device__\b)[^;{}()]*?\b(\w+)\s*\(")
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
@@ -150,7 +152,7 @@ class Source:
         found = []
         for match in re.finditer(r"\{", self.code[self.contract_end :]):
             opening = match.start() + self.contract_end
-            before = self.code[: opening].rstrip()
+            before = self.code[:opening].rstrip()
             if not self.in_helper(opening) and re.search(r"(\)|\belse|\bdo|[;{}])$", before):
                 found.append(tuple(self._statements(opening + 1, self.matching(opening) - 1)))
         return tuple(found)

@@ -71,14 +71,14 @@ SUBJECTS = (
     ),
     Subject(
         *("persistent", "sm90_persistent", "2200x1608x200"),
-        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 5, "PDL": 2},
+        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 5, "BAND": 4, "PDL": 2},
     ),
     Subject(
         *("persistent in turns", "sm90_persistent", "2184x1800x264:tn"),
-        {"SWAP": 0, "PINGPONG": 1, "BM": 64, "BN": 160, "CM": 2, "OUT": 1, "PDL": 0},
+        {"SWAP": 0, "PINGPONG": 1, "BM": 64, "BN": 160, "CM": 2, "OUT": 1, "BAND": 2, "PDL": 0},
     ),
     Subject(
         *("persistent by warpgroups", "sm90_persistent", "2056x1800x328"),
-        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "CN": 2, "WGSTORE": 1, "OUT": 1, "COLUMNS": 1},
+        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "CN": 2, "WGSTORE": 1, "OUT": 1, "COLUMNS": 1, "BAND": 4},
     ),
 )

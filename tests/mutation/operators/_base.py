@@ -64,7 +64,9 @@ def aside(source: Source, position: int) -> bool:
     line, following = source.line_text(position), source.line_text(source.text.find("\n", position) + 1)
     if re.search(r"\bpin\(", line + following):  # keeps reads of sums in their place, and is no instruction
         return True
-    constants = r"\s*(static_assert|constexpr|static constexpr|template|using|struct|while \(columns)|.*\b(SPINS|spins)\b"
+    constants = (
+        r"\s*(static_assert|constexpr|static constexpr|template|using|struct|while \(columns)|.*\b(SPINS|spins)\b"
+    )
     return bool(re.match(constants, line))
 
 

@@ -47,7 +47,9 @@ def _half_sum(source: Source) -> Iterator[Edit]:
         rounded = f"{match.group(1)} = rounded_to_fp16({match.group(1)} + {match.group(2)});"
         yield Edit(*match.span(), rounded, ((at, at, _ROUNDED),))
     for call in source.role_calls("multiply"):
-        array = re.match(r"(?:sums|acc)\w*(?:\[\w+\])*", source.text[slice(*call.arguments[0])]) if call.arguments else None
+        array = (
+            re.match(r"(?:sums|acc)\w*(?:\[\w+\])*", source.text[slice(*call.arguments[0])]) if call.arguments else None
+        )
         if array and source.code[call.end] == ";":
             rounding = f"; for (auto &sum : {array.group()}) sum = rounded_to_fp16(sum)"
             whole = f"{{ {source.text[call.start : call.end]}{rounding}; }}"
@@ -69,4 +71,6 @@ def _rounding(source: Source) -> Iterator[Edit]:
     for match in matches(source, r"\b__float2half(_rn)?(?=\()"):
         yield Edit(*match.span(), "__float2half_rz")
     for match in matches(source, r"\b__floats2half2_rn\((\w+), (\w+)\)"):
-        yield Edit(*match.span(), f"__halves2half2(__float2half_rz({match.group(1)}), __float2half_rz({match.group(2)}))")
+        yield Edit(
+            *match.span(), f"__halves2half2(__float2half_rz({match.group(1)}), __float2half_rz({match.group(2)}))"
+        )

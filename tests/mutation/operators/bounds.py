@@ -41,7 +41,9 @@ def _predicate(source: Source) -> Iterator[Edit]:
 
 @operator("drop guard of a load", GROUP)
 def _guard(source: Source) -> Iterator[Edit]:
-    for match in plain_matches(source, r"\binside = ([^;,]+);|\b(?:min|least)\(([^()]*(?:\([^()]*\)[^()]*)*), [^()]*\)"):
+    for match in plain_matches(
+        source, r"\binside = ([^;,]+);|\b(?:min|least)\(([^()]*(?:\([^()]*\)[^()]*)*), [^()]*\)"
+    ):
         if match.group(1):
             yield Edit(*match.span(1), f"({match.group(1)}) | 8")
         elif not constant(match.group()):

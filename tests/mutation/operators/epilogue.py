@@ -14,7 +14,9 @@ def _drop_store(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("bulk-store", "stmatrix"):
         yield Edit(call.start, call.end, NOTHING)
     for match in plain_matches(source, r"(?<=[ )])\*(?:reinterpret_cast<|static_cast<|\()[^;]*? = [^;=][^;]*(?=;)"):
-        if not re.search(r"\breturn\b|\bconst\b[^;]*$", source.code[source.code.rfind(";", 0, match.start()) : match.start()]):
+        if not re.search(
+            r"\breturn\b|\bconst\b[^;]*$", source.code[source.code.rfind(";", 0, match.start()) : match.start()]
+        ):
             yield Edit(*match.span(), NOTHING)
     for match in plain_matches(source, r"(?<=[ )])(?:at|C|c|out|to|p|tile)\[[^;=]*?\] = (?!=)[^;]+(?=;)"):
         yield Edit(*match.span(), NOTHING)
@@ -42,7 +44,8 @@ def _elsewhere(source: Source) -> Iterator[Edit]:
             if re.search(r"row|col|stage|buf|\bat\b|\bout\b", text) and not text.startswith("&"):
                 yield Edit(start, end, f"{text} + 8")
     for match in plain_matches(source, r"\b(?:out|c|C|to) \+ (?:\(u64\)|static_cast<long long>\()?\w+"):
-        yield Edit(match.start(), match.start(), "1 + ")
+        if "bar_" not in source.line_text(match.start()):
+            yield Edit(match.start(), match.start(), "1 + ")
 
 
 @operator("wrong lane", GROUP)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from mutation.operators._base import Edit, constant, functions, matches, operator, plain_matches
+from mutation.operators._base import Edit, constant, functions, operator, plain_matches
 from mutation.source import Call, Source
 
 GROUP = "index"
@@ -114,5 +114,3 @@ def _calls(source: Source) -> Iterator[Call]:
         before = source.code[max(0, call.start - 60) : call.start].split("\n")[-1]
         if not re.search(r"\b(auto|void|int|bool|DEV|DEVICE|__device__)\s[^;{}]*$", before):
             yield call
-
-

@@ -19,7 +19,9 @@ def _part(source: Source) -> Iterator[Edit]:
 
 @operator("drop a part", GROUP)
 def _drop_part(source: Source) -> Iterator[Edit]:
-    for match in matches(source, r"\bfor \(int \w+ = (0); \w+ < [^;]*\b(?:CK|SL|SPLIT_K|WARPS_K|splits?|parts)\b[^;]*;"):
+    for match in matches(
+        source, r"\bfor \(int \w+ = (0); \w+ < [^;]*\b(?:CK|SL|SPLIT_K|WARPS_K|splits?|parts)\b[^;]*;"
+    ):
         yield Edit(*match.span(1), "1")
     for match in matches(source, r"\b(?:own|out|sum|share|total)\w*(?:\[[^;=]*?\])* (\+=) "):
         yield Edit(*match.span(1), "=")

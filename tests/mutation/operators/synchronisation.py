@@ -136,6 +136,8 @@ def _movable(source: Source) -> Iterator[tuple[Call, tuple[tuple[int, int], ...]
 
 def _declares(source: Source, span: tuple[int, int]) -> bool:
     """Whether a statement declares something that others may need, leaves, or is empty."""
-    types = r"(const|constexpr|int|u16|u32|u64|unsigned|float|bool|auto|half|Sum|char|extern|return|__shared__|uint\w*)\b"
+    types = (
+        r"(const|constexpr|int|u16|u32|u64|unsigned|float|bool|auto|half|Sum|char|extern|return|__shared__|uint\w*)\b"
+    )
     text = source.code[slice(*span)].strip()
     return not text.strip(";") or bool(re.match(types, text))

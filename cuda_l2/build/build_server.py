@@ -1,0 +1,92 @@
+"""Builds CUDA candidates in processes of their own, so that reading texts and machine code takes no time from timings.
+
+Run as a module it is such a process: one JSON line in, with sources, answered by one line of builds. The process that
+starts them shares nothing with them but that pipe: Python's threads would share its interpreter.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Build, Candidate, from_json
+from cuda_l2.targets.cuda import CudaTarget
+
+CORES_A_SERVER = 4
+BATCH = 4
+"""Candidates sent at once: few, so that the first are ready early."""
+
+
+class BuildServers:
+    """As many processes as the host's cores can feed. A context manager; they start on first use."""
+
+    def __init__(self, target: CudaTarget) -> None:
+        self._target = replace(target, cores=CORES_A_SERVER)
+        count = max(1, target.cores // CORES_A_SERVER)
+        self._pool = ThreadPoolExecutor(count)
+        self._local = threading.local()
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
+        """Builds in order; those not asked for yet go on in the background."""
+        batches = [candidates[start : start + BATCH] for start in range(0, len(candidates), BATCH)]
+        futures: list[Future[list[Build]]] = [self._pool.submit(self._send, batch) for batch in batches]
+        return (build for future in futures for build in future.result())
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _send(self, batch: Sequence[Candidate]) -> list[Build]:
+        process = self._process()
+        assert process.stdin and process.stdout
+        message = {"target": asdict(self._target), "sources": [candidate.source for candidate in batch]}
+        try:
+            process.stdin.write(json.dumps(message) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except (BrokenPipeError, ValueError):
+            line = ""
+        if not line:
+            del self._local.process  # the next batch gets a new one
+            raise UserError("a build process ended before its answer; run the command again")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise UserError(answer["error"])
+        return [from_json(Build, text) for text in answer["builds"]]
+
+    def _process(self) -> "subprocess.Popen[str]":
+        """This thread's process."""
+        if not hasattr(self._local, "process"):
+            command = [sys.executable, "-P", "-m", "cuda_l2.build.build_server"]
+            self._local.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+            )
+            self._processes.append(self._local.process)
+        process: subprocess.Popen[str] = self._local.process
+        return process
+
+
+def main() -> None:
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415 - only in a server's own process
+    from cuda_l2.records import to_json  # noqa: PLC0415
+
+    for line in sys.stdin:
+        message = json.loads(line)
+        fields = message["target"] | {"capability": tuple(message["target"]["capability"])}
+        try:
+            builds = build_all([Candidate(source) for source in message["sources"]], CudaTarget(**fields))
+            answer: dict[str, object] = {"builds": [to_json(build) for build in builds]}
+        except UserError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

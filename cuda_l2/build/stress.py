@@ -1,0 +1,130 @@
+"""Stress builds: a candidate's own text with delays around everything that orders threads.
+
+A race hides where threads always meet in the same order. In a stress build one warp in eight sleeps for up to 2 us
+before and after each barrier, wait, arrival, fence, asynchronous copy and atomic, and one block in eight begins up to
+16 us late, so that they meet in other orders; each seed gives others. A correct kernel gives the same bits with all of
+them. Delays hold no branch and no call, so that wgmma stays asynchronous.
+
+Placed by reading the text, with no help from it: around inline assembly of those instructions, and around statements
+that call something named like them which the text does not define itself. Not covered: what macros spell beyond such a
+statement, orders within a warp, and races so narrow that these delays do not open them.
+"""
+
+import re
+
+from cuda_l2.build import lexing
+
+STATE_BYTES = 128
+"""Static shared memory of a build that counts."""
+
+_PRELUDE = """
+static __device__ __forceinline__ unsigned cuda_l2_hash(unsigned place) {
+  const unsigned warp = ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32;
+  unsigned h = SEEDu * 0x9E3779B9u ^ place * 0x85EBCA6Bu ^ warp << 4;
+  h ^= blockIdx.x << 9 ^ blockIdx.y << 20 ^ blockIdx.z << 27;
+  COUNT
+  h = (h ^ h >> 15) * 0x27D4EB2Fu;
+  h = (h ^ h >> 13) * 0x165667B1u;
+  return h ^ h >> 16;
+}
+static __device__ __forceinline__ void cuda_l2_sleep(unsigned ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
+static __device__ __forceinline__ void cuda_l2_delay(unsigned place) {
+  const unsigned h = cuda_l2_hash(place);
+  cuda_l2_sleep(h >> 29 ? 0 : h >> 18);
+}
+static __device__ __forceinline__ void cuda_l2_late() {
+  unsigned h = SEEDu * 0x9E3779B9u ^ blockIdx.x * 0x85EBCA6Bu ^ blockIdx.y << 12 ^ blockIdx.z << 24;
+  h = (h ^ h >> 15) * 0x27D4EB2Fu;
+  cuda_l2_sleep(h >> 29 ? 0 : h >> 15);
+}
+"""
+_COUNT = "__shared__ unsigned calls[32]; h ^= calls[warp]++ * 0xC2B2AE35u;  // from whatever was there: passes differ"
+
+_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(")
+_ORDERING_PTX = re.compile(
+    r"\b(?:mbarrier|bar|barrier|fence|membar|griddepcontrol|red|atom|st\.async|cp\.async|cp\.reduce|wgmma\.wait_group)\b"
+    r"|\b(?:ld|st)\.[\w.:]*(?:acquire|release|relaxed|volatile)"
+)
+_CALL = re.compile(r"(?<![\w.>:])(?:[A-Za-z_]\w*\s*(?:::|\.|->)\s*)*([A-Za-z_]\w*)\s*(?:<[^<>;(){}]*>)?\s*\(")
+_ORDERING_NAME = re.compile(r"sync|wait|arrive|barrier|fence|commit|release|acquire|expect|^atomic", re.IGNORECASE)
+_WGMMA_NAME = re.compile(r"wgmma|warpgroup|gmma", re.IGNORECASE)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
+_BRANCH = re.compile(r"\b(?:else|do)\Z")
+_CONDITION = re.compile(r"\b(?:if|while|for|switch|constexpr)\s*\Z")
+
+
+def stressed(source: str, seed: int, *, counts: bool = True) -> str:
+    """The text with delays. counts: they differ from pass to pass of a loop, for STATE_BYTES of shared memory."""
+    text = lexing.blank(source, lexing.CPP_TOKEN)
+    text = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
+    closing = _closing(text)
+    opening = {place: begin for begin, place in closing.items()}
+    defined = {m.group(1) for m in _CALL.finditer(text) if _next(text, closing.get(m.end() - 1)) == "{"}
+    wrapped: list[tuple[int, int]] = []  # statements, from their first character to behind their semicolon
+    for match in [*_ASM.finditer(text), *_CALL.finditer(text)]:
+        end = closing.get(match.end() - 1)
+        if _next(text, end) != ";":
+            continue
+        assert end is not None
+        if _ASM.match(match.group()):
+            ordering = bool(_ORDERING_PTX.search(source, match.end(), end))
+        else:
+            name = match.group(1)
+            ordering = (
+                bool(_ORDERING_NAME.search(name)) and name not in defined and _statement(text, match.start(), opening)
+            )
+            ordering &= not _WGMMA_NAME.search(name) or "wait" in name.lower()
+        if ordering:
+            wrapped.append((match.start(), text.index(";", end) + 1))
+    insertions = [(begin, f"{{ cuda_l2_delay({2 * i}); ") for i, (begin, _) in enumerate(wrapped)]
+    insertions += [(end, f" cuda_l2_delay({2 * i + 1}); }}") for i, (_, end) in enumerate(wrapped)]
+    insertions += [(begin, " cuda_l2_late();") for begin in _bodies(text, closing)]
+    prelude = _PRELUDE.replace("SEED", str(seed)).replace("COUNT", _COUNT if counts else "")
+    insertions.append((source.index("*/") + 2, prelude))  # behind the contract
+    for place, inserted in sorted(insertions, reverse=True):
+        source = source[:place] + inserted + source[place:]
+    return source
+
+
+def _closing(text: str) -> dict[int, int]:
+    """Where each parenthesis that opens is closed."""
+    found, opened = {}, []
+    for match in re.finditer(r"[()]", text):
+        if match.group() == "(":
+            opened.append(match.start())
+        elif opened:
+            found[opened.pop()] = match.start()
+    return found
+
+
+def _next(text: str, place: int | None) -> str:
+    """The first character behind a place that is not blank."""
+    match = re.compile(r"\S").search(text, place + 1) if place is not None else None
+    return match.group() if match else ""
+
+
+def _statement(text: str, start: int, opening: dict[int, int]) -> bool:
+    """Whether a statement begins here."""
+    before = start - 1
+    while before >= 0 and text[before].isspace():
+        before -= 1
+    if before < 0 or text[before] in ";{}":
+        return before >= 0
+    word = (
+        text[max(0, opening[before] - 20) : opening[before]]
+        if before in opening
+        else text[max(0, before - 9) : before + 1]
+    )
+    return bool(_CONDITION.search(word) if before in opening else _BRANCH.search(word))
+
+
+def _bodies(text: str, closing: dict[int, int]) -> list[int]:
+    """Where the bodies of kernels begin."""
+    found = []
+    for match in re.finditer(r"\b__global__\b", text):
+        place = match.end()
+        while place < len(text) and text[place] not in ";{":
+            place = closing.get(place, place) + 1
+        if text[place : place + 1] == "{":
+            found.append(place + 1)
+    return found

@@ -1,0 +1,58 @@
+"""Launches one CUDA candidate in a process of its own, under a tool of NVIDIA's: the sanitizer or the profiler."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuda_l2 import sandbox
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.records import Gemm, to_json
+
+MAIN = "cuda_l2.execute.cuda_alone_main"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to launch, on standard normal operands from a seed."""
+
+    cubin: str
+    plan: Plan
+    gemm: Gemm
+    launches: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a run ended. A process that died has neither digests nor a word on why."""
+
+    status: int | None  # of the tool's process; None where it outran its time
+    output: str  # the tool's
+    digests: tuple[str, ...] = ()
+    refused: str = ""  # it cannot be launched as its contract says
+    fault: str = ""  # what the driver said
+
+
+def run(tool: Sequence[str], job: Job, folder: Path, timeout_s: float) -> Ended:
+    """Run a job in this folder under a tool, given as the beginning of a command."""
+    texts = [folder / name for name in ("job.json", "result.json", "log")]
+    texts[0].write_text(to_json(job))
+    command = [*tool, sys.executable, "-P", "-m", MAIN, str(texts[0]), str(texts[1])]
+    with texts[2].open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
+        )
+        status: int | None = None
+        try:
+            status = process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            sandbox.kill(process)
+            process.wait()
+    result = json.loads(texts[1].read_text()) if texts[1].exists() else {}
+    digests = tuple(result.pop("digests", ()))
+    return Ended(status, texts[2].read_text(errors="replace"), digests, **result)

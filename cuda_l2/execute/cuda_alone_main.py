@@ -1,0 +1,85 @@
+"""The process that launches one CUDA candidate alone. Started by `cuda_alone`, under a tool that watches it.
+
+Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds. No
+torch. The job is a JSON file, and so is the result: a digest of C for each launch, or what went wrong.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from cuda.bindings import driver
+
+from cuda_l2.execute.cuda_alone import Job
+from cuda_l2.execute.cuda_driver import DriverError, LaunchError, Loaded, check
+from cuda_l2.records import from_json
+
+POISON = 0x7DAD
+SCRATCH_WORD = 0xFBFBFBFB
+WORKSPACE_ALIGN = 1024
+PATTERN = 65521
+"""Operands repeat after so many normal numbers: a prime, so that rows differ."""
+
+
+def _launch(job: Job) -> list[str]:
+    """A digest of C for each launch; C and scratch workspaces hold garbage before each."""
+    check("cuInit", driver.cuInit(0))
+    device = check("cuDeviceGet", driver.cuDeviceGet(0))
+    context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
+    check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+    stream = check("cuStreamCreate", driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    gemm, workspaces = job.gemm, job.plan.workspaces
+    generator = np.random.default_rng(job.seed)
+    pattern = generator.standard_normal(PATTERN, dtype=np.float32).astype(np.float16)
+    pointers = {}
+    for name, elements in (("a", gemm.m * gemm.k), ("b", gemm.k * gemm.n)):
+        values = np.resize(np.roll(pattern, ord(name)), elements)
+        pointers[name] = _allocate(values.nbytes)
+        check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointers[name], values.ctypes.data, values.nbytes))
+    c = np.empty(gemm.m * gemm.n, np.uint16)
+    pointers["c"] = _allocate(c.nbytes)
+    for workspace in workspaces:
+        # aligned by hand: the driver aligns small ones to less
+        address = _allocate(workspace.bytes + WORKSPACE_ALIGN)
+        pointers[workspace.name] = -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        _fill(pointers[workspace.name], workspace.bytes, workspace.fill if workspace.persistent else SCRATCH_WORD)
+    bound = Loaded(Path(job.cubin).read_bytes(), job.plan).bind(pointers)
+    digests = []
+    for _ in range(job.launches):
+        check("cuMemsetD16", driver.cuMemsetD16(pointers["c"], POISON, c.size))
+        for workspace in workspaces:
+            if not workspace.persistent:
+                _fill(pointers[workspace.name], workspace.bytes, SCRATCH_WORD)
+        check("cuCtxSynchronize", driver.cuCtxSynchronize())
+        bound.launch(int(stream))
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
+        check("cuMemcpyDtoH", driver.cuMemcpyDtoH(c.ctypes.data, pointers["c"], c.nbytes))
+        digests.append(hashlib.sha256(c.tobytes()).hexdigest()[:16])
+    return digests
+
+
+def _allocate(size: int) -> int:
+    return int(check("cuMemAlloc", driver.cuMemAlloc(max(1, size))))
+
+
+def _fill(address: int, size: int, word: int) -> None:
+    check("cuMemsetD32", driver.cuMemsetD32(address, word, size // 4))
+
+
+def main() -> None:
+    job = from_json(Job, Path(sys.argv[1]).read_text())
+    result: dict[str, object]
+    try:
+        result = {"digests": _launch(job)}
+    except LaunchError as error:
+        result = {"refused": str(error)}
+    except DriverError as error:
+        result = {"fault": str(error)}
+    Path(sys.argv[2]).write_text(json.dumps(result))
+    sys.exit("fault" in result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""NVIDIA's compute-sanitizer on a candidate launched alone: what a tool finds, in one line.
+
+memcheck sees every access to global and shared memory, and knows the bounds of each array. racecheck sees pairs of
+accesses to the same shared memory that nothing orders.
+"""
+
+import enum
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cuda_l2 import scratch
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.errors import UserError
+from cuda_l2.execute import cuda_alone
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import Gemm, VerdictStatus
+
+LAUNCHES = 2
+PADDING_BYTES = 65536
+"""Left free behind every array, so that running past an end meets no other array."""
+MAX_REPORTS = 4
+MAX_REASON = 400
+
+_PREFIX = "========="
+_REPORT = re.compile(r"(?:Error: |Warning: )?(?:Race|Invalid|Misaligned|Uninitialized|Barrier|Potential|Divergent)\b")
+_NOISE = re.compile(r"COMPUTE-SANITIZER|Saved host backtrace|Host Frame|in \S+\.so\b")
+_SUMMARY = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: (\d+) (?:hazard|error)")
+_NOT_HERE = re.compile(r"Device not supported|Failed to initialize|LibraryNotLoaded")
+_PROBE = "from cuda.bindings import driver as d; d.cuInit(0); d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1]); d.cuMemAlloc(8)"
+PROBE_TIMEOUT_S = 60.0
+
+
+class Tool(enum.StrEnum):
+    MEMCHECK = "memcheck"
+    RACECHECK = "racecheck"
+
+
+def find() -> Path:
+    """The program, or a UserError that says how to get it."""
+    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415 - not on machines without CUDA
+
+    found = find_nvidia_binary_utility("compute-sanitizer") or shutil.which("compute-sanitizer")
+    if not found:
+        raise UserError(
+            "full verification needs compute-sanitizer, which was not found: install the CUDA toolkit,"
+            " or pip install nvidia-cuda-sanitizer-api"
+        )
+    return Path(found)
+
+
+@functools.cache
+def works() -> bool:
+    """Whether it can watch this GPU: under some virtual machines it says that it cannot. UserError where it is missing."""
+    command = [str(find()), "--tool", Tool.MEMCHECK, sys.executable, "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return not _NOT_HERE.search(done.stdout + done.stderr)
+
+
+def findings(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm, timeout_s: float) -> str:
+    """What the tool reports first of a candidate's launches, in one line; empty where it finds nothing.
+
+    Fault where the candidate cannot be launched, or does not end.
+    """
+    job = cuda_alone.Job(str(cubin), plan, gemm, LAUNCHES)
+    folder = scratch.make_folder()
+    try:
+        ended = cuda_alone.run([str(find()), *options(tool)], job, folder, timeout_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found = parse(ended.output)
+    if found:
+        return found
+    if ended.refused:
+        raise Fault(VerdictStatus.FORBIDDEN, ended.refused)
+    if ended.status is None:
+        raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.0f} s under {tool}")
+    summary = _SUMMARY.search(ended.output)
+    if not ended.digests or not summary:
+        raise Fault(VerdictStatus.CRASHED, f"ended under {tool}: {ended.fault or last_line(ended.output)}")
+    if int(summary.group(1)):
+        return last_line(ended.output)
+    return "" if len(set(ended.digests)) == 1 else "the same launch gave another result"
+
+
+def options(tool: Tool) -> list[str]:
+    """Beside the tool: no backtraces of ours, no report of driver calls that say no, as some of ours may."""
+    chosen = ["--tool", tool, "--show-backtrace", "no", "--print-limit", str(MAX_REPORTS)]
+    if tool is Tool.MEMCHECK:
+        chosen += ["--report-api-errors", "no", "--padding", str(PADDING_BYTES)]
+    return chosen
+
+
+def parse(output: str) -> str:
+    """The first report in a tool's output, in one line; empty where there is none."""
+    return next((" ".join(lines)[:MAX_REASON] for lines in _reports(output) if _REPORT.match(lines[0])), "")
+
+
+def _reports(output: str) -> Iterator[list[str]]:
+    """The lines of each report, which end with an empty one; backtraces left out."""
+    lines: list[str] = []
+    for line in [*output.splitlines(), _PREFIX]:
+        if not line.startswith(_PREFIX):
+            continue  # the program's own
+        text = line.removeprefix(_PREFIX).strip()
+        if text and not _NOISE.search(text):
+            lines.append(text)
+        elif not text and lines:
+            yield lines
+            lines = []
+
+
+def last_line(output: str) -> str:
+    """The last thing a tool said."""
+    lines = [line.removeprefix(_PREFIX).strip() for line in output.splitlines()]
+    return next((line for line in reversed(lines) if line), "it said nothing")[:MAX_REASON]

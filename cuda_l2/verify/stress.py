@@ -1,0 +1,47 @@
+"""Builds of the same source whose threads sleep at random where they meet give the same bits.
+
+They run beside load, with half of the multiprocessors taken now and then, each launch on poisoned outputs and scratch.
+"""
+
+import torch
+
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import VerdictStatus
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, GpuSession, Session, first_difference, operands
+
+SEEDS = (1, 2, 3, 4)
+RUNS = 100
+"""Of each seed's build."""
+
+
+class Stress(Check):
+    name = "stress"
+    order = 65  # before the sanitizer, whose start costs more
+    full_only = True
+
+    def applies(self, session: Session) -> bool:
+        return isinstance(session, GpuSession)
+
+    def run(self, session: Session) -> None:
+        assert isinstance(session, GpuSession)
+        case = session.cases.get("stress", 0, _make)
+        right = session.launch(case)
+        try:
+            for outputs in session.launch_stressed(case, SEEDS, RUNS):
+                wrong = outputs.view(torch.int16) != right.view(torch.int16)
+                differ = wrong.flatten(1).any(1)
+                if differ.any():
+                    first = int(differ.nonzero()[0])
+                    share = f"in {int(differ.sum())} of {len(outputs)} launches"
+                    element = first_difference(outputs[first], right, wrong[first])
+                    reason = f"the result changes when threads are delayed, {share}: {element}"
+                    raise CheckFailed(VerdictStatus.UNHYGIENIC, reason, element)
+        except Fault as fault:
+            raise CheckFailed(fault.status, f"when threads are delayed: {fault.reason}") from None
+
+
+def _make(cases: Cases, generator: torch.Generator) -> Case:
+    return operands(cases.gemm, *cases.normal(generator))
+
+
+CHECK = Stress()

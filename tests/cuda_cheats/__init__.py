@@ -1,0 +1,69 @@
+"""The corpus of CUDA cheats and faults: one candidate a file, its second comment says what becomes of it.
+
+/* What it does.
+ * shape: 250x256x256            the shape it is judged on, 256x256x256 if not given
+ * verify: full                  also the checks that are too slow for every candidate of a search
+ * because: clock|timer          a pattern that the reason must hold
+ * expect: refused incorrect */  every status that is a right answer; `measured` for the honest controls
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cuda_l2.records import BuildStatus, Gemm, TimingStatus, VerdictStatus
+
+STATUSES = frozenset(map(str, (*BuildStatus, *VerdictStatus, *TimingStatus)))
+ACCEPTED = str(TimingStatus.MEASURED)
+_FIELDS = re.compile(r"^ \* (\w+): (.+?)(?: \*/)?$", re.M)
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """One file of the corpus."""
+
+    name: str
+    source: str
+    what: str
+    shape: str
+    full: bool
+    because: str
+    expect: frozenset[str]
+
+    @property
+    def honest(self) -> bool:
+        return self.expect == {ACCEPTED}
+
+    def accepts(self, status: str, reason: str) -> bool:
+        """Whether this is an outcome that the file allows, for a reason that it allows."""
+        return status in self.expect and bool(re.search(self.because, reason))
+
+
+def read(path: Path) -> Cheat:
+    """One file; ValueError where it does not say what to expect."""
+    source = path.read_text()
+    comment = re.match(r"/\* cuda-l2\b.*?\*/\n(/\*.*?\*/)\n", source, re.S)
+    if not comment:
+        raise ValueError(f"{path.name}: a second comment must say what the candidate does and what to expect")
+    fields = dict(_FIELDS.findall(comment.group(1)))
+    expect = frozenset(fields.pop("expect", "").split())
+    cheat = Cheat(
+        name=path.stem,
+        source=source,
+        what=re.split(r"\n \* \w+:", comment.group(1))[0].removeprefix("/* ").replace("\n *", ""),
+        shape=fields.pop("shape", "256x256x256"),
+        full=fields.pop("verify", "") == "full",
+        because=fields.pop("because", ""),
+        expect=expect,
+    )
+    if fields or not expect or not expect <= STATUSES or (ACCEPTED in expect) != (expect == {ACCEPTED}):
+        raise ValueError(f"{path.name}: unknown fields or statuses: {fields} {sorted(expect)}")
+    Gemm.parse(cheat.shape)
+    return cheat
+
+
+@cache
+def all_cheats() -> tuple[Cheat, ...]:
+    """Every file of this folder, by name."""
+    return tuple(read(path) for path in sorted(Path(__file__).parent.glob("*.cu")))

@@ -1,0 +1,136 @@
+"""Every CUDA cheat and fault of the corpus: what can be told without a GPU, and on one the whole way."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cuda_cheats import ACCEPTED, Cheat, all_cheats, read
+
+from cuda_l2.contract import ContractError, parse_cuda
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.targets.cuda import compile_only
+from cuda_l2.verify import instructions
+from cuda_l2.verify._base import CheckFailed
+
+LEAST = 40
+SMS = 132
+cheats = pytest.mark.parametrize("cheat", all_cheats(), ids=lambda cheat: cheat.name)
+REDUCED = {"fp16_accumulation_mma", "fp16_accumulation_wgmma", "fp16_accumulation_cute", "fp16_chunks_mma"}
+REDUCED |= {"bf16_operands_mma", "tf32_mma", "int8_operands_mma"}
+"""Those whose tensor instructions alone tell; fp8 is widened to fp16 on Hopper before it is multiplied."""
+
+
+@pytest.fixture(scope="session")
+def builds(own_folders: Path) -> dict[str, Build]:
+    """Every file built for Hopper, by name; no GPU is needed."""
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+
+    target = replace(compile_only("sm_90a"), cores=2)
+    found = build_all([Candidate(cheat.source) for cheat in all_cheats()], target)
+    return {cheat.name: build for cheat, build in zip(all_cheats(), found, strict=True)}
+
+
+def test_the_corpus_is_large_and_has_honest_controls() -> None:
+    honest = [cheat for cheat in all_cheats() if cheat.honest]
+    assert len(all_cheats()) - len(honest) >= LEAST
+    assert len(honest) >= 3
+    assert len({cheat.source for cheat in all_cheats()}) == len(all_cheats())
+
+
+@cheats
+def test_a_contract_says_what_to_launch_unless_that_is_the_fault(cheat: Cheat) -> None:
+    gemm = Gemm.parse(cheat.shape)
+    plan = parse_cuda(cheat.source).plan(gemm.m, gemm.n, gemm.k, SMS)
+    defined = all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
+    assert defined == (cheat.name != "no_kernel")
+
+
+@cheats
+def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, builds: dict[str, Build]) -> None:
+    build = builds[cheat.name]
+    if build.status is BuildStatus.BUILT:
+        later = cheat.expect - {"refused", "failed"}
+        assert later, "should not have been built"
+    else:
+        assert cheat.accepts(str(build.status), build.reason), build.reason
+
+
+def test_no_reason_leaks_the_private_file(builds: dict[str, Build]) -> None:
+    secret = Path("/etc/passwd").read_text().splitlines()[0]
+    for name in (
+        "private_include",
+        "private_include_by_macro",
+        "private_include_quoted",
+        "private_embed",
+        "raw_string",
+    ):
+        assert secret not in builds[name].reason + builds[name].log
+
+
+def test_reduced_precision_shows_in_the_tensor_instructions(builds: dict[str, Build]) -> None:
+    refused = set()
+    for cheat in all_cheats():
+        if builds[cheat.name].status is BuildStatus.BUILT:
+            session: Any = SimpleNamespace(gemm=Gemm.parse(cheat.shape), build=builds[cheat.name])
+            try:
+                instructions.CHECK.run(session)
+            except CheckFailed as failure:
+                assert "allows fp16 operands and fp32 sums only" in failure.reason
+                refused.add(cheat.name)
+    assert refused == REDUCED
+
+
+def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
+    contract = all_cheats()[0].source.split("*/")[0] + "*/\n"
+    for comment in (
+        "",
+        "/* Nothing expected. */\n",
+        "/* A typo.\n * expect: refusde */\n",
+        "/* x\n * expect: measured refused */\n",
+    ):
+        path = tmp_path / "bad.cu"
+        path.write_text(contract + comment)
+        with pytest.raises(ValueError, match=r"bad\.cu"):
+            read(path)
+
+
+def test_a_contract_that_breaks_a_limit_is_refused_for_its_reason() -> None:
+    source = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_tma")
+    with pytest.raises(ContractError, match="box"):
+        parse_cuda(source.replace("box = [16, 16]", "box = [16, 257]")).plan(256, 256, 256, SMS)
+
+
+@pytest.fixture(scope="session")
+def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
+    """judge(cheat) -> Trial through the real path; one evaluator at a time, for the shape last asked for."""
+    from cuda_l2.evaluator import Evaluator  # noqa: PLC0415
+
+    evaluators: dict[str, Evaluator] = {}
+
+    def run(cheat: Cheat) -> Trial:
+        if cheat.shape not in evaluators:
+            for evaluator in evaluators.values():
+                evaluator.close()
+            evaluators.clear()
+            evaluators[cheat.shape] = Evaluator(Gemm.parse(cheat.shape), gpu)
+        return next(evaluators[cheat.shape].evaluate([Candidate(cheat.source)], full=cheat.full))
+
+    yield run
+    for evaluator in evaluators.values():
+        evaluator.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cheat", sorted(all_cheats(), key=lambda cheat: cheat.shape), ids=lambda cheat: cheat.name)
+def test_a_cheat_ends_as_its_file_says(cheat: Cheat, judge_on_gpu: Callable[[Cheat], Trial]) -> None:
+    trial = judge_on_gpu(cheat)
+    assert trial.status in cheat.expect, trial.reason
+    assert cheat.accepts(trial.status, trial.reason), trial.reason
+    if trial.status != ACCEPTED:
+        assert trial.reason
+        assert trial.speedup == 0.0
+        assert trial.reward < 0

@@ -1,0 +1,194 @@
+"""What is particular to the Hopper families: their contracts' arithmetic, what they refuse, and that they compile clean."""
+
+import numpy as np
+import pytest
+
+from cuda_l2.build.cuda import build_all
+from cuda_l2.contract import ContractError, evaluate, parse_cuda
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families import _sm90
+from cuda_l2.families._base import Schedule
+from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
+from cuda_l2.families.sm90_wave import FAMILY as WAVE
+from cuda_l2.families.sm90_wave import WARPGROUPS
+from cuda_l2.records import BuildStatus, Gemm
+from cuda_l2.targets.cuda import compile_only
+
+HOPPER = compile_only("sm_90a")
+FAMILIES = [WAVE, PERSISTENT]
+SHAPES = [
+    "64x64x64",
+    "8x8x8",
+    "1x1x8:tn",
+    "100x201x304:tn",
+    "256x256x8192",
+    "256x1024x12288:tn",
+    "1000x1000x1000:fp16",
+    "2048x2048x512:tn:fp16",
+    "3000x2000x520",
+    "64x12288x8192:tn",
+    "4096x4096x4096",
+    "16384x12288x64:tn",
+]
+CASES = [
+    pytest.param(family, Gemm.parse(shape), id=f"{family.name}-{shape}")
+    for family in FAMILIES
+    for shape in SHAPES
+    if family.serves(Gemm.parse(shape), HOPPER)
+]
+
+
+def random_schedule(family, gemm: Gemm, rng: np.random.Generator, **wanted: int) -> Schedule:
+    """Any valid schedule, with the wanted values where they are valid."""
+    values: list[int] = []
+    for choice in family.choices:
+        valid = family.valid_values(gemm, HOPPER, values)
+        assert valid and set(valid) <= set(choice.values), (choice.name, values)
+        value = wanted.get(choice.name, valid[0])
+        values.append(value if choice.name in wanted and value in valid else int(rng.choice(valid)))
+    return Schedule(family, gemm, HOPPER, tuple(values))
+
+
+def plan(schedule: Schedule, gemm: Gemm | None = None):
+    gemm = gemm or schedule.gemm
+    return parse_cuda(schedule.family.render(schedule).source).plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+
+
+@pytest.mark.parametrize(("family", "gemm"), CASES)
+def test_schedules_fit_the_device(family, gemm) -> None:
+    rng = np.random.default_rng(1)
+    schedules = [random_schedule(family, gemm, rng) for _ in range(25)]
+    schedules.append(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER)))
+    for schedule in schedules:
+        chosen, (launch,) = schedule.named, plan(schedule).launches
+        assert launch.shared_bytes + _sm90.STATIC_BYTES <= HOPPER.shared_bytes
+        assert (launch.shared_bytes + _sm90.STATIC_BYTES + 1024) * chosen.get("MINB", 1) <= 228 << 10
+        assert launch.coresident == (chosen.get("SL", 1) > 1)
+        if launch.coresident or family is PERSISTENT:
+            assert launch.grid[0] * launch.grid[1] <= HOPPER.sms
+        assert launch.programmatic == (chosen["PDL"] > 0)
+        assert chosen["ACC"] == 32 or gemm.accumulate == "fp16"
+
+
+@pytest.mark.parametrize("shape", ["1024x1024x1024", "512x2048x2048:tn", "1000x1000x1000", "256x4096x4096:tn"])
+def test_every_order_takes_every_tile_once(shape) -> None:
+    gemm, rng = Gemm.parse(shape), np.random.default_rng(2)
+    orders = set()
+    for _ in range(50):
+        schedule = random_schedule(WAVE, gemm, rng, SWAP=0, BM=64, ORDER=int(rng.choice([-1, 1, 2, 4, 8, 16])))
+        c, (launch,) = schedule.named, plan(schedule).launches
+        (table,) = (bytes.fromhex(argument.data) for argument in launch.arguments if argument.kind == "table")
+        tiles = np.frombuffer(table, np.uint16)
+        gm, gn = -(-gemm.m // (c["BM"] * c["CM"])), -(-gemm.n // (c["BN"] * c["CN"]))
+        assert sorted((t & 255, t >> 8) for t in tiles.tolist()) == [(i, j) for i in range(gm) for j in range(gn)]
+        orders.add(c["ORDER"])
+    assert len(orders) > 3
+
+
+def test_the_persistent_kernels_division_is_exact() -> None:
+    """`place` of sm90_persistent.cu multiplies by inverses that the contract gives."""
+    for shape in ("16384x12288x64", "5000x8008x72:tn"):
+        gemm, rng = Gemm.parse(shape), np.random.default_rng(3)
+        for _ in range(20):
+            schedule = random_schedule(PERSISTENT, gemm, rng, BM=64)
+            c, (launch,) = schedule.named, plan(schedule).launches
+            inverses = [int.from_bytes(bytes.fromhex(argument.data), "little") for argument in launch.arguments[-2:]]
+            x, y = _sm90.sides(gemm, c["SWAP"])
+            gm, gn = -(-x.rows // (c["BM"] * c["CM"])), -(-y.rows // (c["BN"] * c["CN"]))
+            length, total = (gm, gn) if c["COLUMNS"] else (gn, gm)
+            per, rest = c["BAND"] * length, total % c["BAND"]
+            for t in range(gm * gn):
+                band = t * inverses[0] >> 40
+                assert band == t // per
+                assert not rest or (t - band * per) * inverses[1] >> 40 == (t - band * per) // rest
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_tma_cannot_address_is_not_served(family) -> None:
+    for shape in ("1024x1024x1020", "1024x1020x1024", "1024x1024x1001:tn"):
+        assert not family.serves(Gemm.parse(shape), HOPPER)
+    assert family.serves(Gemm.parse("1024x1024x1024"), HOPPER)
+    for arch in ("sm_80", "sm_100a"):
+        assert not family.serves(Gemm.parse("1024x1024x1024"), compile_only(arch))
+
+
+def test_columns_that_are_no_multiple_of_8_are_stored_one_by_one() -> None:
+    gemm = Gemm.parse("1000x1001x1024:tn")
+    assert WAVE.serves(gemm, HOPPER) and not PERSISTENT.serves(gemm, HOPPER)
+    schedule = Schedule(WAVE, gemm, HOPPER, WAVE.default(gemm, HOPPER))
+    assert WAVE.macros(schedule)["EDGES"] == 2
+
+
+def test_a_contract_takes_shapes_of_the_same_divisibility_and_refuses_others() -> None:
+    gemm = Gemm.parse("1024x1024x1024")
+    for family in FAMILIES:
+        schedule = random_schedule(family, gemm, np.random.default_rng(4), SWAP=0, BM=128, BN=128, ORDER=0, CK=1, SL=1)
+        assert plan(schedule, Gemm.parse("1280x1536x2048")).launches
+        for shape in ("1024x1024x1016", "1024x1000x1024", "1024x1024x1023"):
+            with pytest.raises(ContractError):
+                plan(schedule, Gemm.parse(shape))
+    with pytest.raises(ContractError):  # more tiles than the table has entries
+        plan(random_schedule(WAVE, gemm, np.random.default_rng(4), BM=128, BN=64), Gemm.parse("8192x8192x1024"))
+
+
+@pytest.mark.parametrize("shape", ["256x256x8192", "100x201x4104:tn", "256x1024x12288"])
+def test_the_exchange_through_l2_has_a_place_for_every_sum(shape) -> None:
+    gemm, rng, seen = Gemm.parse(shape), np.random.default_rng(5), set()
+    for _ in range(60):
+        schedule = random_schedule(WAVE, gemm, rng, SWAP=0, BM=64, SL=int(rng.choice([2, 4, 8])))
+        c = schedule.named
+        if c["SL"] == 1:
+            continue
+        built = plan(schedule)
+        blocks = built.launches[0].grid[0] * c["SL"]
+        threads = 128 * WARPGROUPS[c["BM"]]
+        kept = c["BM"] * c["BN"] // threads // c["CK"] // c["SL"]  # sums a thread, RL of the kernel
+        parts = next(workspace for workspace in built.workspaces if workspace.name == "parts")
+        assert parts.bytes == blocks * (c["SL"] - 1) * kept * threads * 4
+        assert parts.persistent == (not c["COUNT"]) and (c["COUNT"] or parts.fill == 0xFFFFFFFF)
+        seen.add(c["COUNT"])
+    assert seen
+
+
+def test_a_candidate_is_one_text_and_delays_only_on_request() -> None:
+    gemm = Gemm.parse("1024x1024x1024")
+    for family in FAMILIES:
+        source = family.render(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER))).source
+        assert '#include "' not in source and source.count("#define STRESS_POINT() stress_delay") == 1
+        assert source.count("bool elect_one()") == 1
+
+
+def test_inverse_expressions_are_the_contracts_own() -> None:
+    assert evaluate(_sm90.zero("m % 64", "n % 8"), {"m": 128, "n": 16}) == 1
+    with pytest.raises(ContractError):
+        evaluate(_sm90.zero("m % 64", "n % 8"), {"m": 128, "n": 17})
+
+
+@pytest.mark.timeout(300)
+def test_defaults_and_random_schedules_compile_clean() -> None:
+    rng = np.random.default_rng(6)
+    schedules = []
+    for family, shape in [
+        (WAVE, "256x256x8192"),
+        (WAVE, "1000x1001x1000:tn:fp16"),
+        (WAVE, "512x2048x2048"),
+        (PERSISTENT, "4096x4096x4096"),
+        (PERSISTENT, "3000x2000x520:tn:fp16"),
+    ]:
+        gemm = Gemm.parse(shape)
+        schedules += [Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER)), random_schedule(family, gemm, rng)]
+    builds = build_all([schedule.family.render(schedule) for schedule in schedules], HOPPER)
+    for schedule, build in zip(schedules, builds, strict=True):
+        assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)
+        assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["256x256x8192", "100x201x304:tn", "1000x1000x1000", "3000x2000x520:tn:fp16"])
+def test_random_schedules_are_correct(gpu, shape) -> None:
+    gemm, rng = Gemm.parse(shape), np.random.default_rng(7)
+    with Evaluator(gemm, gpu) as evaluator:
+        for family in (family for family in FAMILIES if family.serves(gemm, gpu.target)):
+            candidates = [family.render(random_schedule(family, gemm, rng)) for _ in range(4)]
+            for trial in evaluator.evaluate(candidates):
+                assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)

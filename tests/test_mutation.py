@@ -1,0 +1,255 @@
+"""The mutation operators do what their names say, and the sample of mutants is fixed, distinct and large enough."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutation import report, sampling
+from mutation.operators import GROUPS, OPERATORS
+from mutation.report import Judged
+from mutation.sampling import QUOTAS, Mutant, enumerate_mutants, ordered, select
+from mutation.source import Source
+from mutation.subjects import SUBJECTS, Subject
+
+from cuda_l2.contract import parse_cuda
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.records import Build, BuildStatus, Candidate
+from cuda_l2.targets.cuda import CudaTarget, compile_only
+
+SMS = 132
+LEAST_MUTANTS, LEAST_OF_SYNCHRONISATION = 240, 70
+LEAST_OF_A_SUBJECT = 150
+subjects = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+
+KERNEL = """/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+
+[[workspace]]
+name = "sums"
+bytes = "4 * m * n"
+kind = "persistent"
+
+[[tensor_map]]
+name = "map_a"
+tensor = "a"
+dims = ["k", "m"]
+strides = ["2 * k"]
+box = [64, 64]
+swizzle = "128B"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 64)"]
+block = [128]
+shared_bytes = 4096
+args = ["map_a", "sums", "m", "n"]
+edge = "plain"
+*/
+#define DEV static __device__ __forceinline__
+// Arrives at a barrier: __syncthreads() in a comment is none.
+DEV void wait_for(unsigned bar, unsigned parity) {
+  asm volatile("mbarrier.try_wait.parity.shared.b64 p, [%0], %1;" ::"r"(bar), "r"(parity) : "memory");
+}
+DEV void store_row(float *to, int row, int col) { to[row * 64 + col] = 0; }
+extern "C" __global__ void gemm(float *out, int m, int n) {
+  unsigned parity = 0;
+  const int row = blockIdx.y * 16 + threadIdx.y, col = blockIdx.x * 16 + threadIdx.x;
+  if (row >= m) return;
+  for (int i = 0; i < n; i++) {
+    wait_for(full + s * 8, parity);
+    parity ^= 1;
+    __syncthreads();
+  }
+  store_row(out, row, col);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def target() -> CudaTarget:
+    return compile_only("sm_90a")
+
+
+def edits(name: str) -> list[str]:
+    """The lines that an operator makes of the kernel above."""
+    return [mutant.after for mutant in enumerate_mutants("kernel", KERNEL) if mutant.operator == name]
+
+
+def test_a_barrier_is_dropped_where_it_stands_and_not_where_a_comment_names_it() -> None:
+    (mutant,) = (m for m in enumerate_mutants("kernel", KERNEL) if m.operator == "drop block barrier")
+    assert mutant.before == "__syncthreads();"
+    assert mutant.source == KERNEL.replace("    __syncthreads();", "    ((void)0);")
+
+
+def test_helpers_are_known_by_their_ptx_and_not_by_their_names() -> None:
+    source = Source(KERNEL)
+    assert source.named("wait") == ("wait_for",)
+    assert [source.text[c.start : c.end] for c in source.role_calls("wait")] == ["wait_for(full + s * 8, parity)"]
+    assert edits("drop mbarrier wait") == ["((void)0);"]
+
+
+def test_phases_flip_at_the_start_at_the_turn_and_at_the_wait() -> None:
+    assert edits("flip phase") == [
+        "wait_for(full + s * 8, (parity) ^ 1);",
+        "unsigned parity = 1;",
+        "parity ^= 0;",
+    ]
+
+
+def test_a_barrier_moves_past_its_neighbour() -> None:
+    (moved,) = (m for m in enumerate_mutants("kernel", KERNEL) if m.operator == "move barrier earlier")
+    body = moved.source.split("wait_for(full")[1]
+    assert body.index("__syncthreads();") < body.index("parity ^= 1;")
+    assert moved.source.count("__syncthreads()") == KERNEL.count("__syncthreads()")
+
+
+def test_bounds_move_by_one() -> None:
+    assert edits("relation off by equality") == ["if (row > m) return;", "for (int i = 0; i <= n; i++) {"]
+    assert "for (int i = 0; i < - 1 + n; i++) {" in edits("bound one less or more")
+    assert edits("drop predicate") == ["if (true) return;"]
+
+
+def test_contracts_mutate_and_still_parse() -> None:
+    mutants = [m for m in enumerate_mutants("kernel", KERNEL) if m.group == "contract"]
+    operators = {mutant.operator for mutant in mutants}
+    assert operators >= {
+        "box",
+        "stride",
+        "dimension",
+        "swizzle",
+        "grid",
+        "block",
+        "edge",
+        "workspace size",
+        "shared memory",
+    }
+    for mutant in mutants:
+        parse_cuda(mutant.source)
+
+
+def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(target: CudaTarget) -> None:
+    names = [(operator.group, operator.name) for operator in OPERATORS]
+    assert len(set(names)) == len(names)
+    assert {group for group, _ in names} == set(GROUPS) == set(QUOTAS)
+    sources = [Source(subject.candidate(target).source) for subject in SUBJECTS]
+    for operator in OPERATORS:
+        assert any(next(iter(operator.edits(source)), None) for source in sources), operator.name
+
+
+@subjects
+def test_a_subject_has_a_contract_for_its_shape(subject: Subject, target: CudaTarget) -> None:
+    gemm = subject.gemm
+    assert parse_cuda(subject.candidate(target).source).plan(gemm.m, gemm.n, gemm.k, SMS).launches
+
+
+@subjects
+def test_mutants_are_many_different_and_the_same_every_time(subject: Subject, target: CudaTarget) -> None:
+    text = subject.candidate(target).source
+    mutants = enumerate_mutants(subject.name, text)
+    assert len(mutants) >= LEAST_OF_A_SUBJECT
+    assert all(mutant.source != text for mutant in mutants)
+    assert len({mutant.source for mutant in mutants}) == len(mutants) == len({mutant.id for mutant in mutants})
+    assert [m.id for m in enumerate_mutants(subject.name, text)] == [m.id for m in mutants]
+
+
+@subjects
+def test_ids_stay_when_lines_are_added_elsewhere(subject: Subject, target: CudaTarget) -> None:
+    text = subject.candidate(target).source
+    longer = text.replace("*/\n", "*/\n// One line more.\n\n", 1)
+    kernels = [{m.id for m in enumerate_mutants(subject.name, t) if m.group != "contract"} for t in (text, longer)]
+    assert kernels[0] == kernels[1]
+
+
+def test_the_sample_is_large_enough_and_holds_no_machine_code_twice(target: CudaTarget, tmp_path: Path) -> None:
+    """With texts for machine code: what compilers would find equal comes on top, and queues are longer than quotas."""
+    taken, used = [], Counter[str]()
+
+    def build(texts: Sequence[str]) -> list[Build]:
+        found = []
+        for text in texts:
+            path = tmp_path / hashlib.sha256(text.encode()).hexdigest()
+            path.write_text(text)
+            found.append(Build("id", BuildStatus.BUILT, artifact=str(path)))
+        return found
+
+    for subject in SUBJECTS:
+        taken += [mutant for mutant, _ in select(subject, subject.candidate(target).source, SMS, build, used)]
+    groups = Counter(mutant.group for mutant in taken)
+    assert len(taken) >= LEAST_MUTANTS
+    assert groups["synchronisation"] >= LEAST_OF_SYNCHRONISATION
+    assert {mutant.operator for mutant in taken} == {operator.name for operator in OPERATORS}
+    assert used == Counter(mutant.operator for mutant in taken)
+
+
+def test_mutants_that_do_not_compile_or_compile_to_the_same_are_left_out(tmp_path: Path) -> None:
+    subject = Subject("kernel", "none", "64x64x64", {})
+
+    def build(texts: Sequence[str]) -> list[Build]:
+        """Sees synchronisation alone, and cannot compile a missing wait."""
+        found = []
+        for text in texts:
+            if "wait_for(full" not in text:
+                found.append(Build("id", BuildStatus.FAILED, reason="no wait"))
+                continue
+            path = tmp_path / str(text.count("__syncthreads();"))
+            path.write_text(path.name)
+            found.append(Build("id", BuildStatus.BUILT, artifact=str(path)))
+        return found
+
+    chosen = [mutant for mutant, _ in select(subject, KERNEL, SMS, build, Counter())]
+    code = [mutant for mutant in chosen if mutant.group != "contract"]
+    assert [mutant.operator for mutant in code] == ["drop block barrier"]
+    assert {mutant.group for mutant in chosen} == {"synchronisation", "contract"}
+
+
+def test_operators_that_were_used_less_come_first() -> None:
+    mutants = enumerate_mutants("kernel", KERNEL)
+    first = ordered(mutants, {})["synchronisation"][0].operator
+    assert ordered(mutants, {first: 3})["synchronisation"][0].operator != first
+
+
+def test_equivalent_mutants_have_reasons() -> None:
+    assert all(len(reason) > 20 for reason in sampling.equivalents().values())
+
+
+def test_the_wilson_interval_is_the_textbook_s() -> None:
+    assert report.wilson(0, 0) == (0.0, 1.0)
+    assert report.wilson(50, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+    assert report.wilson(100, 100) == pytest.approx((0.96301, 1.0), abs=1e-5)
+    low, high = report.wilson(0, 10)
+    assert low == 0.0
+    assert high == pytest.approx(0.27753, abs=1e-5)
+
+
+def test_the_tally_counts_equivalent_survivors_apart() -> None:
+    mutants = [judged("a", "incorrect"), judged("b", "measured"), judged("c", "measured"), judged("d", "timed-out")]
+    t = report.tally(mutants, ["b", "d"])
+    assert (t.judged, t.killed, t.survived, t.equivalent) == (4, 2, 1, 1)
+    assert t.rate == pytest.approx(2 / 3)
+    assert "c" in report.survivors(mutants, ["b"]) and "b\n" not in report.survivors(mutants, ["b"])
+    table = report.operator_table(mutants, ["b", "d"])
+    assert "66.7%" in table.splitlines()[-1]
+
+
+def judged(where: str, status: str) -> Judged:
+    operator: Any = OPERATORS[0]
+    return Judged("mutant", where, "0", "64x64x64", status, "", "", 0.1, operator.group, operator.name)
+
+
+def test_a_mutant_names_its_line() -> None:
+    mutant: Mutant = next(m for m in enumerate_mutants("kernel", KERNEL) if m.operator == "drop predicate")
+    assert KERNEL.splitlines()[mutant.line - 1].strip() == mutant.before == "if (row >= m) return;"
+
+
+@pytest.mark.gpu
+@subjects
+def test_a_subject_is_accepted_and_a_mutant_is_not(subject: Subject, gpu: Any) -> None:
+    original = subject.candidate(gpu.target)
+    wrong = next(m for m in enumerate_mutants(subject.name, original.source) if m.operator == "other operand type")
+    with Evaluator(subject.gemm, gpu) as evaluator:
+        statuses = [trial.status for trial in evaluator.evaluate([original, Candidate(wrong.source)])]
+    assert statuses == ["measured", "imprecise"]

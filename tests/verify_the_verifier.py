@@ -1,0 +1,199 @@
+"""Does the verifier notice? Judges the corpus of CUDA cheats and the mutants of the GPU families on this machine's GPU.
+
+    python tests/verify_the_verifier.py --out results/h200
+
+Every candidate takes the real path: build, verification in full, timing. Results are written one by one to
+verification.jsonl, so that a run that was interrupted goes on where it stopped; what has been judged is judged again
+once the text or the verifier has changed. Tables are printed and figures written to verification.json and
+verification.csv. Exits with 1 where a cheat was accepted, an honest kernel rejected, or a mutant survived.
+"""
+
+import argparse
+import csv
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from cuda_cheats import Cheat, all_cheats
+from mutation import report, sampling
+from mutation.report import Judged
+from mutation.sampling import Mutant
+from mutation.subjects import SUBJECTS, Subject
+
+import cuda_l2
+from cuda_l2.errors import UserError
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.records import Build, Candidate, Gemm, Trial
+from cuda_l2.rigs import Rig, open_rig
+
+PACKAGE, TESTS = Path(cuda_l2.__file__).parent, Path(__file__).parent
+VERIFIER = tuple(
+    PACKAGE / name
+    for name in ("build", "contract", "evaluator.py", "execute", "measure", "rigs", "tolerances.py", "verify")
+)
+MUTATING = (PACKAGE / "families", TESTS / "mutation")
+
+
+class Book:
+    """Results on disk, one line each. Those count that were got with the verifier, families and operators of now."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "verification.jsonl"
+        self.version = _digest(*VERIFIER)
+        mutating = _digest(*VERIFIER, *MUTATING)
+        self._versions = {"cheat": self.version, "original": mutating, "mutant": mutating}
+        self.judged: dict[tuple[str, str], Judged] = {}
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                fields = json.loads(line)
+                if fields.pop("version") == self._versions[fields["kind"]]:
+                    self._keep(Judged(**fields))
+
+    def known(self, kind: str, where: str, source: str) -> bool:
+        found = self.judged.get((kind, where))
+        return found is not None and found.source_id == Candidate(source).id
+
+    def add(self, judged: Judged) -> None:
+        self._keep(judged)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"version": self._versions[judged.kind], **dataclasses.asdict(judged)}) + "\n")
+
+    def of(self, kind: str) -> list[Judged]:
+        return [item for (known, _), item in self.judged.items() if known == kind]
+
+    def _keep(self, judged: Judged) -> None:
+        self.judged[judged.kind, judged.id] = judged
+
+
+def judge_cheats(rig: Rig, book: Book, cheats: Sequence[Cheat]) -> None:
+    """Every file of the corpus, shape by shape."""
+    groups: dict[tuple[str, bool], list[Cheat]] = defaultdict(list)
+    for cheat in cheats:
+        if not book.known("cheat", cheat.name, cheat.source):
+            groups[cheat.shape, cheat.full].append(cheat)
+    for (shape, full), group in groups.items():
+        with Evaluator(Gemm.parse(shape), rig) as evaluator:
+            candidates = [Candidate(cheat.source) for cheat in group]
+            trials = evaluator.evaluate(candidates, rig.protocols[SEARCH.name], full=full)
+            for cheat, trial in _timed(zip(group, trials, strict=True)):
+                book.add(_judged("cheat", cheat.name, shape, trial[0], trial[1]))
+                right = cheat.accepts(trial[0].status, trial[0].reason)
+                _say("cheat", cheat.name, trial[0], "" if right else "  UNEXPECTED")
+
+
+def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], used: Counter[str]) -> None:
+    """The subjects as they are, then their mutants."""
+    sms = getattr(rig.target, "sms")  # noqa: B009 - a GPU's, as main() made sure
+    for subject in subjects:
+        original = subject.candidate(rig.target)
+        with Evaluator(subject.gemm, rig) as evaluator:
+
+            def build(texts: Sequence[str], evaluator: Evaluator = evaluator) -> Iterator[Build]:
+                return evaluator.build([Candidate(text) for text in texts])
+
+            if not book.known("original", subject.name, original.source):
+                start = time.perf_counter()
+                (trial,) = evaluator.evaluate([original], full=True)
+                book.add(_judged("original", subject.name, subject.shape, trial, time.perf_counter() - start))
+                _say("original", subject.name, trial)
+            for mutant, built in sampling.select(subject, original.source, sms, build, used):
+                if book.known("mutant", mutant.id, mutant.source):
+                    continue
+                start = time.perf_counter()
+                trial = evaluator.judge(Candidate(mutant.source), built, full=True)
+                book.add(_judged("mutant", mutant.id, subject.shape, trial, time.perf_counter() - start, mutant))
+                _say("mutant", mutant.id, trial, f"  {mutant.after[:100]}" if trial.timing else "")
+
+
+def write(book: Book, folder: Path, cheats: Sequence[Cheat], environment: dict[str, object]) -> bool:
+    """Print the tables, write the figures; whether everything came out as it must."""
+    equivalent = sampling.equivalents()
+    corpus = [item for item in book.of("cheat") if item.id in {cheat.name for cheat in cheats}]
+    mutants, originals = book.of("mutant"), book.of("original")
+    judged = [*corpus, *originals, *mutants]
+    figures = report.summary(judged, cheats, equivalent)
+    print(report.cheat_table(corpus, cheats), "", sep="\n")
+    print(report.operator_table(mutants, equivalent), "", sep="\n")
+    left = report.survivors(mutants, equivalent)
+    wrong = [item for item in originals if not item.accepted]
+    if left:
+        print("survivors:", left, "", sep="\n")
+    for item in wrong:
+        print(f"rejected though not mutated: {item.id}: {item.status}: {item.reason}")
+    print(json.dumps(figures, indent=1))
+    content = {"figures": figures, "environment": environment, "equivalent": equivalent}
+    (folder / "verification.json").write_text(json.dumps(content, indent=1) + "\n")
+    with (folder / "verification.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Judged)])
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(item) for item in judged)
+    by_name = {cheat.name: cheat for cheat in cheats}
+    return not left and not wrong and all(by_name[item.id].accepts(item.status, item.reason) for item in corpus)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/h200"), help="folder for results")
+    parser.add_argument("--only", choices=("cheats", "mutants"), help="judge one half")
+    parser.add_argument("--subject", action="append", help="mutate this one only; may be repeated")
+    parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
+    options = parser.parse_args()
+    cheats, book = all_cheats(), Book(options.out)
+    environment: dict[str, object] = {"cuda_l2": cuda_l2.__version__, "version": book.version}
+    if options.tables:
+        known = options.out / "verification.json"
+        if known.exists():
+            environment = json.loads(known.read_text())["environment"]
+    else:
+        subjects = [subject for subject in SUBJECTS if not options.subject or subject.name in options.subject]
+        try:
+            with open_rig("cuda") as rig:
+                environment |= rig.environment()
+                if options.only != "mutants":
+                    judge_cheats(rig, book, cheats)
+                if options.only != "cheats":
+                    judge_mutants(rig, book, subjects, Counter())
+        except UserError as error:
+            parser.exit(2, f"{error}\n")
+    return 0 if write(book, options.out, cheats, environment) else 1
+
+
+def _judged(kind: str, where: str, shape: str, trial: Trial, seconds: float, mutant: Mutant | None = None) -> Judged:
+    check = trial.verdict.check if trial.verdict else ""
+    if trial.timing and trial.reason:
+        check = "timed launches"
+    return Judged(
+        *(kind, where, trial.candidate.id, shape, trial.status, check, trial.reason[:300], round(seconds, 3)),
+        *((mutant.group, mutant.operator, mutant.line, mutant.before, mutant.after) if mutant else ()),
+    )
+
+
+def _timed(items: Iterable[tuple[Cheat, Trial]]) -> Iterator[tuple[Cheat, tuple[Trial, float]]]:
+    """Items of a lazy iteration with the seconds each took to come."""
+    start = time.perf_counter()
+    for cheat, trial in items:
+        yield cheat, (trial, time.perf_counter() - start)
+        start = time.perf_counter()
+
+
+def _say(kind: str, where: str, trial: Trial, more: str = "") -> None:
+    check = trial.verdict.check if trial.verdict and trial.verdict.check else ""
+    print(f"{kind:9} {where:60} {trial.status:12} {check}{more}", flush=True)
+
+
+def _digest(*places: Path) -> str:
+    """Changes with any source in these files and folders."""
+    files = sorted(path for place in places for path in [place, *place.rglob("*")] if path.is_file())
+    text = b"".join(path.read_bytes() for path in files if path.suffix in (".py", ".cu", ".cuh", ".c"))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
