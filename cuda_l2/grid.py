@@ -46,8 +46,8 @@ def read_grid(
     `64,128,256`; # begins a comment), or is a CSV file with columns m, n, k and perhaps layout and accumulate.
     """
     if text == PAPER:
-        sizes = itertools.product(PAPER_SIZES, repeat=3)
-        return [Gemm(*size, layout, accumulate) for size in sizes for layout in layouts]
+        sizes = itertools.product(PAPER_SIZES, PAPER_SIZES, PAPER_SIZES)
+        return [Gemm(m, n, k, layout, accumulate) for m, n, k in sizes for layout in layouts]
     path = Path(text)
     if path.is_file():
         shapes = _file_shapes(path)
@@ -108,7 +108,7 @@ def _file_shapes(path: Path) -> list[tuple[str, str]]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    numbered = [(number, line.split("#")[0].strip()) for number, line in enumerate(lines, 1)]
+    numbered = [(number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(lines, 1)]
     numbered = [(number, line) for number, line in numbered if line]
     if numbered and {"m", "n", "k"} <= {name.strip().lower() for name in numbered[0][1].split(",")}:
         rows = csv.DictReader([line.lower() for _, line in numbered], skipinitialspace=True)

@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import signal
-import site
 import socket
 import subprocess
 import sys
@@ -24,12 +23,11 @@ WARM_UP = 'extern "C" __global__ void warm_up() {}'
 
 
 def main() -> None:
-    """Arguments: the socket's descriptor, the module search path as JSON, the user's own packages or nothing."""
+    """Arguments: the socket's descriptor, the module search path as JSON, a CUDA toolkit's folder."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:] = json.loads(sys.argv[2])
-    if sys.argv[3]:  # where cuda.pathfinder looks too; with no HOME here, Python cannot tell by itself
-        site.ENABLE_USER_SITE, site.USER_SITE = True, sys.argv[3]
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of numpy, which cuda.core imports; a forked process may have one thread
+    os.environ["CUDA_HOME"] = sys.argv[3]
     lines = connection.makefile("r", encoding="utf-8")
     answer: dict[str, Any]
     try:

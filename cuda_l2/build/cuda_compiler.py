@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import signal
-import site
 import socket
 import stat
 import subprocess
@@ -195,9 +194,15 @@ class Server:
     def __init__(self) -> None:
         self.folder = scratch.make_folder()
         self._connection, theirs = socket.socketpair()
-        user_packages = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
-        arguments = [sys.executable, "-I", str(Path(compile_server.__file__)), str(theirs.fileno())]
-        arguments += [json.dumps([path for path in sys.path if path]), user_packages]
+        search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
+        arguments = [
+            sys.executable,
+            "-I",
+            str(Path(compile_server.__file__)),
+            str(theirs.fileno()),
+            search,
+            str(_nvrtc()),
+        ]
         command = sandbox.wrap(arguments, self.folder, reads=_readable())
         try:
             with theirs, (self.folder / "server.log").open("wb") as log:
@@ -209,9 +214,8 @@ class Server:
             try:
                 answer = self._answer(START_TIMEOUT_S)
             except (ServerEnded, TimeoutError):
-                answer = {
-                    "error": (self.folder / "server.log").read_text(errors="replace").strip()[-500:] or "no answer"
-                }
+                said = (self.folder / "server.log").read_text(errors="replace").strip()
+                answer = {"error": said[-500:] or "no answer"}
             if "error" in answer:
                 raise UserError(f"NVRTC does not start: {answer['error']}; {INSTALL}")
         except BaseException:
@@ -338,13 +342,31 @@ def _starter() -> concurrent.futures.ThreadPoolExecutor:
 
 
 @functools.cache
-def _readable() -> list[Path]:
-    """What a server must read beside the system's folders: Python, its packages, CUDA toolkits elsewhere."""
-    from cuda.pathfinder import find_nvidia_binary_utility, get_cuda_path_or_home  # noqa: PLC0415
+def _nvrtc() -> Path:
+    """NVRTC's library. Finding it loads it here too, which costs little: nothing here calls it."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib  # noqa: PLC0415
 
-    folders = [sys.prefix, sys.base_prefix, str(Path(compile_server.__file__).parent), get_cuda_path_or_home()]
-    folders += [str(Path(path).resolve()) for path in sys.path if path.endswith("-packages")]
+    try:
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    except DynamicLibNotFoundError:
+        path = None
+    if not path:
+        raise UserError(f"NVRTC was not found: {INSTALL}")
+    return Path(path)
+
+
+@functools.cache
+def _readable() -> list[Path]:
+    """What a server must read beside the system's folders: Python, its packages, NVRTC, headers, nvcc's toolkit."""
+    from cuda.pathfinder import find_nvidia_binary_utility, find_nvidia_header_directory  # noqa: PLC0415
+
+    folders = [Path(sys.prefix), Path(sys.base_prefix), Path(compile_server.__file__).parent, _nvrtc().parent]
+    folders += [Path(path).resolve() for path in sys.path if path.endswith("-packages")]
+    folders += [Path(path) for path in map(find_nvidia_header_directory, ("cudart", "cccl")) if path]
+    found = cutlass()
+    folders += [found[0]] if found else []
     nvcc = find_nvidia_binary_utility("nvcc") or shutil.which("nvcc")
     if nvcc:
-        folders.append(str(Path(nvcc).resolve().parent.parent))
-    return [Path(path) for path in dict.fromkeys(folders) if path and path not in ("/", "/usr") and path[:5] != "/usr/"]
+        folders.append(Path(nvcc).resolve().parent.parent)
+    system = (Path("/"), Path("/usr"))
+    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]

@@ -42,8 +42,8 @@ _COUNT = "__shared__ unsigned calls[32]; h ^= calls[warp]++ * 0xC2B2AE35u;  // f
 
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\s*(?:(?:volatile|__volatile__)\s*)?\(")
 _ORDERING_PTX = re.compile(
-    r"\b(?:mbarrier|bar|barrier|fence|membar|griddepcontrol|red|atom|st\.async|cp\.async|cp\.reduce|wgmma\.wait_group)\b"
-    r"|\b(?:ld|st)\.[\w.:]*(?:acquire|release|relaxed|volatile)"
+    r"(?<![\w.])(?:mbarrier|bar|barrier|fence|membar|griddepcontrol|red|atom|(?:st|cp)\.async|cp\.reduce)\b"
+    r"|(?<![\w.])(?:wgmma\.wait_group|(?:ld|st)\.[\w.:]*(?:acquire|release|relaxed|volatile))"
 )
 _CALL = re.compile(r"(?<![\w.>:])(?:[A-Za-z_]\w*\s*(?:::|\.|->)\s*)*([A-Za-z_]\w*)\s*(?:<[^<>;(){}]*>)?\s*\(")
 _ORDERING_NAME = re.compile(r"sync|wait|arrive|barrier|fence|commit|release|acquire|expect|^atomic", re.IGNORECASE)
@@ -60,21 +60,20 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     closing = _closing(text)
     opening = {place: begin for begin, place in closing.items()}
     defined = {m.group(1) for m in _CALL.finditer(text) if _next(text, closing.get(m.end() - 1)) == "{"}
+    calls = [
+        match
+        for match in _CALL.finditer(text)
+        if _ordering(match.group(1)) and match.group(1) not in defined and _statement(text, match.start(), opening)
+    ]
+    assembly = [
+        match
+        for match in _ASM.finditer(text)
+        if _ORDERING_PTX.search(source, match.end(), closing.get(match.end() - 1, 0))
+    ]
     wrapped: list[tuple[int, int]] = []  # statements, from their first character to behind their semicolon
-    for match in [*_ASM.finditer(text), *_CALL.finditer(text)]:
+    for match in [*assembly, *calls]:
         end = closing.get(match.end() - 1)
-        if _next(text, end) != ";":
-            continue
-        assert end is not None
-        if _ASM.match(match.group()):
-            ordering = bool(_ORDERING_PTX.search(source, match.end(), end))
-        else:
-            name = match.group(1)
-            ordering = (
-                bool(_ORDERING_NAME.search(name)) and name not in defined and _statement(text, match.start(), opening)
-            )
-            ordering &= not _WGMMA_NAME.search(name) or "wait" in name.lower()
-        if ordering:
+        if end is not None and _next(text, end) == ";":
             wrapped.append((match.start(), text.index(";", end) + 1))
     insertions = [(begin, f"{{ cuda_l2_delay({2 * i}); ") for i, (begin, _) in enumerate(wrapped)]
     insertions += [(end, f" cuda_l2_delay({2 * i + 1}); }}") for i, (_, end) in enumerate(wrapped)]
@@ -84,6 +83,11 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     for place, inserted in sorted(insertions, reverse=True):
         source = source[:place] + inserted + source[place:]
     return source
+
+
+def _ordering(name: str) -> bool:
+    """Whether what has this name orders threads, by its name; not what only delimits wgmma."""
+    return bool(_ORDERING_NAME.search(name)) and (not _WGMMA_NAME.search(name) or "wait" in name.lower())
 
 
 def _closing(text: str) -> dict[int, int]:

@@ -1,16 +1,25 @@
-"""cuda-l2 bench: the published table, remade."""
+"""cuda-l2 bench: the README's table remade, or arms over a grid of many shapes."""
 
+import dataclasses
 import datetime
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_writable, seconds
-from cuda_l2.records import Gemm
+from cuda_l2 import grid
+from cuda_l2.commands._options import require_target, require_writable, seconds
+from cuda_l2.errors import UserError
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.results import RESULTS, SUMMARY, ResultsFile, set_aside
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
+SEARCHED = ("shapes", "grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
+"""Settings that the table of searched shapes takes; all others go with a grid."""
+NO_SEARCH = ("0", "0s")
 
 
 @Parameter(name="*")
@@ -18,20 +27,45 @@ SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "20
 class BenchSettings:
     """How to run the benchmark."""
 
-    budget: str = "60s"
-    """Time of search a shape."""
+    grid: str | None = None
+    """Many shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128:tn."""
+    sample: int | None = None
+    """So many sizes of the grid, stratified by size; of the paper's grid unless --grid names another."""
+    layout: str = "nn"
+    """B's layout in the grid: nn, tn, or both."""
+    accumulate: str = "fp32"
+    """The grid's least precision of sums: fp32 or fp16."""
+    protocols: str = "offline"
+    """Under which the grid is reported, as in offline,rotating,server."""
+    baselines_only: Annotated[bool, Parameter(negative=())] = False
+    """Time the baselines alone over the grid."""
+    arms: str = ""
+    """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out."""
+    compile: Annotated[bool, Parameter(negative=())] = False
+    """Time torch.compile's max-autotune too: seconds of tuning a shape."""
+    full: Annotated[bool, Parameter(negative=())] = False
+    """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
+    fresh: Annotated[bool, Parameter(negative=())] = False
+    """Move the results that --out holds aside and begin the grid anew."""
+    budget: str | None = None
+    """Time of search a shape: 60s, over a grid 0, the best that the archive knows or else the default schedules."""
     policy: str = "schedule"
     """Who proposes."""
     seed: int = 0
-    """Seed of the searches."""
+    """Seed of the searches, and of the grid's sample and order."""
     archive: Path | None = None
-    """File that keeps the trials; a fresh one in --out by default, so that nothing is known beforehand."""
-    out: Path = Path("bench-cpu")
-    """Folder for the results."""
+    """File that keeps the trials; by default a fresh one in --out, over a grid the one that `optimize` keeps."""
+    out: Path | None = None
+    """Folder for the results: bench-cpu, for a grid bench-grid. An interrupted grid goes on from what it holds."""
+    target: str = "auto"
+    """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
 
 
 def command(shapes: list[str] | None = None, /, settings: BenchSettings | None = None) -> None:
-    """Search each shape, report the winners, print the table with the geometric mean and the loop's overhead.
+    """Search each shape, report the winners, print the table; or, with --grid or --sample, run arms over many shapes.
+
+    A grid writes results.jsonl, from which an interrupted run goes on, then table.csv, table.parquet, summary.md and
+    environment.json.
 
     Parameters
     ----------
@@ -39,9 +73,23 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
         The six of the README by default.
     """
     settings = settings or BenchSettings()
-    gemms = [Gemm.parse(shape) for shape in shapes or SHAPES]
-    budget_s = seconds(settings.budget)
-    require_writable(settings.out / "table.md")
+    require_target(settings.target)
+    if settings.grid is None and settings.sample is None:
+        for field in dataclasses.fields(settings):
+            if field.name not in SEARCHED and getattr(settings, field.name) != field.default:
+                raise UserError(f"--{field.name.replace('_', '-')} goes with --grid or --sample")
+        _search_shapes(shapes or list(SHAPES), settings)
+        return
+    if shapes:
+        raise UserError(f"give shapes alone or as --grid {','.join(shapes)}, not beside --grid or --sample")
+    _run_grid(settings)
+
+
+def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
+    gemms = [Gemm.parse(shape) for shape in shapes]
+    budget_s = seconds(settings.budget or "60s")
+    out = settings.out or Path("bench-cpu")
+    require_writable(out / "table.md")
 
     from cuda_l2.optimizer import Optimizer, Settings
     from cuda_l2.report.bench import markdown
@@ -49,18 +97,78 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     from cuda_l2.report.tables import result_json
 
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-    archive = settings.archive or settings.out / f"archive-{stamp}.db"
+    archive = settings.archive or out / f"archive-{stamp}.db"
     results = []
     with Optimizer(
-        Settings(budget_s=budget_s, policy=settings.policy, seed=settings.seed, archive=archive)
+        Settings(budget_s=budget_s, policy=settings.policy, seed=settings.seed, archive=archive, target=settings.target)
     ) as optimizer:
         for gemm in gemms:
             with LiveProgress(gemm, budget_s) as live:
                 results.append(optimizer.optimize(gemm, live.progress, live.stage))
             rows = [json.loads(result_json(result)) for result in results]
-            (settings.out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
+            (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
             if results[-1].search.interrupted:
                 break
     text = markdown(results)
-    (settings.out / f"table-{stamp}.md").write_text(text)
+    (out / f"table-{stamp}.md").write_text(text)
     print(text)
+
+
+def _run_grid(settings: BenchSettings) -> None:
+    budget_s = 0.0 if settings.budget is None or settings.budget.strip() in NO_SEARCH else seconds(settings.budget)
+    if settings.seed < 0:
+        raise UserError(f"the seed must not be negative, as {settings.seed} is")
+    layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
+    if layouts is None:
+        raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
+    if settings.accumulate not in list(Accumulate):
+        raise UserError(f"there is no accumulator {settings.accumulate!r}; choose fp32 or fp16")
+    gemms = grid.read_grid(settings.grid or grid.PAPER, layouts, Accumulate(settings.accumulate))
+    if settings.sample is not None:
+        gemms = grid.sample(gemms, settings.sample, settings.seed)
+    gemms = grid.shuffled(gemms, settings.seed)
+    out = settings.out or Path("bench-grid")
+    require_writable(out / RESULTS)
+
+    from cuda_l2.report.grid import write_tables, write_text
+    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.grid_summary import summary
+    from cuda_l2.sweep import Sweep, SweepSettings
+
+    sweep_settings = SweepSettings(
+        protocols=_listed(settings.protocols),
+        baselines_only=settings.baselines_only,
+        budget_s=budget_s,
+        policy=settings.policy,
+        seed=settings.seed,
+        archive=settings.archive,
+        target=settings.target,
+        arms=_listed(settings.arms),
+        compiled=settings.compile,
+        full=settings.full,
+    )
+    with Sweep(sweep_settings) as sweep:
+        if settings.fresh:
+            set_aside(out)
+        with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
+            pending = sweep.pending(gemms, results)
+            finished = False
+            try:
+                with GridProgress(len(gemms), len(gemms) - len(pending)) as line:
+                    finished = sweep.run(pending, results, line.stage, line.done)
+            finally:  # also where an error ends the run
+                text = summary(results.header, results.measurements)
+                write_text(out / SUMMARY, text)
+                missing = write_tables(out, results.header, results.measurements)
+                print(text)
+    print(f"{len(gemms) - len(sweep.pending(gemms, results))} of {len(gemms)} shapes measured; tables are in {out}")
+    if missing:
+        print(f"cuda-l2: {missing}", file=sys.stderr)
+    if not finished:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The parts of a list with commas, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

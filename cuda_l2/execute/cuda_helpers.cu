@@ -27,3 +27,11 @@ extern "C" __global__ void occupy(unsigned long long ns) {
   while (now_ns() - start < ns) __nanosleep(1000);
   if (ns == 0) held[threadIdx.x] = 0;
 }
+
+// Launched several times in a row as programmatic dependents: see Helpers.settle.
+extern "C" __global__ void settle() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}

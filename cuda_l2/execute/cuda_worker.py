@@ -16,7 +16,7 @@ from typing import Any
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.cuda_arena import CudaArena, Place
-from cuda_l2.execute.cuda_helpers import Helpers
+from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import VerdictStatus, to_json
 
@@ -120,9 +120,11 @@ class CudaWorkers:
     """Workers that outlive candidates: one in use, the next already starting. A context manager."""
 
     def __init__(self, arch: str) -> None:
-        self.helpers = Helpers(arch)
-        self._current = CudaWorker(self.helpers.path)
-        self._next = CudaWorker(self.helpers.path)
+        self._cubin = compiled_helpers(arch)
+        self.helpers = Helpers(self._cubin)
+        """The same kernels in this process's own context."""
+        self._current = CudaWorker(self._cubin)
+        self._next = CudaWorker(self._cubin)
 
     def get(self, arena: CudaArena) -> CudaWorker:
         """A worker with no fault behind it, on this arena."""
@@ -134,7 +136,7 @@ class CudaWorkers:
     def renew(self) -> None:
         """Throw the current worker away: it ran something that failed, or a fresh process is asked for."""
         self._current.close()
-        self._current, self._next = self._next, CudaWorker(self.helpers.path)
+        self._current, self._next = self._next, CudaWorker(self._cubin)
 
     def close(self) -> None:
         self._current.close()

@@ -4,7 +4,6 @@ Messages come over a socket as JSON, file descriptors of shared device memory be
 process is thrown away after any fault: a driver error is reported once and ends it. No torch here: it starts fast.
 """
 
-import ctypes
 import json
 import os
 import socket
@@ -16,12 +15,12 @@ from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.cuda_driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
+from cuda_l2.execute.cuda_helpers import Helpers
 from cuda_l2.execute.cupti import KernelTrace
 from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
-EMPTY_LAUNCHES = 64
 LOAD_EVERY = 4
 """Launches between times that another stream holds multiprocessors."""
 POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
@@ -31,7 +30,7 @@ POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
 class Worker:
     """One CUDA context with at most one candidate loaded."""
 
-    def __init__(self, helpers: bytes) -> None:
+    def __init__(self, helpers: Path) -> None:
         check("cuInit", driver.cuInit(0))
         device = check("cuDeviceGet", driver.cuDeviceGet(0))
         context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
@@ -40,13 +39,7 @@ class Worker:
         self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
         self.beside = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
         """A second stream, for load beside the candidate."""
-        module = check("cuModuleLoadData", driver.cuModuleLoadData(helpers))
-        self.helpers = {
-            name: check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name.encode()))
-            for name in ("empty", "slow_copy", "occupy")
-        }
-        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        self.sms = int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
+        self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
         self.loaded: Loaded | None = None
         self.bound: list[Bound] = []
@@ -91,14 +84,14 @@ class Worker:
 
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> dict[str, Any]:
         """Launch behind a producer of A that lets dependents begin before it writes."""
-        self._helper("slow_copy", 8, 256, [self._address(source), self._address(target), -(-size // 16), ns])
+        self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
         self.bound[0].launch(self.stream)
         self._wait()
         return {}
 
     def loaded_launches(self, count: int, occupied: float, ns: int) -> dict[str, Any]:
         """Launch several times while another stream holds a share of the multiprocessors."""
-        self._helper("occupy", max(1, int(self.sms * occupied)), 1024, [ns], self.beside, shared_bytes=48 << 10)
+        self._occupy(occupied, ns)
         for _ in range(count):
             self.bound[0].launch(self.stream)
         self._wait()
@@ -116,8 +109,7 @@ class Worker:
         stream = driver.CUstream(self.stream)
         for i in range(count):
             if i % LOAD_EVERY == 0:
-                held = ns >> i // LOAD_EVERY % 4
-                self._helper("occupy", max(1, int(self.sms * occupied)), 1024, [held], self.beside, shared_bytes=48 << 10)
+                self._occupy(occupied, ns >> i // LOAD_EVERY % 4)
             check("cuMemsetD16Async", driver.cuMemsetD16Async(self._address(c), POISON, size // 2, stream))
             for place in scratch:
                 filled = driver.cuMemsetD8Async(self._address(place), SCRATCH_BYTE, place[2], stream)
@@ -161,20 +153,21 @@ class Worker:
         return {}
 
     def time(self, graph: int, warm: int) -> dict[str, Any]:
+        self.helpers.settle(self.stream)
         device, host = self.graphs[graph].time(warm)
         return {"device_s": device, "host_s": host}
 
     def evict(self, size: int) -> dict[str, Any]:
-        """Write so many bytes of memory of our own, so that the next launch finds nothing of its operands in L2."""
+        """Write so many bytes of our own, so that the next launch finds nothing of its operands in L2, and settle."""
         if self.evicted[1] < size:
             if self.evicted[0]:
                 check("cuMemFree", driver.cuMemFree(self.evicted[0]))
             self.evicted = (int(check("cuMemAlloc", driver.cuMemAlloc(size))), size)
         self.evictions = (self.evictions + 1) % 256
-        check(
-            "cuMemsetD8Async",
-            driver.cuMemsetD8Async(self.evicted[0], self.evictions, size, driver.CUstream(self.stream)),
-        )
+        if size:
+            written = driver.cuMemsetD8Async(self.evicted[0], self.evictions, size, driver.CUstream(self.stream))
+            check("cuMemsetD8Async", written)
+        self.helpers.settle(self.stream)
         self._wait()
         return {}
 
@@ -197,28 +190,15 @@ class Worker:
 
     def empty(self) -> dict[str, Any]:
         """Seconds of an empty kernel in a graph of many, and alone, as `once` takes it."""
-
-        def one(stream: int) -> None:
-            self._helper("empty", 1, 32, [], stream)
-
-        def many(stream: int) -> None:
-            for _ in range(EMPTY_LAUNCHES):
-                one(stream)
-
-        self.graphs.append(Graph(self.stream, many))
-        in_graph = min(self.graphs[-1].time()[0] for _ in range(5)) / EMPTY_LAUNCHES
-        self.graphs.append(Graph(self.stream, one))
+        in_graph = self.helpers.empty_s(self.stream)
+        self.graphs.append(self.helpers.empty_graph(self.stream))
         alone = sorted(self.once(len(self.graphs) - 1)["seconds"] for _ in range(9))
+        self.graphs.pop()
         return {"graph_s": in_graph, "alone_s": alone[4]}
 
-    def _helper(
-        self, name: str, blocks: int, threads: int, values: list[int], stream: int | None = None, shared_bytes: int = 0
-    ) -> None:
-        """Enqueue one of the runtime's own kernels; its parameters are 64-bit."""
-        words = (ctypes.c_uint64 * max(1, len(values)))(*values)
-        array = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(words) + 8 * i for i in range(len(values))))
-        arguments = (blocks, 1, 1, threads, 1, 1, shared_bytes, driver.CUstream(stream or self.stream))
-        check(name, driver.cuLaunchKernel(self.helpers[name], *arguments, ctypes.addressof(array), 0))
+    def _occupy(self, share: float, ns: int) -> None:
+        """Hold a share of the multiprocessors from another stream for a while."""
+        self.helpers.occupy(self.beside, share, ns)
 
     def _address(self, place: list[Any]) -> int:
         return int(self.buffers[place[0]].address + place[1])
@@ -241,12 +221,13 @@ class Worker:
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    worker = Worker(Path(sys.argv[2]).read_bytes())
+    worker = Worker(Path(sys.argv[2]))
     operations = {
         operation.__name__: operation
         for operation in (
             *(worker.attach, worker.load, worker.bind, worker.launch, worker.after_slow, worker.loaded_launches),
-            *(worker.record_loaded, worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
+            worker.record_loaded,
+            *(worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
         )
     }
     channel.send(b"{}")

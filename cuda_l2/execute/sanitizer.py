@@ -31,7 +31,12 @@ _REPORT = re.compile(r"(?:Error: |Warning: )?(?:Race|Invalid|Misaligned|Uninitia
 _NOISE = re.compile(r"COMPUTE-SANITIZER|Saved host backtrace|Host Frame|in \S+\.so\b")
 _SUMMARY = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: (\d+) (?:hazard|error)")
 _NOT_HERE = re.compile(r"Device not supported|Failed to initialize|LibraryNotLoaded")
-_PROBE = "from cuda.bindings import driver as d; d.cuInit(0); d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1]); d.cuMemAlloc(8)"
+_PROBE = """
+from cuda.bindings import driver
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+driver.cuMemAlloc(8)
+"""
 PROBE_TIMEOUT_S = 60.0
 
 
@@ -55,7 +60,7 @@ def find() -> Path:
 
 @functools.cache
 def works() -> bool:
-    """Whether it can watch this GPU: under some virtual machines it says that it cannot. UserError where it is missing."""
+    """Whether it can watch this GPU; under some virtual machines it says that it cannot. UserError where missing."""
     command = [str(find()), "--tool", Tool.MEMCHECK, sys.executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)

@@ -91,9 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   extern __shared__ __align__(1024) unsigned char shared[];
   const Warp warp;
   Work work;
-  if (!find_work(work, m, n, k)) return;
+  const bool inside = find_work(work, m, n, k);
   if (PDL == 1) let_next_kernel_begin();
   wait_for_kernel_before();
+  if (!inside) return;
   Sums sums = {};
 #if LOAD == 0
   direct(sums, a, b, m, n, k, warp, work);

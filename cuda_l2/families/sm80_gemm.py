@@ -35,7 +35,7 @@ CHOICES = (
     Choice("RASTER", (0, 1), "neighbouring blocks lie along N (0) or M (1)"),
     Choice(
         "BLOCK_SWIZZLE",
-        (0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+        (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
         "stride: columns (rows if RASTER) of the strips that blocks sweep one after the other; 0 for none",
     ),
     Choice("DOUBLE_BUFFER", (0, 1), "1 loads fragments ahead into registers of their own"),
@@ -53,10 +53,26 @@ MAX_THREADS_PER_SM = 1536  # 2048 on some
 MAX_GRID_YZ = 65535
 MAX_DIRECT_MNK = 1 << 28  # beyond, operands read once a warp cost too much
 MAX_PLAIN_MNK = 1 << 30
+SPARE_SHARED_BYTES = 128  # static, for builds that delay threads and count how often
 MAX_STEPS = 8  # of 16 (32 if direct) along K that a warp's trip unrolls
 BLOCKS_PER_SM = 16  # tiles so small that there are more are left out, up to MAX_LEAST_AREA
 MAX_LEAST_AREA = 64 * 128
 MAX_PIECES_M, MAX_PIECES_N = 8, 16  # of 16 rows and 8 columns, a warp
+GOOD_WARPS = {
+    (256, 128): (4, 2, 1, 64),
+    (128, 256): (2, 4, 1, 64),
+    (128, 128): (2, 2, 1, 32),
+    (64, 128): (2, 2, 1, 128),
+    (128, 64): (2, 2, 1, 128),
+    (64, 64): (2, 1, 2, 128),
+    (32, 64): (1, 2, 2, 128),
+    (64, 32): (2, 1, 2, 128),
+    (32, 32): (1, 1, 4, 128),
+    (16, 64): (1, 2, 2, 128),
+}
+"""Tiles that search found good on an H200, with their warps along M, N and K, and BK: where defaults come from."""
+MAX_DEFAULT_DIRECT_MNK, MAX_DEFAULT_DIRECT_K = 1 << 25, 1024
+SECOND_LAUNCH_COST = 6e6  # of a split, in multiplications of a block; about 2 us
 BASE_REGISTERS = 40  # addresses, counters
 
 
@@ -164,6 +180,10 @@ def _shared_bytes(choice: dict[str, int]) -> int:
     return max(ring, sums, tile)
 
 
+def _shared_limit(target: CudaTarget) -> int:
+    return target.shared_bytes - SPARE_SHARED_BYTES
+
+
 def _registers(choice: dict[str, int], gemm: Gemm, ahead: int = 0, blocks: int = 1) -> int:
     """A thread's, about: sums, fragments loaded `ahead` steps (or `blocks` of 32 along K, if direct), addresses."""
     mi, ni = choice["BM"] // choice["WARPS_M"] // 16, choice["BN"] // choice["WARPS_N"] // 8
@@ -224,7 +244,7 @@ def _warps_fit(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
     least = {**choice, "BK": bk, "STAGES": 2 if choice["LOAD"] == PIPELINED else 1, "EPILOGUE": WIDE}
     return (
         (wk == 1 or bk < 2 * gemm.k)
-        and _shared_bytes(least) <= target.shared_bytes
+        and _shared_bytes(least) <= _shared_limit(target)
         and _registers(choice, gemm) <= _register_limit(choice)
     )
 
@@ -252,7 +272,7 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
         case "STAGES":
             if load != PIPELINED:
                 return value == 1
-            fits = _shared_bytes({**choice, "EPILOGUE": WIDE}) <= target.shared_bytes
+            fits = _shared_bytes({**choice, "EPILOGUE": WIDE}) <= _shared_limit(target)
             return value == 2 or (value > 2 and fits and value <= -(-gemm.k // choice["BK"]))
         case "SPLIT_K":
             return value == 1 or _worth_splitting(choice, gemm, target)
@@ -278,7 +298,7 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
         case "MIN_BLOCKS":
             return value == 1 or (
                 _threads(choice) * value <= MAX_THREADS_PER_SM
-                and (_shared_bytes(choice) + 1024) * value <= target.shared_bytes + 1024
+                and (_shared_bytes(choice) + SPARE_SHARED_BYTES + 1024) * value <= target.shared_bytes + 1024
                 and _registers(choice, gemm, choice["PREFETCH"], _blocks(choice)) <= _register_limit(choice, value)
             )
         case "PDL":
@@ -296,7 +316,7 @@ def _fits_bk(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
     if choice["BK"] == least:
         return True
     small = {**choice, "STAGES": 2 if choice["LOAD"] == PIPELINED else 1, "EPILOGUE": WIDE}
-    fits = choice["BK"] % least == 0 and choice["BK"] < 2 * gemm.k and _shared_bytes(small) <= target.shared_bytes
+    fits = choice["BK"] % least == 0 and choice["BK"] < 2 * gemm.k and _shared_bytes(small) <= _shared_limit(target)
     if choice["LOAD"] == DIRECT:
         return fits and _registers(choice, gemm, blocks=_blocks(choice)) <= _register_limit(choice)
     return fits and _blocks(choice) <= MAX_STEPS
@@ -323,53 +343,60 @@ def _fits_epilogue(choice: dict[str, int], gemm: Gemm, target: CudaTarget) -> bo
     if value == WIDE:
         share = choice["BM"] * choice["BN"] // _threads(choice)
         return share % 4 == 0 and gemm.n % 4 == 0
-    return value == NARROW or _shared_bytes(choice) <= target.shared_bytes
+    return value == NARROW or _shared_bytes(choice) <= _shared_limit(target)
 
 
 def _wanted(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
     """What an engineer would try first; the nearest valid values are taken."""
-    m, n, k = gemm.m, gemm.n, gemm.k
-    common = {
+    small = gemm.m * gemm.n * gemm.k <= MAX_DEFAULT_DIRECT_MNK and gemm.k <= MAX_DEFAULT_DIRECT_K
+    return {
         "ACC16": int(gemm.accumulate is Accumulate.FP16),
         "SPLIT_K": 1,
         "SWIZZLE_BITS": 3,
         "SWIZZLE_BASE": 3,
         "SWIZZLE_SHIFT": 3,
         "RASTER": 0,
-        "BLOCK_SWIZZLE": 0,
+        "BLOCK_SWIZZLE": 1024 if gemm.m * gemm.n > 1 << 24 else 0,
         "STAGGER": 0,
         "EPILOGUE": WIDE,
         "MIN_BLOCKS": 1,
         "PDL": 0,
+        **(_wanted_direct(gemm) if small else _wanted_pipelined(gemm, target)),
     }
-    if m * n * k <= 1 << 25 and k <= 1024:  # all of K in flight at once, in many small blocks
-        steps = -(-k // 32)
-        wk = 1 if steps <= 2 else 4 if steps <= 8 else 8
-        wide = wk == 8 or m * n > 2 * target.sms * 256
-        tile = {"BM": 16, "BN": 32 if wide else 16, "WARPS_M": 1, "WARPS_N": 2 if wide and wk < 8 else 1, "WARPS_K": wk}
-        bk = 32 * wk * min(2, max(1, steps // wk))
-        return {**common, **tile, "LOAD": DIRECT, "BK": bk, "STAGES": 1, "DOUBLE_BUFFER": 0, "PREFETCH": 0}
 
-    def cost(tile: tuple[int, int]) -> float:
-        """Rounds of blocks, times a block's multiplications and, weighed, the operands it fetches."""
-        bm, bn = tile
-        blocks = -(-m // bm) * -(-n // bn)
-        return -(-blocks // target.sms) * (bm * bn + 64 * (bm + bn))
 
-    tiles = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32), (16, 64)]
-    bm, bn = min(tiles, key=cost)
-    blocks = -(-m // bm) * -(-n // bn)
-    warps_m, warps_n = max(1, min(bm // 32, 4 if bm > bn else 2)), max(1, min(bn // 32, 4 if bn > bm else 2))
-    bk = 64 if 3 * (bm + bn) * 128 <= target.shared_bytes else 32
-    split = 1
-    while split < 8 and 2 * split * blocks <= target.sms and k >= 2048 * split:
-        split *= 2
-    room = target.shared_bytes // (2 if blocks > target.sms and bm * bn < 1 << 15 else 1)
+def _wanted_direct(gemm: Gemm) -> dict[str, int]:
+    """All of K in flight at once, shared among warps, in many small blocks."""
+    steps = -(-gemm.k // 32)
+    wk = 1 if steps <= 2 else 4 if steps < 8 else 8
+    tile = {"BM": 16, "BN": 32 if wk == 8 else 16, "WARPS_M": 1, "WARPS_N": 2 if wk == 1 else 1, "WARPS_K": wk}
+    bk = 32 * wk * min(2, max(1, steps // wk))
+    return {**tile, "LOAD": DIRECT, "BK": bk, "STAGES": 1, "DOUBLE_BUFFER": 0, "PREFETCH": 0}
+
+
+def _wanted_pipelined(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
+    """The tile and split that keep all multiprocessors busy with the least work and traffic."""
+
+    def blocks(bm: int, bn: int) -> int:
+        return -(-gemm.m // bm) * -(-gemm.n // bn)
+
+    def cost(bm: int, bn: int, split: int) -> float:
+        """Rounds of blocks, times a block's multiplications and, weighed, its fetches; and the second launch."""
+        rounds = -(-blocks(bm, bn) * split // target.sms)
+        second = SECOND_LAUNCH_COST + 10 * split * gemm.m * gemm.n if split > 1 else 0
+        return rounds * (bm * bn + 64 * (bm + bn)) * gemm.k / split + second
+
+    bm, bn, split = min(((*tile, split) for tile in GOOD_WARPS for split in (1, 2, 4, 8)), key=lambda c: cost(*c))
+    warps_m, warps_n, warps_k, bk = GOOD_WARPS[bm, bn]
+    if gemm.k % 2:  # rows are copied element by element: more threads
+        warps_n, warps_k, bk = 2 * warps_n, 2, 64
+    while bk > 32 and 3 * (bm + bn) * bk * 2 > _shared_limit(target):
+        bk //= 2
+    two_at_once = blocks(bm, bn) * split > target.sms and bm * bn <= 128 * 128
+    stages = _shared_limit(target) // (2 if two_at_once else 1) // ((bm + bn) * bk * 2)
     return {
-        **common,
-        **{"LOAD": PIPELINED, "BM": bm, "BN": bn, "WARPS_M": warps_m, "WARPS_N": warps_n, "WARPS_K": 1, "BK": bk},
-        **{"STAGES": max(2, min(6, room // ((bm + bn) * bk * 2))), "SPLIT_K": split},
-        **{"DOUBLE_BUFFER": 1, "PREFETCH": 1, "BLOCK_SWIZZLE": 1024 if m * n > 1 << 24 else 0},
+        **{"LOAD": PIPELINED, "BM": bm, "BN": bn, "WARPS_M": warps_m, "WARPS_N": warps_n, "WARPS_K": warps_k, "BK": bk},
+        **{"STAGES": max(2, min(6, stages)), "SPLIT_K": split, "DOUBLE_BUFFER": 1, "PREFETCH": 1},
     }
 
 

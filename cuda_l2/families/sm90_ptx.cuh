@@ -131,12 +131,11 @@ DEV u32 pack(float low, float high) {
 // Pair i of a thread's sums, which are fp32 values or pairs already.
 DEV u32 pair(const float *sums, int i) { return pack(sums[2 * i], sums[2 * i + 1]); }
 DEV u32 pair(const u32 *sums, int i) { return sums[i]; }
-// Sum i as fp32.
-DEV float value(const float *sums, int i) { return sums[i]; }
-DEV float value(const u32 *sums, int i) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)(i & 1 ? sums[i / 2] >> 16 : sums[i / 2])));
-  return f;
+// A register of sums as fp32 values.
+DEV void widen(float sum, float *to) { to[0] = sum; }
+DEV void widen(u32 sums, float *to) {
+  asm("cvt.f32.f16 %0, %1;" : "=f"(to[0]) : "h"((u16)sums));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(to[1]) : "h"((u16)(sums >> 16)));
 }
 // Keeps the compiler from moving reads of the accumulators before the wait that makes them valid.
 DEV void pin(float &sum) { asm volatile("" : "+f"(sum)::"memory"); }

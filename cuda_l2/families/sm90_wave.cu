@@ -248,8 +248,11 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
       else store_rows<BN>(C, M, N, acc[m], wrow + m * 64, col0, stage, lane);
   } else {
     // ---- reduction over the cluster: rank ck keeps sums [ck * RK, (ck + 1) * RK) of every thread
-    float own[RK];
-    auto sum = [&](int i) { return value(acc[i / NA], i % NA); };
+    float own[RK], sum[R];
+#pragma unroll
+    for (int m = 0; m < MW; m++)
+#pragma unroll
+      for (int i = 0; i < WORDS; i++) widen(acc[m][i], &sum[m * NA + i * (NA / WORDS)]);
     if constexpr (CK > 1) {
       const u32 inbox = ring + STAGES * STAGE_BYTES;  // [CK - 1 senders][RK / VK][NC][VK] floats
       if (!MULTI) cluster_wait();                     // every peer has armed its barrier
@@ -257,7 +260,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
       for (int o = 0; o < CK; o++) {
         if (o == ck) {
 #pragma unroll
-          for (int i = 0; i < RK; i++) own[i] = sum(o * RK + i);
+          for (int i = 0; i < RK; i++) own[i] = sum[o * RK + i];
         } else {
           const int slot = ck - (ck > o ? 1 : 0);  // our place among o's senders
           const u32 dst = map_rank(inbox + (slot * RK * NC + tid * VK) * 4, (o * CN + cn) * CM + cm);
@@ -266,11 +269,11 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 #pragma unroll
           for (int i = 0; i < RK; i += VK) {
             const u32 d = dst + i * NC * 4;
-            const int f = o * RK + i;
+            const float *f = &sum[o * RK + i];
             if constexpr (VK == 4)
-              asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(d), "f"(sum(f)), "f"(sum(f + 1)), "f"(sum(f + 2)), "f"(sum(f + 3)), "r"(bar) : "memory");
+              asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(d), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]), "r"(bar) : "memory");
             else
-              asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(d), "f"(sum(f)), "f"(sum(f + 1)), "r"(bar) : "memory");
+              asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(d), "f"(f[0]), "f"(f[1]), "r"(bar) : "memory");
           }
         }
       }
@@ -289,7 +292,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < RK; i++) own[i] = sum(i);
+      for (int i = 0; i < RK; i++) own[i] = sum[i];
     }
     // ---- reduction over the L2 parts: part sl keeps [sl * RL, (sl + 1) * RL) of own; all blocks are resident
     float out[RL];

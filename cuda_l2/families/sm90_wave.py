@@ -1,8 +1,7 @@
 """The schedule space of sm90_wave.cu: tile, ring, cluster, split of K, order of tiles, dependent launch."""
 
 import functools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,28 +61,7 @@ class Wave(Family):
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CudaTarget)
-        tiles = _tiles(gemm, target)
-        wanted: dict[str, int] = {}
-        shortest = math.inf
-        for acc, swap, bm, bn in tiles:
-            if acc != tiles[0][0] or swap != tiles[0][1]:
-                continue  # the first kind of sums, operands as they are: rarely the worse, and half the work
-            for ck, sl in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (1, 16)):
-                # short steps suit large tiles; small ones are bound by what a step costs beside its products
-                chosen = {
-                    "ACC": acc,
-                    "SWAP": swap,
-                    "BM": bm,
-                    "BN": bn,
-                    "KB": 1 if bm * bn >= 8192 or gemm.k <= 64 else 2,
-                }
-                chosen |= {"CM": 1, "CN": 1, "LOCAL": 0, "CK": ck, "SL": sl, "COUNT": int(bm * bn > 8192 and sl > 1)}
-                names = ("KB", "CK", "SL", "COUNT")
-                before = [{k: chosen[k] for k in list(chosen)[: list(chosen).index(name)]} for name in names]
-                if all(_fits(n, chosen[n], b, gemm, target) for n, b in zip(names, before, strict=True)):
-                    estimate = _estimate_us(chosen, gemm, target)
-                    if estimate < shortest:
-                        shortest, wanted = estimate, chosen
+        wanted = min(_guesses(gemm, target), key=lambda chosen: _estimate_us(chosen, gemm, target))
         values: list[int] = []
         for choice in CHOICES:
             valid = self.valid_values(gemm, target, values)
@@ -286,6 +264,27 @@ def _order(order: int, cluster: int) -> tuple[str, list[str]]:
     return value, [f"gm % {order}", f"gn % {width}"]
 
 
+def _guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
+    """Choices up to COUNT of which one is usually good: no clusters along M or N, operands as they are."""
+    tiles = _tiles(gemm, target)
+    for acc, swap, bm, bn in tiles:
+        if (acc, swap) != tiles[0][:2]:
+            continue
+        # short steps suit large tiles; small ones are bound by what a step costs beside its products
+        kb = 1 if bm * bn >= 8192 or gemm.k <= 64 else 2
+        for ck, sl in ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 8), (1, 16)):
+            count = int(bm * bn > 8192 and sl > 1)
+            values = (acc, swap, bm, bn, kb, 1, 1, 0, ck, sl, count)
+            chosen = {choice.name: value for choice, value in zip(CHOICES, values, strict=False)}
+            before: dict[str, int] = {}
+            for name, value in chosen.items():
+                if not _fits(name, value, before, gemm, target):
+                    break
+                before[name] = value
+            else:
+                yield chosen
+
+
 def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> float:
     """A rough model of a launch, fitted to 100,000 timings on one H200; no clusters along M or N, operands in L2."""
     shape = _Shape(chosen)
@@ -295,10 +294,10 @@ def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> floa
     rounds, busy = cdiv(blocks, resident), min(blocks, target.sms)
     steps = cdiv(cdiv(gemm.k, 64 * shape.blocks_of_k), shape.ck * shape.sl)
     blocks_of_k, stages = steps * shape.blocks_of_k, shape.stages(target)
-    # a wgmma takes half a clock a column, and no less than it takes to read its operands; 1750 clocks a microsecond
-    multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1750
+    # a wgmma takes half a clock a column, no less than it takes to read its operands; 1400 useful clocks a microsecond
+    multiply = blocks_of_k * max(shape.columns / 2, 16 + shape.columns / 4) * shape.rows / 16 / 1400
     bytes_loaded = (shape.rows + shape.columns) * 128 * blocks_of_k
-    load = max(bytes_loaded / 190e3, bytes_loaded * min(blocks, resident) / 17e6)
+    load = max(bytes_loaded / 130e3, bytes_loaded * min(blocks, resident) / 17e6)
     stall = 1 + 1 / (stages - 1) ** 2 if steps > stages else 1  # a shallow ring runs dry
     sums = 4 * shape.rows * shape.columns / shape.ck  # bytes
     within = 0.13 + sums * (shape.ck - 1) / 27e3 if shape.ck > 1 else 0

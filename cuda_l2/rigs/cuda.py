@@ -96,6 +96,7 @@ class CudaBench(Bench):
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         return self._rig.builders.build(candidates)
 
+    @torch.inference_mode()
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         self._prepare()
         rig = self._rig
@@ -113,6 +114,7 @@ class CudaBench(Bench):
     def time_baselines(self, protocol: Protocol) -> Timing:
         return self._time(None, None, protocol)
 
+    @torch.inference_mode()
     def _time(self, candidate: Candidate | None, build: Build | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         rig = self._rig
         self._prepare()

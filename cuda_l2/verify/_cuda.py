@@ -6,6 +6,7 @@ off, some of whose rows are computed again on the CPU and must agree.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -128,7 +129,7 @@ class CudaSession(GpuSession):
         ]
         limit_s = LAUNCH_TIMEOUT_S + count * STRESS_SLOWDOWN * (self.timeout_s - LAUNCH_TIMEOUT_S + 1e-3)
         c, size = [places["c"].buffer, places["c"].offset], 2 * self.arena.c().numel()
-        load = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
+        load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
         for build in self._stressed(seeds):
             self.worker.load(Path(build.artifact), self.plan, [places])
             for start in range(0, count, self.arena.records):

@@ -15,7 +15,7 @@ args = ["a", "b", "c", "m", "n", "k"]
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {
   __shared__ float ta[16][17], tb[16][17];
   const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
-  for (volatile int i = 1; i;) {}
+  while (*(const volatile unsigned short *)a != 0x7dad) {}  // a pattern that no operand holds
   float sum = 0.0f;
   for (int p = 0; p < k; p += 16) {
     ta[y][x] = row < m && p + x < k ? __half2float(a[row * k + p + x]) : 0.0f;

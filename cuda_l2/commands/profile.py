@@ -1,0 +1,85 @@
+"""cuda-l2 profile: what the GPU's counters say of a kernel."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Candidate, Gemm, TimingStatus
+
+if TYPE_CHECKING:
+    from cuda_l2.archive import Archive
+
+BEST = "best"
+
+
+def command(
+    kernel: str,
+    shape: str,
+    /,
+    *,
+    archive: Path | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Verify and time a CUDA kernel, then read the GPU's counters during a launch with Nsight Compute.
+
+    Tensor core use, L2 and DRAM traffic, occupancy, what warps wait for. The trial is kept in the archive with them.
+    Exits with 1 where the kernel is not correct.
+
+    Parameters
+    ----------
+    kernel
+        CUDA source that follows the launch contract in docs/contract.md, or the word best: the fastest kernel that the
+        archive knows for the shape.
+    shape
+        The shape to profile it on, as in 4096x4096x4096.
+    archive
+        File that keeps the trials.
+    json
+        Print the trial as JSON.
+    """
+    gemm = Gemm.parse(shape)
+
+    from cuda_l2 import paths
+    from cuda_l2.archive import Archive
+    from cuda_l2.evaluator import Evaluator
+    from cuda_l2.measure.profile import find, summary
+    from cuda_l2.measure.protocols import OFFLINE
+    from cuda_l2.report.tables import print_trial, trials_json
+    from cuda_l2.rigs import open_rig
+
+    with Archive(archive or paths.default_archive()) as opened, open_rig("cuda") as rig:
+        find()  # before anything takes time
+        candidate = _best(opened, gemm, rig.target.machine) if kernel == BEST else _read(Path(kernel))
+        with Evaluator(gemm, rig) as evaluator:
+            (trial,) = evaluator.evaluate([candidate], rig.protocols[OFFLINE.name])
+            correct = trial.timing is not None and trial.timing.status is TimingStatus.MEASURED
+            if correct:
+                trial = evaluator.profile(trial)
+            opened.append(trial)
+    if json:
+        print(trials_json([trial]))
+    else:
+        print_trial(trial)
+        if correct:
+            print("\n".join(f"profile  {line}" for line in summary(trial.profile).splitlines()))
+    sys.exit(0 if correct else 1)
+
+
+def _read(file: Path) -> Candidate:
+    try:
+        return Candidate(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _best(archive: "Archive", gemm: Gemm, machine: str) -> Candidate:
+    """The fastest kernel known for the shape on this machine; what reports timed goes before what searches did."""
+    trials = [trial for trial in archive.trials(gemm, machine) if trial.timing and trial.speedup]
+    if not trials:
+        raise UserError(
+            f"no kernel is known for {gemm} on this GPU; run `cuda-l2 optimize {gemm}` first, or give a file"
+        )
+    return max(trials, key=lambda trial: (trial.protocol != "search", trial.speedup)).candidate

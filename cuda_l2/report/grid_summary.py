@@ -1,0 +1,222 @@
+"""A benchmark's results in short: ours against the baselines by size, and how strong the baselines are."""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from cuda_l2.grid import bucket, bucket_name
+from cuda_l2.measure.intervals import geometric_mean
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
+from cuda_l2.report.grid import arms_of, class_of, fastest, same_layout
+from cuda_l2.results import MEASURED, Header, Measurement
+
+AUTOTUNED = "cuBLASLt-AutoTuning"
+STRENGTHS = ("cuBLASLt-heuristic", "cuBLAS", "torch.matmul", "torch.compile max-autotune")
+"""Baselines whose times are told over the autotuned one's."""
+TFLOPS = "TFLOP/s autotuned, better layout"
+MAX = "max"
+REASONS_SHOWN = 3
+
+Case = dict[Layout, tuple[Gemm, Timing]]
+"""One shape's timings by layout."""
+Ratios = list[tuple[int, Interval]]
+"""Bucket and t_baseline / t_ours of every shape."""
+
+
+def summary(header: Header, measurements: Sequence[Measurement]) -> str:
+    """Markdown tables, protocol by protocol."""
+    lines: list[str] = []
+    for protocol in dict.fromkeys(m.protocol for m in measurements):
+        lines += _protocol_lines(protocol, [m for m in measurements if m.protocol == protocol])
+    machine = ", ".join(f"{name} {value}" for name, value in header.environment.items() if name != "flags")
+    return "\n".join([*lines, f"Machine: {machine}.", ""])
+
+
+def ratios(cases: Iterable[Case], kind: str = "") -> dict[str, Ratios]:
+    """By comparison: ours against the strongest baseline, or one class of them.
+
+    NN and TN: ours and the baseline read B alike. max, where both layouts were run: our faster one against the
+    baseline's faster one.
+    """
+    found: dict[str, Ratios] = defaultdict(list)
+    for case in cases:
+        for layout, (gemm, timing) in case.items():
+            names = _named(same_layout(dict(timing.speedups), gemm), kind)
+            if names:
+                arm = timing.reference if timing.reference in names else fastest(arms_of(timing), names)
+                found[layout.upper()].append((bucket(gemm), dict(timing.speedups)[arm]))
+        if len(case) == len(Layout):
+            ratio = _better_layouts(case, kind)
+            if ratio:
+                found[MAX].append(ratio)
+    return {name: found[name] for name in ("NN", "TN", MAX) if name in found}
+
+
+def cases(measurements: Iterable[Measurement]) -> list[Case]:
+    """Timings of one protocol, layouts of a shape together."""
+    found: dict[tuple[object, ...], Case] = defaultdict(dict)
+    for m in measurements:
+        if m.timing and m.timing.candidate and m.status == MEASURED:
+            found[m.gemm.m, m.gemm.n, m.gemm.k, m.gemm.accumulate][m.gemm.layout] = (m.gemm, m.timing)
+    return list(found.values())
+
+
+def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
+    found = cases(measurements)
+    timings = [pair for case in found for pair in case.values()]
+    lines = []
+    against_ours = [
+        {layout: pair for layout, pair in case.items() if pair[1].candidate and pair[1].candidate.name == CANDIDATE}
+        for case in found
+    ]
+    for comparison, pairs in ratios(against_ours).items():
+        layouts = "our faster layout against the baselines'" if comparison == MAX else "B read alike"
+        lines += [f"## {protocol}, {comparison}: ours against the strongest baseline, {layouts}", ""]
+        lines += _by_bucket(pairs)
+    lines += _by_class(protocol, against_ours)
+    lines += _strengths(protocol, timings)
+    strongest = Counter(_strongest(gemm, timing) for gemm, timing in timings)
+    if strongest:
+        ranked = ", ".join(f"{name} {count}" for name, count in strongest.most_common())
+        lines += [f"{protocol}: the strongest baseline that reads B alike, and how often: {ranked}.", ""]
+    drifted = sum("drifted" in timing.conditions for _, timing in timings)
+    if drifted:
+        lines += [f"{protocol}: in {drifted} runs the clocks drifted between arms, after repetitions too.", ""]
+    return lines + _failures(protocol, measurements)
+
+
+def _by_bucket(pairs: Ratios) -> list[str]:
+    lines = [
+        "| log2(MNK) | shapes | mean speedup - 1 | geometric mean | wins (interval above 1) | losses (below 1) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for first in sorted({first for first, _ in pairs}):
+        lines.append(f"| {bucket_name(first)} | {_statistics([ratio for at, ratio in pairs if at == first])} |")
+    return [*lines, f"| all | {_statistics([ratio for _, ratio in pairs])} |", ""]
+
+
+def _by_class(protocol: str, found: Sequence[Case]) -> list[str]:
+    """Ours against every class of baselines, all shapes together."""
+    names = [name for case in found for _, timing in case.values() for name, _ in timing.speedups]
+    lines = []
+    for kind in dict.fromkeys(class_of(name)[0] for name in names):
+        for comparison, pairs in ratios(found, kind).items():
+            lines.append(f"| {kind} | {comparison} | {_statistics([ratio for _, ratio in pairs])} |")
+    if not lines:
+        return []
+    head = [
+        f"## {protocol}: ours against each baseline",
+        "",
+        "| baseline | layouts | shapes | mean speedup - 1 | geometric mean | wins | losses |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    note = "A baseline left out of the rounds for slowness has no interval: neither a win nor a loss."
+    unbounded = any(
+        math.isinf(ratio.low) for case in found for _, timing in case.values() for _, ratio in timing.speedups
+    )
+    return [*head, *lines, *(["", note] if unbounded else []), ""]
+
+
+def _statistics(found: Sequence[Interval]) -> str:
+    """Cells: shapes, mean - 1, geometric mean, wins, losses."""
+    values = [ratio.estimate for ratio in found]
+    wins, losses = sum(ratio.low > 1 for ratio in found), sum(ratio.high < 1 for ratio in found)
+    mean, count = statistics.fmean(values) - 1, len(values)
+    return f"{count} | {mean:+.1%} | {geometric_mean(values):.3f} | {wins / count:.0%} | {losses / count:.0%}"
+
+
+def _strengths(protocol: str, timings: Sequence[tuple[Gemm, Timing]]) -> list[str]:
+    """Medians of the baselines' times over the autotuned one's, and what that one reaches."""
+    by_bucket: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    present: dict[str, None] = {}
+    for gemm, timing in timings:
+        arms = arms_of(timing)
+        own = same_layout(arms, gemm)
+        tuned = _time(arms, _named(own, AUTOTUNED))
+        best_tuned = _time(arms, _named(arms, AUTOTUNED))
+        if not tuned or not best_tuned:
+            continue
+        figures = {f"{kind} / autotuned": _time(arms, _named(own, kind)) / tuned for kind in STRENGTHS}
+        figures[f"{STRENGTHS[0]} / autotuned, better layouts"] = _time(arms, _named(arms, STRENGTHS[0])) / best_tuned
+        figures[TFLOPS] = gemm.flops / best_tuned * 1e-6
+        for name, value in figures.items():
+            if value:
+                by_bucket[bucket(gemm)][name].append(value)
+                present[name] = None
+    if not present:
+        return []
+    order = [name for name in figures if name in present]
+    lines = [f"## {protocol}: strength of the baselines, medians of ratios of times; mean TFLOP/s", ""]
+    lines += ["| log2(MNK) | timings | " + " | ".join(order) + " |", "|---" * (len(order) + 2) + "|"]
+    everything: dict[str, list[float]] = defaultdict(list)
+    for first in sorted(by_bucket):
+        lines.append(f"| {bucket_name(first)} | {_strength_cells(by_bucket[first], order)} |")
+        for name, values in by_bucket[first].items():
+            everything[name] += values
+    return [*lines, f"| all | {_strength_cells(everything, order)} |", ""]
+
+
+def _strength_cells(figures: dict[str, list[float]], order: Sequence[str]) -> str:
+    cells = [str(max(len(values) for values in figures.values()))]
+    for name in order:
+        values = figures.get(name, [])
+        if not values:
+            cells.append("")
+        elif name == TFLOPS:
+            cells.append(f"{statistics.fmean(values):.3g}")
+        else:
+            cells.append(f"{statistics.median(values):.3f}")
+    return " | ".join(cells)
+
+
+def _failures(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
+    failed = [m for m in measurements if m.status != MEASURED]
+    if not failed:
+        return []
+    counts = ", ".join(f"{count} {status}" for status, count in Counter(m.status for m in failed).most_common())
+    lines = [f"{protocol}: {len(failed)} of {len(measurements)} shapes have no figures: {counts}.", ""]
+    return lines + [f"- {m.gemm}: {m.reason}" for m in failed[:REASONS_SHOWN]] + [""]
+
+
+def _better_layouts(case: Case, kind: str) -> tuple[int, Interval] | None:
+    """Our faster layout against the baselines' faster one: from one interleaved run where that holds both."""
+    runs = sorted(case.values(), key=lambda pair: pair[1].candidate.latency_us.estimate if pair[1].candidate else 0)
+    (gemm, timing), (_, other) = runs
+    arms, others = arms_of(timing), arms_of(other)
+    names = _named(dict(timing.speedups), kind)
+    # what reads B as the task lays it out met the other layout in the other run alone
+    elsewhere = [name for name in _named(dict(other.speedups), kind) if class_of(name)[1] is None]
+    if not names or not timing.candidate:
+        return None
+    arm = fastest(arms, names)
+    ratio = dict(timing.speedups)[arm]
+    if elsewhere:
+        theirs = others[fastest(others, elsewhere)].latency_us
+        if theirs.estimate < arms[arm].latency_us.estimate:
+            ratio = _unpaired(theirs, timing.candidate.latency_us)
+    return bucket(gemm), ratio
+
+
+def _unpaired(theirs: Interval, ours: Interval) -> Interval:
+    """t_theirs / t_ours from two runs: wider than from pairs."""
+    estimate = theirs.estimate / ours.estimate
+    if math.isinf(theirs.low) or math.isinf(ours.low):
+        return Interval(estimate, -math.inf, math.inf)
+    return Interval(estimate, theirs.low / ours.high, theirs.high / ours.low)
+
+
+def _named(arms: Iterable[str], kind: str) -> list[str]:
+    """The arms of one class; all where it is empty."""
+    return [arm for arm in arms if not kind or class_of(arm)[0] == kind]
+
+
+def _time(arms: dict[str, Arm], names: Sequence[str]) -> float:
+    """The lowest median of these, 0 where there is none."""
+    return min((arms[name].latency_us.estimate for name in names), default=0.0)
+
+
+def _strongest(gemm: Gemm, timing: Timing) -> str:
+    arms = arms_of(timing)
+    return fastest(arms, same_layout(arms, gemm) or arms)

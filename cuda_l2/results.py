@@ -1,0 +1,206 @@
+"""What a benchmark over many shapes gave: one append-only file of JSON lines, from which an interrupted run goes on.
+
+The first line is the header: the machine and the settings, without which figures do not compare. Every other line is
+one shape under one protocol, written whole or not at all; the last one of a shape and protocol counts.
+"""
+
+import fcntl
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.errors import UserError
+from cuda_l2.records import Gemm, Timing, Verdict, from_json, to_json
+
+KIND, VERSION = "cuda-l2 results", 1
+RESULTS, SUMMARY = "results.jsonl", "summary.md"
+TABLES = CSV, PARQUET, ENVIRONMENT = "table.csv", "table.parquet", "environment.json"
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all lines of a file share."""
+
+    machine: str
+    environment: dict[str, Any]  # floats in it are measurements, which differ from run to run
+    settings: dict[str, Any]
+    created: str = ""  # UTC, ISO 8601
+    kind: str = KIND
+    version: int = VERSION
+
+    def difference(self, other: "Header") -> str:
+        """In what the other's figures would not compare with these, as 'driver 580.1, not 570.2'; empty if they do."""
+        for ours, theirs in (
+            ({"machine": self.machine}, {"machine": other.machine}),
+            (_fixed(self.environment), _fixed(other.environment)),
+            (self.settings, other.settings),
+        ):
+            for name in [*ours, *(name for name in theirs if name not in ours)]:
+                if ours.get(name) != theirs.get(name):
+                    return f"{name.replace('_', ' ')} {ours.get(name)}, not {theirs.get(name)}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What became of one shape under one protocol."""
+
+    gemm: Gemm
+    protocol: str
+    status: str  # 'measured', or the last stage's status, 'skipped', 'failed', 'no-kernel'
+    reason: str = ""  # one line; empty when measured
+    timing: Timing | None = None  # where there is no kernel its `candidate` is the usual strongest baseline
+    kernel: str = ""  # the candidate's id; empty where only baselines were timed
+    proposer: str = ""
+    family: str = ""
+    schedule: tuple[tuple[str, int], ...] = ()
+    verdict: Verdict | None = None
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each baseline ran, as the rig describes it
+    created: str = ""  # UTC, ISO 8601
+    seconds: float = 0.0  # wall time, search included
+
+    def __post_init__(self) -> None:
+        if (self.status == MEASURED) != (self.timing is not None and self.timing.speedup is not None):
+            raise ValueError("a measurement has figures exactly when it was measured")
+        if (self.status == MEASURED) == bool(self.reason):
+            raise ValueError("a measurement has a reason exactly when it has no figures")
+
+
+class ResultsFile:
+    """The file, open for one run alone. A context manager."""
+
+    def __init__(self, path: Path, header: Header, warn: Callable[[str], None] | None = None) -> None:
+        """Open the file or begin it; UserError where it is another machine's, other settings', or in use."""
+        self.path, self.header = path, from_json(Header, to_json(header))  # as it will be read
+        self._warn = warn or (lambda text: print(f"cuda-l2: {text}", file=sys.stderr))
+        self._found: dict[tuple[Gemm, str], Measurement] = {}
+        self._file = open_alone(path)
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """The last of every shape and protocol."""
+        return list(self._found.values())
+
+    def find(self, gemm: Gemm, protocol: str) -> Measurement | None:
+        return self._found.get((gemm, protocol))
+
+    def append(self, measurement: Measurement) -> None:
+        """Store one; it is there after a kill once this returns."""
+        self._write(to_json(measurement))
+        self._found[measurement.gemm, measurement.protocol] = measurement
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "ResultsFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole, newline, tail = data.rpartition(b"\n")
+        lines = (whole + newline).splitlines()
+        if tail and _parsed(tail):
+            lines.append(tail)  # all but its end was written
+            self._append(b"\n")
+        elif tail:
+            self._warn(f"the last line of {self.path} is damaged and dropped")
+            os.ftruncate(self._file.fileno(), len(data) - len(tail))
+        if not lines:
+            self._write(to_json(self.header))
+            return
+        self._adopt(lines[0])
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                measurement = from_json(Measurement, line.decode())
+            except (ValueError, TypeError, KeyError, AttributeError):
+                self._warn(f"line {number} of {self.path} is damaged and left out: what it held is measured again")
+                continue
+            self._found.pop((measurement.gemm, measurement.protocol), None)
+            self._found[measurement.gemm, measurement.protocol] = measurement
+
+    def _adopt(self, line: bytes) -> None:
+        """Take the header that is there, if this run's figures belong under it."""
+        advice = "choose another folder with --out, or --fresh to move it aside and begin anew"
+        fields = _parsed(line)
+        if not fields or fields.get("kind") != KIND:
+            raise UserError(f"{self.path} does not begin as a results file of this program: {advice}")
+        if fields.get("version") != VERSION:
+            raise UserError(f"{self.path} has version {fields.get('version')}, this program writes {VERSION}: {advice}")
+        try:
+            found = from_json(Header, line.decode())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(f"the first line of {self.path} is damaged: {advice}") from None
+        difference = found.difference(self.header)
+        if difference:
+            raise UserError(f"{self.path} was measured with {difference}: {advice}")
+        self.header = found
+
+    def _write(self, text: str) -> None:
+        self._append(text.encode() + b"\n")
+
+    def _append(self, data: bytes) -> None:
+        """One write, on disk when this returns."""
+        try:
+            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+            if os.write(self._file.fileno(), data) != len(data):
+                os.ftruncate(self._file.fileno(), start)
+                raise OSError(28, "no space left")
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}; what was stored before is kept") from None
+
+
+def open_alone(path: Path) -> FileIO:
+    """The file for appending, held against other runs until it is closed; UserError where one has it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = FileIO(path, "a+")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --out") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(f"another run is writing {path}: wait for it, or choose another place with --out") from None
+    return file
+
+
+def set_aside(folder: Path) -> None:
+    """Rename what an earlier run left, all with the same number: results.jsonl becomes results-1.jsonl."""
+    present = [folder / name for name in (RESULTS, SUMMARY, *TABLES) if (folder / name).exists()]
+    if not present:
+        return
+    if folder / RESULTS in present:
+        open_alone(folder / RESULTS).close()  # refuses while another run is at it
+    taken = [int(m.group(1)) for path in folder.iterdir() if (m := re.search(r"-(\d+)\.\w+$", path.name))]
+    number = max(taken, default=0) + 1
+    for path in present:
+        path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+
+
+def _fixed(environment: dict[str, Any]) -> dict[str, Any]:
+    """What does not vary from one run on a machine to the next."""
+    return {name: value for name, value in environment.items() if not isinstance(value, float)}
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:  # text that is no UTF-8 too
+        return None
+    return fields if isinstance(fields, dict) else None

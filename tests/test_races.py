@@ -1,0 +1,251 @@
+"""Full verification: delays placed in the text, the shape that the sanitizer looks at, what it says, what both catch."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cuda_cheats import all_cheats
+from mutation.subjects import SUBJECTS, Subject
+
+from cuda_l2.build.stress import stressed
+from cuda_l2.contract import ContractError, parse_cuda
+from cuda_l2.errors import UserError
+from cuda_l2.execute import sanitizer
+from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.records import BuildStatus, Candidate, Gemm
+from cuda_l2.targets.cuda import compile_only
+from cuda_l2.verify import races, stress
+from cuda_l2.verify._base import CheckFailed
+
+CHEATS = {cheat.name: cheat for cheat in all_cheats()}
+HONEST = sorted(name for name, cheat in CHEATS.items() if cheat.honest)
+RECORDED = Path(__file__).with_name("data") / "sanitizer"
+HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
+SMS = 132
+
+# -- delays in the text
+
+
+def text(body: str, before: str = "") -> str:
+    """A kernel with this body, and declarations before it."""
+    contract = '/* cuda-l2\ntarget = "cuda"\narch = "sm_80"\n\n[[launch]]\nkernel = "gemm"\ngrid = [1]\nblock = [64]\nargs = []\n*/'
+    return f'{contract}\n{before}\nextern "C" __global__ void __launch_bounds__(64) gemm() {{\n{body}\n}}\n'
+
+
+def kernel_of(source: str) -> str:
+    """The kernel's body, numbers of delays left out."""
+    return re.sub(r"delay\(\d+\)", "delay()", source[source.index("gemm() {") + 8 :])
+
+
+D = "cuda_l2_delay();"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("__syncthreads();", f"{{ {D} __syncthreads(); {D} }}"),
+        ("if (x) __syncwarp(); else y = 1;", f"if (x) {{ {D} __syncwarp(); {D} }} else y = 1;"),
+        ("for (;;) wait(bar, 1);", f"for (;;) {{ {D} wait(bar, 1); {D} }}"),
+        ("else cute::cp_async_wait<0>();", f"else {{ {D} cute::cp_async_wait<0>(); {D} }}"),
+        ('asm volatile("bar.sync 1, 128;");', f'{{ {D} asm volatile("bar.sync 1, 128;"); {D} }}'),
+        ('asm("wgmma.wait_group.sync.aligned 0;");', f'{{ {D} asm("wgmma.wait_group.sync.aligned 0;"); {D} }}'),
+        ('asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p));', f'{{ {D} asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p)); {D} }}'),
+        ('asm volatile("wgmma.fence.sync.aligned;");', None),
+        ("warpgroup_arrive();", None),
+        ("int waited = wait_until(x);", None),
+        ("(void) await(x);", None),
+        ('say("__syncthreads();"); // __syncthreads();', None),
+        ("x = y;", None),
+    ],
+)  # fmt: skip
+def test_delays_surround_what_orders_threads_and_nothing_else(body: str, expected: str | None) -> None:
+    found = kernel_of(stressed(text(body), 1)).replace(" cuda_l2_late();", "", 1).strip().removesuffix("}").strip()
+    assert found == (expected or body)
+
+
+def test_what_the_text_defines_itself_has_its_delays_inside() -> None:
+    defined = 'static __device__ void wait_here(int b) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(b)); }'
+    source = stressed(text("wait_here(1);", defined), 1)
+    assert kernel_of(source).count("delay()") == 0
+    assert source.count("cuda_l2_delay(") == 1 + 2  # its definition, and around the assembly
+
+
+def test_a_stress_build_keeps_its_contract_and_its_seed_changes_the_text() -> None:
+    source = text("__syncthreads();")
+    assert parse_cuda(stressed(source, 1)) == parse_cuda(source)
+    assert len({stressed(source, seed, counts=counts) for seed in (1, 2) for counts in (True, False)}) == 4
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_every_family_and_honest_kernel_builds_with_delays_and_keeps_wgmma_asynchronous(counts: bool) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+
+    sources = [subject.candidate(HOPPER).source for subject in SUBJECTS] + [CHEATS[name].source for name in HONEST]
+    builds = build_all([Candidate(stressed(source, 3, counts=counts)) for source in sources], HOPPER)
+    assert [build.reason for build in builds if build.status is not BuildStatus.BUILT] == []
+    assert not any(warning for build in builds for warning in build.warnings)
+    assert sum("cuda_l2_delay(1)" in stressed(source, 3) for source in sources) >= len(SUBJECTS)
+
+
+# -- the shape that is looked at
+
+
+def session(shape: str, source: str, refuse: Callable[[Gemm], bool] = lambda gemm: False) -> Any:
+    """As much of a session as choosing a shape needs."""
+    contract = parse_cuda(source)
+
+    def plan_for(gemm: Gemm) -> Any:
+        if refuse(gemm):
+            raise ContractError("not this one")
+        return contract.plan(gemm.m, gemm.n, gemm.k, SMS)
+
+    return SimpleNamespace(gemm=Gemm.parse(shape), plan_for=plan_for, sms=SMS)
+
+
+FMA = CHEATS["honest_fma"].source
+
+
+@pytest.mark.parametrize("shape", ["8x8x8", "4096x4096x2048", "64x16384x16384"])
+def test_a_small_shape_is_looked_at_itself(shape: str) -> None:
+    assert races.smaller(session(shape, FMA)) == Gemm.parse(shape)
+
+
+@pytest.mark.parametrize("shape", ["8192x8192x8192", "16384x12288x16383:tn", "12288x16384x5000", "8191x16381x12289"])
+def test_a_large_shape_is_replaced_by_one_that_is_laid_out_alike(shape: str) -> None:
+    gemm, found = Gemm.parse(shape), races.smaller(session(shape, FMA))
+    assert found.flops <= gemm.flops / 4
+    assert (found.layout, found.accumulate) == (gemm.layout, gemm.accumulate)
+    for size, less in zip((gemm.m, gemm.n, gemm.k), (found.m, found.n, found.k), strict=True):
+        assert [size % side == 0 for side in races.SIDES] == [less % side == 0 for side in races.SIDES]
+    assert found.k >= 4096
+    assert found.m * found.n >= 2 * SMS * 128 * 256
+
+
+def test_where_the_contract_takes_no_other_shape_the_shape_itself_is_looked_at() -> None:
+    gemm = Gemm.parse("8192x8192x8192")
+    assert races.smaller(session(str(gemm), FMA, lambda other: other != gemm)) == gemm
+
+
+def test_a_smaller_shape_has_the_same_kernels_and_enough_blocks() -> None:
+    source = FMA.replace('"cdiv(m, 16)"]', '"cdiv(m, 16)"]\nshared_bytes = "16 * (k / 8192)"')
+    found = races.smaller(session("8192x8192x16384", source))
+    assert found.k == 16384  # a shorter K would take another amount of shared memory
+    one_block_a_row = FMA.replace('["cdiv(n, 16)", "cdiv(m, 16)"]', '["m"]')
+    assert races.smaller(session("16384x16384x16384", one_block_a_row)).m >= 2 * SMS
+
+
+# -- what the sanitizer says
+
+
+def test_a_missing_sanitizer_is_named_with_where_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pathfinder = pytest.importorskip("cuda.pathfinder", reason="cuda-pathfinder is not installed")
+    monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="nvidia-cuda-sanitizer-api"):
+        sanitizer.find()
+
+
+# -- on a GPU
+
+
+def cubin_and_plan(source: str, shape: str) -> tuple[Path, Any]:
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+    from cuda_l2.targets import cuda  # noqa: PLC0415
+
+    target, gemm = cuda.detect(), Gemm.parse(shape)
+    (build,) = build_all([Candidate(source)], target)
+    assert build.status is BuildStatus.BUILT, build.reason
+    return Path(build.artifact), parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+
+
+def look(tool: Tool, source: str, shape: str) -> str:
+    """What a tool finds."""
+    if not sanitizer.works():
+        pytest.skip("compute-sanitizer cannot watch this GPU")
+    return sanitizer.findings(tool, *cubin_and_plan(source, shape), Gemm.parse(shape), 60)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["row_after", "element_before", "over_read", "workspace_overrun"])
+def test_memcheck_names_an_access_outside_the_arrays(name: str) -> None:
+    cheat = CHEATS[name]
+    found = look(Tool.MEMCHECK, cheat.source, cheat.shape)
+    assert re.search(r"Invalid __global__ (read|write) of size \d+ bytes at .*by thread .* in block", found), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["race_after_store", "race_before_store"])
+def test_racecheck_names_two_accesses_that_nothing_orders(name: str) -> None:
+    cheat = CHEATS[name]
+    found = look(Tool.RACECHECK, cheat.source, cheat.shape)
+    assert re.search(r"Race reported between \w+ access at .* and \w+ access at", found), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tool", list(Tool))
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_the_sanitizer_finds_nothing_in_a_family(tool: Tool, subject: Subject) -> None:
+    from cuda_l2.targets import cuda  # noqa: PLC0415
+
+    assert look(tool, subject.candidate(cuda.detect()).source, subject.shape) == ""
+
+
+@pytest.fixture(scope="module")
+def stress_on_gpu(gpu: Any) -> Callable[[str, str], None]:
+    """stress_on_gpu(source, shape) runs the check; CheckFailed where the kernel does not pass."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+    from cuda_l2.execute.cuda_arena import CudaArena  # noqa: PLC0415
+    from cuda_l2.verify._base import Cases  # noqa: PLC0415
+    from cuda_l2.verify._cuda import CudaReferences, CudaSession  # noqa: PLC0415
+
+    def builds(candidate: Candidate, seeds: Any, counts: bool) -> list[Any]:
+        return build_all([Candidate(stressed(candidate.source, seed, counts=counts)) for seed in seeds], gpu.target)
+
+    @contextmanager
+    def opened(source: str, shape: str) -> Iterator[Any]:
+        gemm, candidate = Gemm.parse(shape), Candidate(source)
+        (build,) = build_all([candidate], gpu.target)
+        cases = Cases(gemm, 1, CudaReferences(lambda *_: list[torch.Tensor]()))
+        with CudaArena(gemm, (64 << 20) + 16 * gemm.m * gemm.n) as arena:
+            with CudaSession(candidate, build, arena, gpu.workers, cases, gpu.target.sms, builds) as found:
+                yield found
+            gpu.workers.renew()  # its arena goes
+
+    def run(source: str, shape: str) -> None:
+        with opened(source, shape) as found:
+            stress.CHECK.run(found)
+
+    return run
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["race_after_store", "race_before_store"])
+def test_a_missing_barrier_changes_the_result_when_threads_are_delayed(
+    name: str, stress_on_gpu: Callable[[str, str], None]
+) -> None:
+    with pytest.raises(CheckFailed, match="delayed"):
+        stress_on_gpu(CHEATS[name].source, CHEATS[name].shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_kernel_gives_the_same_bits_when_threads_are_delayed(
+    name: str, stress_on_gpu: Callable[[str, str], None]
+) -> None:
+    stress_on_gpu(CHEATS[name].source, CHEATS[name].shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_a_family_gives_the_same_bits_when_threads_are_delayed(
+    subject: Subject, gpu: Any, stress_on_gpu: Callable[[str, str], None]
+) -> None:
+    stress_on_gpu(subject.candidate(gpu.target).source, subject.shape)
