@@ -142,7 +142,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/h200"), help="folder for results")
     parser.add_argument("--only", choices=("cheats", "mutants"), help="judge one half")
-    parser.add_argument("--subject", action="append", help="mutate this one only; may be repeated")
+    parser.add_argument(
+        "--subject",
+        action="append",
+        help="mutate this one only (operators take turns over all subjects, so its sample may differ); may be repeated",
+    )
     parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
     options = parser.parse_args()
     cheats, book = all_cheats(), Book(options.out)

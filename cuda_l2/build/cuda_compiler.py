@@ -193,6 +193,7 @@ class Server:
 
     def __init__(self) -> None:
         self.folder = scratch.make_folder()
+        self._process: subprocess.Popen[bytes] | None = None
         self._connection, theirs = socket.socketpair()
         search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
         arguments = [
@@ -225,7 +226,7 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None and self.folder.is_dir()
+        return self._process is not None and self._process.poll() is None and self.folder.is_dir()
 
     def compile(self, source: str, job: dict[str, Any], timeout_s: float) -> Compiled:
         """Do one job; ServerEnded where the server is lost. A job out of time takes the server with it."""
@@ -242,7 +243,6 @@ class Server:
             reason = f"the compiler did not finish within {timeout_s:.0f} s"
             return Compiled(BuildStatus.TIMED_OUT, reason, repeatable=False)
         except (OSError, ValueError, KeyError) as error:
-            self.close()
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 raise
             raise ServerEnded from None
@@ -262,10 +262,11 @@ class Server:
 
     def close(self) -> None:
         """End the server and all it runs."""
+        process, self._process = self._process, None
+        if process:
+            sandbox.kill(process)
+            process.wait()
         self._connection.close()
-        if hasattr(self, "_process"):
-            sandbox.kill(self._process)
-            self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -318,12 +319,12 @@ def _server() -> Iterator[Server]:
     server = server or Server()
     try:
         yield server
-    finally:
-        if server.alive:
-            with _lock:
-                _idle.append(server)
-        else:
-            server.close()
+    except BaseException:  # a job may be left in it
+        server.close()
+        raise
+    if server.alive:
+        with _lock:
+            _idle.append(server)
 
 
 def close_servers() -> None:
@@ -368,5 +369,6 @@ def _readable() -> list[Path]:
     nvcc = find_nvidia_binary_utility("nvcc") or shutil.which("nvcc")
     if nvcc:
         folders.append(Path(nvcc).resolve().parent.parent)
+    folders += [path.resolve() for path in folders]
     system = (Path("/"), Path("/usr"))
     return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]

@@ -175,6 +175,11 @@ class CudaContract:
         """The kernels launched, each once."""
         return tuple(dict.fromkeys(launch.kernel for launch in self.launches))
 
+    @property
+    def programmatic(self) -> bool:
+        """Whether any launch may begin before the one ahead of it has ended."""
+        return any(launch.edge == "programmatic" for launch in self.launches)
+
     def plan(self, m: int, n: int, k: int, sms: int) -> Plan:
         """Evaluate every expression for one shape; ContractError where a result breaks a limit."""
         values = {"m": m, "n": n, "k": k, "sms": sms}

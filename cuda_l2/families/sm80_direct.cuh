@@ -71,8 +71,9 @@ DEVICE void direct(Sums &sums, const half *a, const half *b, int m, int n, int k
           for (int e = 0; e < 2; e++) b_words[e] = b_word(b_rows[s], j, half_block * 2 + e);
 #pragma unroll
           for (int i = 0; i < MI; i++) {
-            const unsigned a_words[4] = {a_rows[s][2 * i][half_block * 2], a_rows[s][2 * i + 1][half_block * 2],
-                                         a_rows[s][2 * i][half_block * 2 + 1], a_rows[s][2 * i + 1][half_block * 2 + 1]};
+            const auto &upper = a_rows[s][2 * i], &lower = a_rows[s][2 * i + 1];
+            const unsigned a_words[4] = {upper[half_block * 2], lower[half_block * 2], upper[half_block * 2 + 1],
+                                         lower[half_block * 2 + 1]};
             multiply(sums[i][j], a_words, b_words[0], b_words[1]);
           }
         }

@@ -1,6 +1,6 @@
 // C = A B by mma.sync.m16n8k16 on every GPU from compute capability 8.0 on, any M, N, K, B row-major or column-major.
 //
-// A block of WARPS_M x WARPS_N x WARPS_K warps computes BM x BN of C; warps along K share a tile's sums and add up last.
+// A block of WARPS_M x WARPS_N x WARPS_K warps computes BM x BN of C; warps along K share a tile and add up last.
 // LOAD says how operands reach the tensor cores:
 //   0  straight from global memory to registers, BK of K at once: for few, small tiles;
 //   1  through one buffer of shared memory and registers, no pipeline: the light path;
@@ -72,8 +72,8 @@ struct Work {
 #include "sm80_staged.cuh"
 #endif
 
-// Blocks lie along x first, then y. With BLOCK_SWIZZLE, z counts strips of that many columns (rows if RASTER), and a strip
-// is swept before the next begins; blocks of the last strip may stick out of C: false.
+// Blocks lie along x first, then y. With BLOCK_SWIZZLE, z counts strips of that many columns (rows if RASTER), and a
+// strip is swept before the next begins; blocks of the last strip may stick out of C: false.
 DEVICE bool find_work(Work &work, int m, int n, int k) {
   int along = blockIdx.x;
   if (BLOCK_SWIZZLE) along += blockIdx.z / SPLIT_K * gridDim.x;

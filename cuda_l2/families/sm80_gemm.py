@@ -72,7 +72,7 @@ GOOD_WARPS = {
 }
 """Tiles that search found good on an H200, with their warps along M, N and K, and BK: where defaults come from."""
 MAX_DEFAULT_DIRECT_MNK, MAX_DEFAULT_DIRECT_K = 1 << 25, 1024
-SECOND_LAUNCH_COST = 6e6  # of a split, in multiplications of a block; about 2 us
+SECOND_LAUNCH_COST, PARTIAL_SUM_COST = 1e6, 9  # of a split, in multiplications of a block; fitted to the same search
 BASE_REGISTERS = 40  # addresses, counters
 
 
@@ -383,7 +383,7 @@ def _wanted_pipelined(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
     def cost(bm: int, bn: int, split: int) -> float:
         """Rounds of blocks, times a block's multiplications and, weighed, its fetches; and the second launch."""
         rounds = -(-blocks(bm, bn) * split // target.sms)
-        second = SECOND_LAUNCH_COST + 10 * split * gemm.m * gemm.n if split > 1 else 0
+        second = SECOND_LAUNCH_COST + PARTIAL_SUM_COST * split * gemm.m * gemm.n if split > 1 else 0
         return rounds * (bm * bn + 64 * (bm + bn)) * gemm.k / split + second
 
     bm, bn, split = min(((*tile, split) for tile in GOOD_WARPS for split in (1, 2, 4, 8)), key=lambda c: cost(*c))

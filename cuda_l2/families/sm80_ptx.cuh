@@ -21,7 +21,9 @@ template <int HALVES> DEVICE Vector<HALVES> load(const half *from, bool inside) 
 DEVICE void store_shared(unsigned to, unsigned short x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
 }
-DEVICE void store_shared(unsigned to, unsigned x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
+DEVICE void store_shared(unsigned to, unsigned x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
 DEVICE void store_shared(unsigned to, uint2 x) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(x.x), "r"(x.y) : "memory");
 }
@@ -40,7 +42,9 @@ template <int BYTES> DEVICE void copy_async(unsigned to, const half *from, bool 
                  : "memory");
 }
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+template <int PENDING> DEVICE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 
 // Four 8x8 matrices of halves, row addresses from lanes 0-7, 8-15, 16-23, 24-31.
 DEVICE void load_matrices(unsigned (&to)[4], unsigned from) {

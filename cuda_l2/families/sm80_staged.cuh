@@ -1,4 +1,5 @@
-// Operands through shared memory: a ring of STAGES buffers, one barrier a trip (two with one buffer), fragments by ldmatrix.
+// Operands through shared memory: a ring of STAGES buffers, one barrier a trip (two with one buffer), fragments by
+// ldmatrix.
 #include "sm80_tile.cuh"
 
 constexpr int K_STEPS = WARP_K / 16;  // mma steps of a warp a trip
@@ -29,7 +30,8 @@ class Reader {
     const int lane = warp.lane;
     a_ = (warp.m * WARP_M + lane % 16) * TileA::WIDTH + TileA::start(warp.k * WARP_K) + lane / 16 * 8;
     if (LAYOUT_TN)
-      b_ = (warp.n * WARP_N + lane % 8 + lane / 16 * 8) * TileB::WIDTH + TileB::start(warp.k * WARP_K) + lane / 8 % 2 * 8;
+      b_ = (warp.n * WARP_N + lane % 8 + lane / 16 * 8) * TileB::WIDTH + TileB::start(warp.k * WARP_K) +
+           lane / 8 % 2 * 8;
     else
       b_ = (warp.k * WARP_K + lane % 16) * TileB::WIDTH + TileB::start(warp.n * WARP_N) + lane / 16 * 8;
   }

@@ -1,7 +1,7 @@
 // From a block's sums to C: warps along K add up, threads gather neighbouring columns and store them.
 //
-// A thread's sums in store order: x = i 2 NI + y for the i-th of its 2 MI rows, which lie 8 apart. With LOAD 0 its columns
-// are 2 NI neighbours; otherwise y = 2 j + c is column c of its pair in mma piece j.
+// A thread's sums in store order: x = i 2 NI + y for the i-th of its 2 MI rows, which lie 8 apart. With LOAD 0 its
+// columns are 2 NI neighbours; otherwise y = 2 j + c is column c of its pair in mma piece j.
 
 #if SPLIT_K > 1
 using Output = float;  // a partial sum of every element, part after part
@@ -20,7 +20,7 @@ constexpr int SPAN = span();     // neighbouring columns a thread has to store t
 constexpr int C_PITCH = BN + 8;  // halves a row of C takes in shared memory, so that a piece's rows hit all banks
 static_assert(LOAD == 0 || SPLIT_K == 1 || SPAN == 2, "threads exchange halves, not partial sums");
 
-constexpr int least(int x, int y) { return x < y ? x : y; }
+__host__ DEVICE constexpr int least(int x, int y) { return x < y ? x : y; }
 template <int COUNT> struct alignas(4 * COUNT) Floats {  // moved by one instruction
   float x[COUNT];
 };
@@ -50,8 +50,8 @@ template <int COUNT, int VECTOR> DEVICE void store_row(half *to, const unsigned 
 // The WARPS_K warps of a tile leave their sums in shared memory, and each adds up its share, always in the same order.
 DEVICE void add_up(float (&shares)[SHARE], const float (&sums)[SUMS], unsigned char *shared, const Warp &warp) {
   constexpr int VECTOR = SHARE % 4 ? 2 : 4;  // lanes take turns, so that no bank is hit twice
-  const int place = warp.m * WARPS_N + warp.n;
-  Floats<VECTOR> *tile = reinterpret_cast<Floats<VECTOR> *>(shared) + place * (WARPS_K * SUMS / VECTOR * 32) + warp.lane;
+  const int place = (warp.m * WARPS_N + warp.n) * (WARPS_K * SUMS / VECTOR * 32) + warp.lane;
+  Floats<VECTOR> *tile = reinterpret_cast<Floats<VECTOR> *>(shared) + place;
   if (LOAD) __syncthreads();  // nobody reads the stages any more
 #pragma unroll
   for (int x = 0; x < SUMS; x += VECTOR) {
@@ -93,7 +93,8 @@ DEVICE int span_column(int y, int quad) {
   return y / 2 * 8 + quad * 2;
 }
 
-DEVICE void finish(const Sums &sums, unsigned char *shared, Output *out, int m, int n, const Warp &warp, const Work &work) {
+DEVICE void finish(const Sums &sums, unsigned char *shared, Output *out, int m, int n, const Warp &warp,
+                   const Work &work) {
   float ordered[SUMS], shares[SHARE];
 #pragma unroll
   for (int x = 0; x < SUMS; x++) {

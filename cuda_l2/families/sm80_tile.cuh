@@ -18,9 +18,9 @@ constexpr int panel_width(int columns, int part) {
 // ROWS x COLUMNS of a row-major operand, fetched trip after trip along K. K runs down the rows (K_DOWN: row-major B) or
 // along them; the other side, M or N, is `outer`. Rows are copied VECTOR halves at a time.
 //
-// A tile lies in panels of at most 64 columns (128 bytes, all banks once), row after row; the columns that one warp reads,
-// PART, are whole panels or lie within one. Beyond K zeros arrive. Beyond M or N anything may, as no stored sum uses it:
-// the last row or piece stands in. OUTER_WHOLE: there is no such part.
+// A tile lies in panels of at most 64 columns (128 bytes, all banks once), row after row; the columns that one warp
+// reads, PART, are whole panels or lie within one. Beyond K zeros arrive. Beyond M or N anything may, as no stored sum
+// uses it: the last row or piece stands in. OUTER_WHOLE: there is no such part.
 template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_WHOLE> class Tile {
  public:
   static constexpr int WIDTH = panel_width(COLUMNS, PART), BYTES = ROWS * COLUMNS * 2;
@@ -45,7 +45,8 @@ template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_W
       for (int first = 0; first < ROUNDS; first += BATCH) {
         Vector<VECTOR> values[BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) values[i] = load<VECTOR>(source(first + i), exists(first + i) && inside(first + i));
+        for (int i = 0; i < BATCH; i++)
+          values[i] = load<VECTOR>(source(first + i), exists(first + i) && inside(first + i));
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
           if (exists(first + i)) store_shared(to + destination(first + i), values[i]);
@@ -80,7 +81,8 @@ template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_W
   DEVICE long long offset(int i) const {
     int other = outer_ + (K_DOWN ? column(i) : row(i));
     if (!OUTER_WHOLE) other = min(other, outer_size_ - (K_DOWN ? VECTOR : 1));
-    return K_DOWN ? static_cast<long long>(row(i)) * stride_ + other : static_cast<long long>(other) * stride_ + column(i);
+    return K_DOWN ? static_cast<long long>(row(i)) * stride_ + other
+                  : static_cast<long long>(other) * stride_ + column(i);
   }
   DEVICE const half *source(int i) const {
     return at_ + (LINEAR ? static_cast<long long>(i * STEP) * stride_ : offset(i));

@@ -188,6 +188,9 @@ def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[tuple[int, int, int, int], .
                 for bn in widths:
                     gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
                     few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
+                    registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
+                    if gemm.n % 8 and registers >= 96:
+                        continue  # storing C element by element takes the registers left
                     if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
                         found.append((acc, swap, bm, bn))
     return tuple(found)

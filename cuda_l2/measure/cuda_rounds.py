@@ -186,10 +186,9 @@ class CudaRounds(Rounds):
         empty, stream = self.worker.call("empty", self.timeout_s), self._stream.cuda_stream
         empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
         conditions = self.drift.summary()
-        conditions["empty_us"] = {
-            CANDIDATE: empty["graph_s"] * 1e6,
-            "baselines": self._workers.helpers.empty_s(stream) * 1e6,
-        }
+        conditions["empty_us"] = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
+        if CANDIDATE in self.arms:
+            conditions["empty_us"][CANDIDATE] = empty["graph_s"] * 1e6
         if not self.protocol.round_s:
             conditions["host_call_to_done_us"] = self._host_us()
         return replace(self.timing(empty_s * 1e6, seconds), conditions=conditions)

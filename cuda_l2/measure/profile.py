@@ -157,7 +157,7 @@ def parse(output: str) -> list[dict[str, float]]:
 
 def _numbers(names: Sequence[str], units: Sequence[str], row: Sequence[str]) -> Iterator[tuple[str, float]]:
     for name, unit, text in zip(names, units, row, strict=False):
-        if re.fullmatch(r"-?[\d,]+(\.\d+)?(e[+-]?\d+)?", text):
+        if "__" in name and re.fullmatch(r"-?[\d,]+(\.\d+)?(e[+-]?\d+)?", text):
             yield name, float(text.replace(",", "")) * _TO_BASE.get(unit, 1.0)
 
 

@@ -160,6 +160,8 @@ def _conditions(timing: Timing) -> Row:
         row["sm_mhz_low"], row["sm_mhz_high"] = conditions["sm_mhz_range"]
     if "limited_by" in conditions:
         row["limited_by"] = " ".join(name.replace(" ", "-") for name in conditions["limited_by"])
+    for name, empty_us in conditions.get("empty_us", {}).items():
+        row[f"empty_kernel_us_{OURS if name == CANDIDATE else column(name)}"] = _cell(empty_us)
     for name, host_us in conditions.get("host_call_to_done_us", {}).items():
         row[f"{OURS if name == CANDIDATE else column(name)}.host_us"] = _cell(host_us)
     return row

@@ -32,8 +32,8 @@ PRODUCER_NS = 40_000
 BESIDE_NS = 300_000
 BACK_TO_BACK = 8
 USUAL_GFLOPS = 200e3
-STRESS_SLOWDOWN = 20
-"""Launches of a build with delays may take so many times longer."""
+STRESS_S = 0.02
+"""What delays may add to a launch."""
 SANITIZER_TIMEOUT_S = 120.0
 StressBuilds = Callable[[Candidate, Sequence[int], bool], Sequence[Build]]
 """Builds of a candidate with delays, one a seed; whether delays may differ from pass to pass, for shared memory."""
@@ -127,7 +127,7 @@ class CudaSession(GpuSession):
         scratch = [
             [places[w.name].buffer, places[w.name].offset, w.bytes] for w in self.plan.workspaces if not w.persistent
         ]
-        limit_s = LAUNCH_TIMEOUT_S + count * STRESS_SLOWDOWN * (self.timeout_s - LAUNCH_TIMEOUT_S + 1e-3)
+        limit_s = LAUNCH_TIMEOUT_S + count * (self.timeout_s - LAUNCH_TIMEOUT_S + STRESS_S)
         c, size = [places["c"].buffer, places["c"].offset], 2 * self.arena.c().numel()
         load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
         for build in self._stressed(seeds):

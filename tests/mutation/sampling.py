@@ -80,7 +80,8 @@ def select(
 ) -> Iterator[tuple[Mutant, Build]]:
     """The subject's sample with its builds: mutants that compile and are not the same as another, up to the quotas.
 
-    used: how many mutants of each operator other subjects have given; counts on here. The same machine code under the same plan cannot behave otherwise: such mutants are no mutants.
+    used: how many mutants of each operator other subjects have given; counts on here. The same machine code under
+    the same plan cannot behave otherwise: such mutants are no mutants.
     """
     (built,) = build([original])
     if built.status is not BuildStatus.BUILT:
