@@ -55,7 +55,7 @@ def read_grid(
         shapes = [(shape, "") for shape in text.split(",") if shape.strip()]
     else:
         raise UserError(
-            f"--grid is {PAPER}, a file of shapes, or shapes as in 64x64x64,128x128x128:tn; no file {text!r}"
+            f"--grid {text!r}: there is no such file; it may also be {PAPER}, or shapes as in 64x64x64,128x128x128:tn"
         )
     gemms: dict[Gemm, None] = {}
     for shape, where in shapes:

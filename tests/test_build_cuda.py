@@ -555,6 +555,11 @@ def test_a_killed_build_leaves_nothing_half_written(tmp_path: Path) -> None:
             break
         time.sleep(0.1)
     assert not Path(f"/proc/{server}").exists(), "the server outlived the process that started it"
+    left = list((tmp_path / "servers").iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_L2_CACHE", str(tmp_path))
+        cuda_compiler.Server().close()
+    assert left and not list((tmp_path / "servers").iterdir())
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

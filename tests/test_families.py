@@ -11,10 +11,11 @@ from cuda_l2 import contract
 from cuda_l2.build.cpu import build
 from cuda_l2.families._base import Schedule, all_families, families_for
 from cuda_l2.families.cpu_gemm import FAMILY as CPU_GEMM
-from cuda_l2.propose._base import FamilySpace
+from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
-from cuda_l2.records import BuildStatus, Gemm
+from cuda_l2.records import Build, BuildStatus, Gemm, Trial
 from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.targets.cuda import compile_only
 
 SHAPES = [
     "1x1x1",
@@ -32,14 +33,15 @@ OTHER_MACHINES = [
     CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),
     CpuTarget("no cache known", 4, 512, (0, 0, 0)),
 ]
+GPUS = [compile_only("sm_80"), compile_only("sm_86"), compile_only("sm_90a")]
 
 
 @pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, "256x512x4096", "4096x4096x4096:tn"])
 def test_every_prefix_has_a_valid_value_and_the_default_is_valid(family, shape, target) -> None:
     gemm = Gemm.parse(shape)
     rng = np.random.default_rng(1)
-    for machine in [target, *OTHER_MACHINES]:
+    for machine in [target, *OTHER_MACHINES, *GPUS]:
         if not family.serves(gemm, machine):
             continue
         Schedule(family, gemm, machine, family.default(gemm, machine))
@@ -54,16 +56,42 @@ def test_every_prefix_has_a_valid_value_and_the_default_is_valid(family, shape, 
 
 @pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
 def test_an_invalid_schedule_cannot_be_constructed(family, target) -> None:
-    gemm = Gemm(64, 64, 64)
-    default = family.default(gemm, target)
+    gemm, machine = next(
+        (Gemm.parse(shape), machine)
+        for shape, machine in itertools.product(("64x64x64", "4096x4096x256"), [target, *GPUS])
+        if family.serves(Gemm.parse(shape), machine)
+    )
+    default = family.default(gemm, machine)
     with pytest.raises(ValueError):
-        Schedule(family, gemm, target, default[:-1])
+        Schedule(family, gemm, machine, default[:-1])
     with pytest.raises(ValueError):
-        Schedule(family, gemm, target, (*default[:-1], 12345))
+        Schedule(family, gemm, machine, (*default[:-1], 12345))
 
 
-@pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
-def test_the_source_compiles_alone(family, target, tmp_path) -> None:
+def test_several_families_make_one_space_that_keeps_each_ones_rules() -> None:
+    gemm, machine = Gemm(512, 512, 512), compile_only("sm_90a")
+    families = families_for(gemm, machine)
+    space = space_for(families, gemm, machine)
+    assert len(families) > 1 and len(space.defaults()) == len(families)
+    for values, family in zip(space.defaults(), families, strict=True):
+        candidate = space.render(values, "test")
+        assert candidate.family == family.name
+        build = Build(candidate.id, BuildStatus.FAILED, "not compiled")
+        assert space.values_of(Trial(gemm, candidate, "", "", build)) == values
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(30):
+        values = []
+        for choice in space.choices:
+            valid = space.valid(values)
+            assert valid and set(valid) <= set(choice.values)
+            values.append(int(rng.choice(valid)))
+        seen.add(space.render(tuple(values), "test").family)
+    assert seen == {family.name for family in families}
+
+
+def test_the_source_compiles_alone(target, tmp_path) -> None:
+    family = CPU_GEMM
     command = [
         target.compiler,
         "-O1",

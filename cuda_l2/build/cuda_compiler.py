@@ -22,6 +22,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_l2 import sandbox, scratch
+from cuda_l2 import paths, sandbox, scratch
 from cuda_l2.build import compile_server
 from cuda_l2.build.compile_server import CUBIN, LOG, PTX, SOURCE
 from cuda_l2.errors import UserError
@@ -192,7 +193,7 @@ class Server:
     """One compile server; compiles one source at a time."""
 
     def __init__(self) -> None:
-        self.folder = scratch.make_folder()
+        self.folder = _make_folder()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection, theirs = socket.socketpair()
         search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
@@ -268,6 +269,20 @@ class Server:
             process.wait()
         self._connection.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make_folder() -> Path:
+    """A server's own folder under the cache, named for this process. What dead processes left goes first."""
+    parent = paths.cache_dir() / "servers"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for folder in parent.iterdir():
+            owner = folder.name.split("-")[0]
+            if owner.isdigit() and not Path("/proc", owner).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+        return Path(tempfile.mkdtemp(dir=parent, prefix=f"{os.getpid()}-"))
+    except OSError as error:
+        raise scratch.unwritable(error) from None
 
 
 def _result(folder: Path, status: int, seconds: float) -> Compiled:
