@@ -112,18 +112,17 @@ class ResultsFile:
 
     def _read(self) -> None:
         data = self.path.read_bytes()
-        whole, newline, tail = data.rpartition(b"\n")
-        lines = (whole + newline).splitlines()
+        if not data:
+            self._write(to_json(self.header))
+            return
+        *lines, tail = data.split(b"\n")
+        self._adopt((lines or [tail])[0])  # before anything is changed
         if tail and _parsed(tail):
             lines.append(tail)  # all but its end was written
             self._append(b"\n")
         elif tail:
             self._warn(f"the last line of {self.path} is damaged and dropped")
             os.ftruncate(self._file.fileno(), len(data) - len(tail))
-        if not lines:
-            self._write(to_json(self.header))
-            return
-        self._adopt(lines[0])
         for number, line in enumerate(lines[1:], 2):
             try:
                 measurement = from_json(Measurement, line.decode())

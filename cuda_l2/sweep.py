@@ -205,7 +205,13 @@ class Sweep:
             return {}
         names = [arm.name for arm in timing.baselines]
         names += [timing.candidate.name] * self.settings.baselines_only
-        return {name: self.rig.describe(gemm, name) for name in names}
+        described: dict[str, dict[str, object]] = {}
+        for name in names:
+            try:
+                described[name] = self.rig.describe(gemm, name)
+            except RuntimeError as error:  # what a library does not tell must not cost a measurement
+                described[name] = {"error": str(error)}
+        return described
 
 
 class _CannotMeasure(Exception):

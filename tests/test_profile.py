@@ -42,6 +42,18 @@ def test_an_output_without_a_table_gives_nothing() -> None:
     assert profile.parse("==PROF== Connected\n==ERROR== nothing\n") == []
 
 
+def test_what_the_profiler_said_on_one_h200_is_read() -> None:
+    split = profile.figures(profile.parse((RECORDED / "split.csv").read_text()))  # two launches of 8.7 and 2.2 us
+    assert (split["duration_us"], split["registers"], split["waves"]) == (10.912, 32.0, 0.97)
+    assert split["l2_to_sm_mb"] == pytest.approx(4.2544 + 0.992, abs=1e-3)
+    assert list(split)[-3:] == ["stall_long_scoreboard_pct", "stall_lg_throttle_pct", "stall_not_selected_pct"]
+    assert split["l2_hit_pct"] == 100.0  # 101.00 and 105.74 were read
+    wave = profile.figures(profile.parse((RECORDED / "wave.csv").read_text()))
+    assert {metric.name for metric in profile.METRICS} <= set(wave)
+    assert wave["tensor_pct"] == 6.62
+    assert profile.summary(wave).splitlines()[0] == "4.16 us under the profiler, L2 warm"
+
+
 def test_figures_of_several_launches_are_summed_weighted_or_the_longest_ones() -> None:
     one = {DURATION: 3000.0, TENSOR: 90.0, "launch__registers_per_thread": 168.0, stall("gmma"): 3.0}
     two = {DURATION: 1000.0, TENSOR: 10.0, "launch__registers_per_thread": 32.0, stall("gmma"): 1.0, stall("wait"): 2.0}
@@ -156,5 +168,5 @@ def test_the_counters_of_a_wgmma_kernel_are_plausible(gpu: Any) -> None:
 def test_a_kernel_without_tensor_instructions_uses_no_tensor_cores_and_two_launches_are_one_profile(gpu: Any) -> None:
     source = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_split")
     found = profiled(source, "256x256x256")
-    assert found["tensor_pct"] == 0
+    assert found["tensor_pct"] < 3  # some instructions on pairs of halves go through them too
     assert found["duration_us"] > 2

@@ -16,9 +16,12 @@ from mutation.subjects import SUBJECTS, Subject
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.errors import UserError
-from cuda_l2.execute import sanitizer
+from cuda_l2.execute import cuda_alone, sanitizer
+from cuda_l2.execute.cuda_alone import Ended
 from cuda_l2.execute.sanitizer import Tool
-from cuda_l2.records import BuildStatus, Candidate, Gemm
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
+from cuda_l2.rigs import gpu_present
 from cuda_l2.targets.cuda import compile_only
 from cuda_l2.verify import races, stress
 from cuda_l2.verify._base import CheckFailed
@@ -112,7 +115,7 @@ def session(shape: str, source: str, refuse: Callable[[Gemm], bool] = lambda gem
 FMA = CHEATS["honest_fma"].source
 
 
-@pytest.mark.parametrize("shape", ["8x8x8", "4096x4096x2048", "64x16384x16384"])
+@pytest.mark.parametrize("shape", ["8x8x8", "2048x2048x2048", "64x16384x8192"])
 def test_a_small_shape_is_looked_at_itself(shape: str) -> None:
     assert races.smaller(session(shape, FMA)) == Gemm.parse(shape)
 
@@ -124,8 +127,8 @@ def test_a_large_shape_is_replaced_by_one_that_is_laid_out_alike(shape: str) -> 
     assert (found.layout, found.accumulate) == (gemm.layout, gemm.accumulate)
     for size, less in zip((gemm.m, gemm.n, gemm.k), (found.m, found.n, found.k), strict=True):
         assert [size % side == 0 for side in races.SIDES] == [less % side == 0 for side in races.SIDES]
-    assert found.k >= 4096
-    assert found.m * found.n >= 2 * SMS * 128 * 256
+    assert found.k >= 2048
+    assert -(-found.m // 16) * -(-found.n // 16) >= 2 * SMS
 
 
 def test_where_the_contract_takes_no_other_shape_the_shape_itself_is_looked_at() -> None:
@@ -137,6 +140,8 @@ def test_a_smaller_shape_has_the_same_kernels_and_enough_blocks() -> None:
     source = FMA.replace('"cdiv(m, 16)"]', '"cdiv(m, 16)"]\nshared_bytes = "16 * (k / 8192)"')
     found = races.smaller(session("8192x8192x16384", source))
     assert found.k == 16384  # a shorter K would take another amount of shared memory
+    persistent = races.smaller(session("16384x16384x16384", FMA.replace('["cdiv(n, 16)", "cdiv(m, 16)"]', '["sms"]')))
+    assert persistent.m * persistent.n >= 2 * SMS * 128 * 256
     one_block_a_row = FMA.replace('["cdiv(n, 16)", "cdiv(m, 16)"]', '["m"]')
     assert races.smaller(session("16384x16384x16384", one_block_a_row)).m >= 2 * SMS
 
@@ -150,6 +155,65 @@ def test_a_missing_sanitizer_is_named_with_where_to_get_it(monkeypatch: pytest.M
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="nvidia-cuda-sanitizer-api"):
         sanitizer.find()
+
+
+def recorded(name: str) -> str:
+    """What the sanitizer said on one H200, some of it cut."""
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (
+            "memcheck-element-before",
+            "Invalid __global__ write of size 2 bytes at gemm+0x780 by thread (0,0,0) in block (0,0,0) Access to"
+            " 0x7f43a0a5fffe is out of bounds and is 2 bytes before the nearest allocation at 0x7f43a0a60000 of size"
+            " 131,072 bytes",
+        ),
+        (  # an error, though a warning stands before it
+            "racecheck-copy-not-awaited",
+            "Error: Race reported between Write access at gemm+0x360 and Read access at gemm+0x390 [131072 hazards]",
+        ),
+        ("memcheck-nothing", ""),
+        ("racecheck-nothing", ""),
+        ("racecheck-crashed", ""),
+    ],
+)
+def test_the_first_report_is_told_in_one_line(name: str, found: str) -> None:
+    assert sanitizer.parse(recorded(name)) == found
+
+
+def test_a_run_passes_only_where_it_ended_well_and_gave_one_result() -> None:
+    well = Ended(0, recorded("racecheck-nothing"), ("1f", "1f"))
+    assert sanitizer.judged(Tool.RACECHECK, well) == ""
+    differs = dataclasses.replace(well, digests=("1f", "2e"))
+    assert "another result" in sanitizer.judged(Tool.RACECHECK, differs)
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [
+        (Ended(1, recorded("racecheck-crashed"), fault="cuStreamSynchronize: illegal address"), VerdictStatus.CRASHED),
+        (Ended(0, recorded("racecheck-nothing")), VerdictStatus.CRASHED),  # the program died without a word
+        (Ended(0, "", ("1f", "1f")), VerdictStatus.CRASHED),  # the tool did
+        (Ended(None, recorded("racecheck-nothing")), VerdictStatus.TIMED_OUT),
+        (Ended(0, "", refused="gemm takes 6 parameters, the contract passes 7"), VerdictStatus.FORBIDDEN),
+    ],
+)
+def test_no_report_is_not_enough_to_pass(ended: Ended, status: VerdictStatus) -> None:
+    with pytest.raises(Fault) as failure:
+        sanitizer.judged(Tool.RACECHECK, ended)
+    assert failure.value.status is status
+
+
+def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> None:
+    if gpu_present():
+        pytest.skip("there is a GPU")
+    plan = parse_cuda(FMA).plan(16, 16, 16, SMS)
+    ended = cuda_alone.run([], cuda_alone.Job("none.cubin", plan, Gemm(16, 16, 16), 1), tmp_path, 60)
+    assert ended.status == 1
+    assert ended.digests == ()
 
 
 # -- on a GPU

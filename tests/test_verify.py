@@ -22,7 +22,7 @@ class InProcess(Session):
     baseline_deviation: float = 0.0
     build = Build("", BuildStatus.FAILED, "not compiled")
 
-    def launch(self, case: Case, prefill: torch.Tensor | None = None) -> torch.Tensor:
+    def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
         return self.multiply(case.a, logical_b(self.gemm, case))
 
 

@@ -14,9 +14,6 @@ import re
 
 from cuda_l2.build import lexing
 
-STATE_BYTES = 128
-"""Static shared memory of a build that counts."""
-
 _PRELUDE = """
 static __device__ __forceinline__ unsigned cuda_l2_hash(unsigned place) {
   const unsigned warp = ((threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x) / 32;
@@ -54,7 +51,7 @@ _CONDITION = re.compile(r"\b(?:if|while|for|switch|constexpr)\s*\Z")
 
 
 def stressed(source: str, seed: int, *, counts: bool = True) -> str:
-    """The text with delays. counts: they differ from pass to pass of a loop, for STATE_BYTES of shared memory."""
+    """The text with delays. counts: they differ from pass to pass of a loop, for 128 bytes of shared memory."""
     text = lexing.blank(source, lexing.CPP_TOKEN)
     text = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
     closing = _closing(text)

@@ -41,9 +41,7 @@ def _launch(job: Job) -> list[str]:
     c = np.empty(gemm.m * gemm.n, np.uint16)
     pointers["c"] = _allocate(c.nbytes)
     for workspace in workspaces:
-        # aligned by hand: the driver aligns small ones to less
-        address = _allocate(workspace.bytes + WORKSPACE_ALIGN)
-        pointers[workspace.name] = -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        pointers[workspace.name] = _allocate_aligned(workspace.bytes)
         _fill(pointers[workspace.name], workspace.bytes, workspace.fill if workspace.persistent else SCRATCH_WORD)
     bound = Loaded(Path(job.cubin).read_bytes(), job.plan).bind(pointers)
     digests = []
@@ -64,6 +62,17 @@ def _allocate(size: int) -> int:
     return int(check("cuMemAlloc", driver.cuMemAlloc(max(1, size))))
 
 
+def _allocate_aligned(size: int) -> int:
+    """As the contract promises of workspaces; the driver aligns small arrays to less."""
+    for _ in range(8):
+        address = _allocate(size)
+        if address % WORKSPACE_ALIGN == 0:
+            return address
+        _allocate(1)  # the next one lies elsewhere
+    address = _allocate(size + WORKSPACE_ALIGN)
+    return -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+
+
 def _fill(address: int, size: int, word: int) -> None:
     check("cuMemsetD32", driver.cuMemsetD32(address, word, size // 4))
 
@@ -78,7 +87,7 @@ def main() -> None:
     except DriverError as error:
         result = {"fault": str(error)}
     Path(sys.argv[2]).write_text(json.dumps(result))
-    sys.exit("fault" in result)
+    sys.exit(int("fault" in result))
 
 
 if __name__ == "__main__":

@@ -80,13 +80,18 @@ def findings(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm, timeout_s: float) 
         ended = cuda_alone.run([str(find()), *options(tool)], job, folder, timeout_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return judged(tool, ended)
+
+
+def judged(tool: Tool, ended: cuda_alone.Ended) -> str:
+    """What a run under a tool found; Fault where it says nothing of the candidate, or the candidate ended it."""
     found = parse(ended.output)
     if found:
         return found
     if ended.refused:
         raise Fault(VerdictStatus.FORBIDDEN, ended.refused)
     if ended.status is None:
-        raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.0f} s under {tool}")
+        raise Fault(VerdictStatus.TIMED_OUT, f"did not finish in time under {tool}")
     summary = _SUMMARY.search(ended.output)
     if not ended.digests or not summary:
         raise Fault(VerdictStatus.CRASHED, f"ended under {tool}: {ended.fault or last_line(ended.output)}")
@@ -104,8 +109,13 @@ def options(tool: Tool) -> list[str]:
 
 
 def parse(output: str) -> str:
-    """The first report in a tool's output, in one line; empty where there is none."""
-    return next((" ".join(lines)[:MAX_REASON] for lines in _reports(output) if _REPORT.match(lines[0])), "")
+    """The first report in a tool's output, errors before warnings, in one line; empty where there is none."""
+    reports = [lines for lines in _reports(output) if _REPORT.match(lines[0])]
+    reports.sort(key=lambda lines: lines[0].startswith("Warning"))
+    if not reports:
+        return ""
+    lines = reports[0][:2] if " reported between " in reports[0][0] else reports[0]  # one pair of accesses will do
+    return " ".join(lines)[:MAX_REASON]
 
 
 def _reports(output: str) -> Iterator[list[str]]:

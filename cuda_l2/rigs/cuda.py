@@ -30,6 +30,8 @@ from cuda_l2.verify._cuda import CudaReferences, CudaSession
 WORKSPACE_BYTES = 256 << 20
 RUNS = 3
 """A run whose clocks drifted between arms is repeated, at most so often; the last one says that it drifted."""
+CACHED_BYTES = 8 << 30
+"""Memory that torch may hold unused when the next shape comes."""
 CACHES_ROTATED = 2.2
 """Rotating operands take this many times the L2 cache together."""
 
@@ -52,6 +54,8 @@ class CudaRig(Rig):
 
     def open(self, gemm: Gemm, seed: int) -> Bench:
         self.require_feasible(gemm)
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
+            torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
         return CudaBench(self, gemm, seed)
 
     def require_feasible(self, gemm: Gemm) -> None:
@@ -146,6 +150,7 @@ class CudaBench(Bench):
             if operands:
                 operands.close()
                 operands.arena.close()
+        self._arena.close()  # also where nothing was verified or timed
 
     def _stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
         sources = [stressed(candidate.source, seed, counts=counts) for seed in seeds]

@@ -27,7 +27,7 @@ def verify(open_session: Callable[[], Session], *, full: bool = False) -> Verdic
         with open_session() as session:
             for check in all_checks():
                 check_name = check.name
-                if check.applies(session) and (full or not check.full_only):
+                if (full or not check.full_only) and check.applies(session):
                     check.run(session)
                     passed.append(check.name)
         check_name = ""

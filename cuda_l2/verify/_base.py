@@ -101,10 +101,11 @@ class Session(ABC):
     baseline_deviation: float = float("nan")
 
     @abstractmethod
-    def launch(self, case: Case, prefill: torch.Tensor | None = None) -> torch.Tensor:
+    def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
         """C of one launch, fp16 M x N; CheckFailed where it touched what it must not or left elements unwritten.
 
-        prefill: what C holds before the launch, poison if not given.
+        prefill: what C holds before the launch, poison if not given. keep: leave workspaces as the last launch left
+        them, where otherwise they hold garbage.
         """
 
     def __enter__(self) -> "Session":

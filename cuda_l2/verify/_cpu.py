@@ -51,7 +51,7 @@ class CpuSession(Session):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, asked)
         self.worker = Worker(arena, Path(build.artifact), terms)
 
-    def launch(self, case: Case, prefill: torch.Tensor | None = None) -> torch.Tensor:
+    def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
         gemm, arena = self.gemm, self.arena
         inputs = [(arena.operands["a"][0], _words(case.a)), (arena.operands["b"][0], _words(case.b))]
         for row, words in inputs:
@@ -60,7 +60,8 @@ class CpuSession(Session):
         arena.poison_outputs()
         if prefill is not None:
             arena.output()[:] = _words(prefill).reshape(gemm.m, gemm.n)
-        arena.poison_workspace(self.workspace_bytes)
+        if not keep:
+            arena.poison_workspace(self.workspace_bytes)
         self.worker.launch(0, LAUNCH_TIMEOUT_S + gemm.flops / SLOWEST_GFLOPS * 1e-9)
         if not all(
             np.array_equal(row[: words.size], words) and (row[words.size :] == POISON).all() for row, words in inputs

@@ -94,8 +94,8 @@ class CudaSession(GpuSession):
         self.worker.load(Path(build.artifact), self.plan, [places])
         arena.fill_workspaces(self.plan, persistent=True)
 
-    def launch(self, case: Case, prefill: torch.Tensor | None = None) -> torch.Tensor:
-        self._fill(case, prefill)
+    def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
+        self._fill(case, prefill, keep)
         self.worker.call("launch", self.timeout_s)
         return self._result(case)
 
@@ -173,7 +173,7 @@ class CudaSession(GpuSession):
         if error[0] is not None:
             self._workers.renew()  # whatever failed may have left something behind
 
-    def _fill(self, case: Case, prefill: torch.Tensor | None) -> None:
+    def _fill(self, case: Case, prefill: torch.Tensor | None, keep: bool = False) -> None:
         arena = self.arena
         arena.a().copy_(case.a)
         arena.b().copy_(case.b)
@@ -181,7 +181,8 @@ class CudaSession(GpuSession):
             arena.c().view(torch.int16).fill_(POISON)
         else:
             arena.c().copy_(prefill)
-        arena.fill_workspaces(self.plan, persistent=False)
+        if not keep:
+            arena.fill_workspaces(self.plan, persistent=False)
         self._synchronize()
 
     def _result(self, case: Case) -> torch.Tensor:

@@ -24,6 +24,13 @@ class Hygiene(Check):
         for _ in range(REPEATS):
             _require_equal(session.launch(case), right, "is not repeatable: the same launch gave another result")
         other_right = session.launch(other)
+        session.launch(case)
+        _require_equal(
+            session.launch(other, keep=True),
+            other_right,
+            "gives the last launch's answer, or part of it: it keeps state",
+        )
+        _require_equal(session.launch(case, keep=True), right, "keeps state in its workspace")
         # as if the last answer, or most of this one, were there already
         _require_equal(session.launch(case, prefill=other_right), right, "depends on what C held before")
         partly = right.clone()
@@ -55,7 +62,7 @@ def _require_noticed(session: Session, case: Case, right: torch.Tensor, operand:
         at = (slice(None), column)
         b[p, column] = -2 * b[p, column] + 4
     changed = operands(gemm, a, b)
-    found = session.launch(changed)
+    found = session.launch(changed, keep=True)
     b_changed = logical_b(gemm, changed).float()
     expected = changed.a[row].float() @ b_changed if operand == "a" else changed.a.float() @ b_changed[:, column]
     close = (found[at].float() - expected).abs() <= 0.02 * gemm.k**0.5 + 0.01 * expected.abs()

@@ -1,7 +1,8 @@
 """The precision contract of the fp32 class, which {0, 1} inputs cannot see.
 
 Random integers whose partial sums all stay below 2^22 are summed exactly in fp32 in any order and not in
-fp16 or bf16, so C must be the exact result rounded to fp16, bit for bit, also with K permuted.
+fp16 or bf16, so C must be the exact result rounded to fp16, bit for bit, also with K permuted. Rows of A and columns
+of B are scaled by powers of two, so that no kernel can tell these inputs by their being whole.
 """
 
 import math
@@ -13,6 +14,7 @@ from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, logical_b, operands
 
 LARGEST_SUM = 1 << 22
+LARGEST_POWER = 3
 RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
@@ -51,7 +53,7 @@ def _make(cases: Cases, generator: torch.Generator, index: int) -> Case:
             (max(1, int(largest_b * scale)), (gemm.k, gemm.n)),
         )
     )
-    case = operands(gemm, a, b)
+    case = operands(gemm, a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
     case.expected["c"] = cases.product_fp32(case).half()
     return case
 
@@ -63,6 +65,11 @@ def _make_permuted(cases: Cases, generator: torch.Generator, index: int) -> Case
     case = operands(gemm, plain.a[:, order], logical_b(gemm, plain)[order])
     case.expected["c"] = plain.expected["c"]
     return case
+
+
+def _powers(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Random powers of two, one a row of A or column of B: sums stay exact, operands are no longer whole numbers."""
+    return 2.0 ** -torch.randint(0, LARGEST_POWER + 1, (count,), generator=generator, device=generator.device)
 
 
 CHECK = PrecisionContract()

@@ -1,8 +1,9 @@
 """No access outside the arrays, and no two accesses to shared memory that nothing orders: compute-sanitizer's word.
 
-Its memcheck and racecheck run the candidate in a process of their own, at the session's shape or, where that is large,
-at a smaller one that is laid out alike. Not covered: races in global memory, and whatever the tools do not see (see
-docs/verification.md); stress builds look for those.
+Its memcheck and racecheck run the candidate in processes of their own, at the session's shape or, where that is large,
+at a smaller one that is laid out alike. Left out, and not among the checks passed, where the tool cannot watch the GPU.
+Not covered: races in global memory, and what the tools do not see of the asynchronous instructions; stress builds look
+for both.
 """
 
 import itertools
@@ -16,15 +17,16 @@ from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Gemm, VerdictStatus
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session
 
-LARGE_FLOPS = 1 << 36
-"""Up to here, a few ms of even a slow kernel, the shape itself is checked."""
+LARGE_FLOPS = 1 << 34
+"""Up to here, some seconds for a kernel that keeps racecheck busy, the shape itself is checked."""
 SIDES = (8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 512)
 """A smaller size is a multiple of the same ones of these: the sides of tiles, and what alignment asks for."""
-LEAST_K = (4096, 8192)
-"""More than the longest ring of stages holds, so that it wraps."""
+LEAST_K = (2048, 4096, 8192)
+"""More than all shared memory holds of two tiles of 64 rows: a ring of stages wraps."""
 LEAST_MN = (256, 512, 1024, 2048, 4096, 8192)
-LARGEST_TILE = 128 * 256
 WAVES = 2
+LARGEST_TILE = 128 * 256
+"""Of C, for a block that takes several: their number does not show in the grid."""
 
 
 class Races(Check):
@@ -44,8 +46,9 @@ class Races(Check):
         ):
             tools.append(Tool.RACECHECK)
         with ThreadPoolExecutor(len(tools)) as pool:
-            found = list(pool.map(lambda tool: session.sanitize(tool, gemm), tools))
-        for tool, finding in zip(tools, found, strict=True):
+            found = [pool.submit(session.sanitize, tool, gemm) for tool in tools]
+        for tool, future in zip(tools, found, strict=True):
+            finding = future.result()
             if finding:
                 where = "" if gemm == session.gemm else f" (at {gemm})"
                 raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{tool}{where}: {finding}")
@@ -56,16 +59,15 @@ def smaller(session: GpuSession) -> Gemm:
     gemm = session.gemm
     if gemm.flops <= LARGE_FLOPS:
         return gemm
-    area = min(gemm.m * gemm.n, WAVES * session.sms * LARGEST_TILE)
     real = session.plan_for(gemm)
     sizes = [list(_alike(size, least)) for size, least in ((gemm.m, LEAST_MN), (gemm.n, LEAST_MN), (gemm.k, LEAST_K))]
-    shapes = [replace(gemm, m=m, n=n, k=k) for m, n, k in itertools.product(*sizes) if m * n >= area]
+    shapes = [replace(gemm, m=m, n=n, k=k) for m, n, k in itertools.product(*sizes)]
     for shape in sorted(shapes, key=lambda shape: shape.flops):
         try:
             plan = session.plan_for(shape)
         except ContractError:
             continue  # written for fewer shapes than it could be
-        if _layout(plan) == _layout(real) and _busy(plan, real, session.sms):
+        if _layout(plan) == _layout(real) and _busy(shape, plan, gemm, real, session.sms):
             return shape
     return gemm
 
@@ -90,13 +92,16 @@ def _layout(plan: Plan) -> list[object]:
     return [launches, [(x.name, x.box) for x in plan.tensor_maps], [(x.name, x.persistent) for x in plan.workspaces]]
 
 
-def _busy(plan: Plan, real: Plan, sms: int) -> bool:
-    """Whether every launch still has as many waves of blocks as the real one, or two."""
+def _busy(shape: Gemm, plan: Plan, gemm: Gemm, real: Plan, sms: int) -> bool:
+    """Whether every launch still has as many waves of blocks, or two; persistent blocks as many tiles, or two each."""
 
     def blocks(of: Plan) -> list[int]:
         return [x.grid[0] * x.grid[1] * x.grid[2] for x in of.launches]
 
-    return all(b >= min(r, WAVES * sms) for b, r in zip(blocks(plan), blocks(real), strict=True))
+    waves = all(few >= min(many, WAVES * sms) for few, many in zip(blocks(plan), blocks(real), strict=True))
+    persistent = any(few == many for few, many in zip(blocks(plan), blocks(real), strict=True))
+    area = min(gemm.m * gemm.n, WAVES * sms * LARGEST_TILE) if persistent else 0
+    return waves and shape.m * shape.n >= area
 
 
 CHECK = Races()

@@ -1,4 +1,4 @@
-"""NaN, infinities, overflow and zeros come out as the fp32 reference has them."""
+"""NaN, infinities, overflow, zeros and nearly empty rows come out as the fp32 reference has them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +8,7 @@ import torch
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands
 
-KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal")
+KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal", "sparse")
 SMALLEST_STEP = 2.0**-24  # between subnormal fp16 numbers
 FP16_OVERFLOW = 65520.0  # from here on, rounding to nearest gives infinity
 
@@ -54,6 +54,8 @@ def _make(cases: Cases, generator: torch.Generator, kinds: Sequence[str], first:
                 a[row] = -0.0
             case "subnormal":
                 a[row] *= 2.0**-20
+            case "sparse":  # zeros nearly everywhere must not be taken for zeros
+                a[row], b[:, row % gemm.n] = _one_left(a[row], at), _one_left(b[:, row % gemm.n], at)
     case = operands(gemm, a, b)
     finite = case.a.float().nan_to_num(0.0, 0.0, 0.0).abs()
     # sums in any order differ by a few roundings of the sum of magnitudes
@@ -61,6 +63,13 @@ def _make(cases: Cases, generator: torch.Generator, kinds: Sequence[str], first:
     slack = finite.sum(1, keepdim=True) * case.b.float().abs().max() * unit
     case.expected.update(c=cases.product_fp32(case), slack=slack)
     return case
+
+
+def _one_left(values_K: torch.Tensor, at: int) -> torch.Tensor:
+    """Zeros, but for one value."""
+    left = torch.zeros_like(values_K)
+    left[at] = values_K[at]
+    return left
 
 
 CHECK = SpecialValues()
