@@ -70,6 +70,8 @@ class Result:
         """The winner as a callable: kernel(a, b, out)."""
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.gemm}; search longer with --budget")
+        if self.target.name != "cpu":
+            raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
         return Kernel(self.gemm, self.best.candidate, self.best.build)
 
 

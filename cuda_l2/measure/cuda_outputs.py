@@ -77,9 +77,11 @@ class CudaOperands:
         self.outputs.view(torch.int16).fill_(POISON)
 
     def close(self) -> None:
+        """Give the graphs and the memory back."""
         for graph, _ in self.graphs.values():
             graph.destroy()
-        self.graphs = {}
+        self.graphs, self._private, self.other_b = {}, {}, []
+        self.outputs = self.outputs[:0].clone()
 
     def require_untouched(self) -> None:
         """WrongOutput where a launch changed operands."""

@@ -33,11 +33,13 @@ def print_result(result: Result) -> None:
     kind = "best kernel, dependent launch" if launches_early(best.candidate) else "best kernel"
     table.add_row(kind, *_cells([(t.candidate, None) for t in timings]), style="bold")
     for name in [arm.name for arm in timings[0].baselines]:
-        mark = " *" if name == timings[0].reference else ""
-        table.add_row(name + mark, *_cells([(_arm(t, name), dict(t.speedups)[name]) for t in timings]))
+        cells = _cells([(_arm(t, name), dict(t.speedups)[name]) for t in timings])
+        marks = [mark for t in timings for mark in (" *" if name == t.reference else "", "")]
+        table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
     console.print(table)
     console.print(
-        "* the strongest baseline. Times are medians; a baseline left out of the rounds for slowness has no interval."
+        "* the strongest baseline that reads B as the shape lays it out. Times are medians; a baseline left out of the"
+        " rounds for slowness has no interval."
     )
     unit, gflops_a_unit = result.target.unit
     assert timings[0].candidate

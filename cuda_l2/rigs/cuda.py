@@ -150,6 +150,7 @@ class CudaBench(Bench):
             if operands:
                 operands.close()
                 operands.arena.close()
+        self._cases.close()
         self._arena.close()  # also where nothing was verified or timed
 
     def _stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:

@@ -80,6 +80,10 @@ class Cases:
             self._cases.popitem(last=False)
         return self._cases[key]
 
+    def close(self) -> None:
+        """Give the memory of every case back."""
+        self._cases.clear()
+
     def normal(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """A (M x K) and B (K x N) of standard normal numbers, fp32."""
         gemm = self.gemm

@@ -1,0 +1,89 @@
+"""PTX instructions whose other half is missing: copies that nothing waits for, releases that nothing acquires.
+
+Such a kernel may give right results for years on one machine: copies tend to land in time, and ptxas makes nothing of
+some fences. No launch shows it then, but the text does. What counts is that the other half stands somewhere; whether it
+stands in the right place, the checks that launch must find.
+
+Rules after the PTX ISA: data movement (asynchronous copies, async proxy), mbarrier, wgmma, memory consistency model.
+"""
+
+import re
+from dataclasses import dataclass
+
+_COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*")
+_ACCESS = re.compile(r"(?<![\w.%])(?:ld|st|red|atom|fence|membar)\.[\w.:]+")
+_WIDE = re.compile(r"\.(?:gpu|sys|gl)\b")  # scopes beyond a block and a cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where `used` is found, `needed` must be too."""
+
+    used: re.Pattern[str]
+    needed: re.Pattern[str]
+    reason: str
+
+
+def _rule(used: str, needed: str, reason: str) -> Rule:
+    return Rule(re.compile(rf"(?<![\w.%]){used}"), re.compile(rf"(?<![\w.%]){needed}"), reason)
+
+
+_COPY = r"cp\.async\.c[ag]\b"
+_BULK_LOAD = r"cp\.async\.bulk\.[\w.:]*complete_tx"
+_BULK_STORE = r"cp\.(?:reduce\.)?async\.bulk\.[\w.:]*bulk_group"
+_WGMMA = r"wgmma\.mma_async\b"
+_OTHER_BLOCKS = r"(?:st\.async\b|mapa\b|cp\.async\.bulk\.[\w.:]*multicast)"
+RULES = (
+    _rule(_COPY, r"cp\.async\.(?:wait_group|wait_all|mbarrier)\b", "cp.async copies, and nothing waits for them"),
+    _rule(
+        _COPY,
+        r"cp\.async\.(?:commit_group|wait_all|mbarrier)\b",
+        "cp.async copies without cp.async.commit_group: cp.async.wait_group does not wait for them",
+    ),
+    _rule(_BULK_LOAD, r"mbarrier\.(?:try|test)_wait\b", "bulk copies into shared memory, and no mbarrier is waited for"),
+    _rule(
+        _BULK_LOAD,
+        r"fence\.(?:mbarrier_init|proxy\.async)\b",
+        "bulk copies signal an mbarrier that is initialised without fence.mbarrier_init or fence.proxy.async",
+    ),
+    _rule(
+        _BULK_STORE,
+        r"cp\.async\.bulk\.commit_group\b",
+        "bulk stores without cp.async.bulk.commit_group: nothing can wait for them",
+    ),
+    _rule(
+        _BULK_STORE,
+        r"cp\.async\.bulk\.wait_group(?:\.read)?\s+0\b",
+        "bulk stores, and no cp.async.bulk.wait_group 0 for the last: a block must not end while they read its memory",
+    ),
+    _rule(
+        _BULK_STORE,
+        r"fence\.proxy\.async\b",
+        "bulk stores without fence.proxy.async: they need not see what threads wrote to shared memory",
+    ),
+    _rule(_WGMMA, r"wgmma\.fence\b", "wgmma without wgmma.fence before it"),
+    _rule(_WGMMA, r"wgmma\.commit_group\b", "wgmma without wgmma.commit_group: nothing can wait for it"),
+    _rule(_WGMMA, r"wgmma\.wait_group\.sync\.aligned\s+0\b", "wgmma, and no wgmma.wait_group 0 for the last"),
+    _rule(
+        _OTHER_BLOCKS,
+        r"barrier\.cluster\.wait\b",
+        "accesses to other blocks of a cluster, and no barrier.cluster.wait: they must have begun, and not have ended",
+    ),
+)
+
+
+def refuse(ptx: str) -> str:
+    """What is begun and cannot be completed, in one line; empty where nothing is."""
+    text = _COMMENT.sub(" ", ptx)
+    for rule in RULES:
+        if rule.used.search(text) and not rule.needed.search(text):
+            return rule.reason
+    wide = {access for access in _ACCESS.findall(text) if _WIDE.search(access)}
+    both = any(re.search(r"^membar|\.(?:acq_rel|sc)\b", access) for access in wide)
+    releases = both or any(".release" in access for access in wide)
+    acquires = both or any(".acquire" in access for access in wide)
+    if releases and not acquires:
+        return "releases what no other thread acquires: who sees the flag need not see the data (ld.acquire, fence.acq_rel)"
+    if acquires and not releases:
+        return "acquires what no other thread releases: who sees the flag need not see the data (red.release, fence.acq_rel)"
+    return ""
