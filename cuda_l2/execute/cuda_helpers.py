@@ -10,9 +10,11 @@ from cuda_l2 import paths, scratch
 from cuda_l2.execute.cuda_driver import Graph, check
 
 SOURCE = Path(__file__).with_name("cuda_helpers.cu")
-NAMES = ("empty", "slow_copy", "occupy", "settle")
+NAMES = ("empty", "slow_copy", "occupy", "spoil_shared", "settle")
 EMPTY_LAUNCHES = 64
 SETTLING_LAUNCHES = 4
+SYSTEM_SHARED_BYTES = 1024
+"""Of every block, taken from the multiprocessor beside what it asks for."""
 PROGRAMMATIC = (9, 0)
 """Devices of this capability and later launch dependent kernels early."""
 
@@ -27,13 +29,17 @@ class Helpers:
         }
         device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
         attributes = driver.CUdevice_attribute
-        self.sms, major = (
+        self.sms, major, self._shared_bytes = (
             int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
             for attribute in (
                 attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
                 attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )
         )
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        spoil_shared = self._functions["spoil_shared"]
+        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(spoil_shared, most, self._shared_bytes))
         self._programmatic = major >= PROGRAMMATIC[0]
         self._empties: Graph | None = None
         self._alone: Graph | None = None
@@ -42,9 +48,20 @@ class Helpers:
         """Copy 16-byte words after a while, having let a dependent kernel begin at once."""
         self._launch("slow_copy", stream, 8, 256, [source, target, words, ns])
 
-    def occupy(self, stream: int, share: float, ns: int) -> None:
-        """Hold a share of the multiprocessors for so long."""
-        self._launch("occupy", stream, max(1, int(self.sms * share)), 1024, [ns], shared_bytes=48 << 10)
+    def occupy(self, stream: int, share: float, ns: int, traffic: tuple[int, int] = (0, 0)) -> None:
+        """Hold a share of the multiprocessors for so long; traffic: address and bytes of what they read and write."""
+        values = [ns, traffic[0], traffic[1] // 16]
+        self._launch("occupy", stream, max(1, int(self.sms * share)), 1024, values, shared_bytes=48 << 10)
+
+    def spoil_shared(self, stream: int, word: int) -> None:
+        """Leave a 32-bit word all over the shared memory of every multiprocessor, once none holds any."""
+        self._launch("spoil_shared", stream, self.sms, 1024, [word, self._shared_bytes], shared_bytes=self._shared_bytes)
+
+    def spoil_behind(self, stream: int, word: int, rounds: int) -> None:
+        """The same wherever a multiprocessor has half of its shared memory to give for a moment, so many times over."""
+        size = (self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES
+        size = size // 128 * 128
+        self._launch("spoil_shared", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
 
     def settle(self, stream: int) -> None:
         """Bring back the state in which a context launches fastest.

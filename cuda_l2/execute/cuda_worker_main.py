@@ -21,8 +21,12 @@ from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
-LOAD_EVERY = 4
+LOAD_EVERY = 2
 """Launches between times that another stream holds multiprocessors."""
+TRAFFIC_BYTES = 256 << 20
+"""What such load reads and writes: several times any cache."""
+ROUNDS_BEHIND = 16
+"""Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
 POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
 """What C and scratch workspaces hold before a launch."""
 
@@ -37,8 +41,8 @@ class Worker:
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
         flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
-        self.beside = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
-        """A second stream, for load beside the candidate."""
+        self.beside, self.behind = (int(check("cuStreamCreate", driver.cuStreamCreate(flag))) for _ in range(2))
+        """More streams: for load beside the candidate, and for what takes its place."""
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
         self.loaded: Loaded | None = None
@@ -47,6 +51,8 @@ class Worker:
         self.trace: KernelTrace | None = None
         self.evicted: tuple[int, int] = (0, 0)  # address, bytes
         self.evictions = 0
+        self.traffic: tuple[int, int] = (0, 0)
+        self.words = 0  # of garbage
 
     def attach(self, sizes: dict[str, list[int]], descriptors: list[int]) -> dict[str, Any]:
         """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors."""
@@ -77,7 +83,9 @@ class Worker:
         return {}
 
     def launch(self, binding: int = 0, count: int = 1) -> dict[str, Any]:
+        """Launch several times, each on garbage in shared memory."""
         for _ in range(count):
+            self.helpers.spoil_shared(self.stream, self._garbage())
             self.bound[binding].launch(self.stream)
         self._wait()
         return {}
@@ -90,35 +98,40 @@ class Worker:
         return {}
 
     def loaded_launches(self, count: int, occupied: float, ns: int) -> dict[str, Any]:
-        """Launch several times while another stream holds a share of the multiprocessors."""
-        self._occupy(occupied, ns)
+        """Launch several times in a row while another stream takes a share of the multiprocessors, caches and memory."""
+        self.helpers.spoil_shared(self.stream, self._garbage())
+        self._occupy(occupied, ns, traffic=True)
         for _ in range(count):
             self.bound[0].launch(self.stream)
         self._wait()
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.beside)))
+        self._wait(self.beside)
         return {}
 
     def record_loaded(
         self, count: int, c: list[Any], size: int, scratch: list[list[Any]], occupied: float, ns: int
     ) -> dict[str, Any]:
-        """Launch several times, each on poisoned C and scratch, and keep each C in the record buffer.
+        """Launch several times, each on poisoned C and scratch and spoiled shared memory; keep Cs in the record buffer.
 
-        Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it.
+        Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it,
+        at times with traffic. A third spoils shared memory again wherever a block of the candidate has left.
         scratch: buffer, offset and bytes of each workspace.
         """
         stream = driver.CUstream(self.stream)
         for i in range(count):
-            if i % LOAD_EVERY == 0:
-                self._occupy(occupied, ns >> i // LOAD_EVERY % 4)
             check("cuMemsetD16Async", driver.cuMemsetD16Async(self._address(c), POISON, size // 2, stream))
             for place in scratch:
                 filled = driver.cuMemsetD8Async(self._address(place), SCRATCH_BYTE, place[2], stream)
                 check("cuMemsetD8Async", filled)
+            self.helpers.spoil_shared(self.stream, self._garbage())
+            turn, rest = divmod(i, LOAD_EVERY)
+            if rest == 0:
+                self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
             self.bound[0].launch(self.stream)
+            self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
             target = self.buffers["record"].address + i * size
             check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, self._address(c), size, stream))
-        self._wait()
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.beside)))
+        for each in (self.stream, self.beside, self.behind):
+            self._wait(each)
         return {}
 
     def capture(self, bindings: list[int]) -> dict[str, Any]:
@@ -196,15 +209,24 @@ class Worker:
         self.graphs.pop()
         return {"graph_s": in_graph, "alone_s": alone[4]}
 
-    def _occupy(self, share: float, ns: int) -> None:
-        """Hold a share of the multiprocessors from another stream for a while."""
-        self.helpers.occupy(self.beside, share, ns)
+    def _occupy(self, share: float, ns: int, *, traffic: bool) -> None:
+        """Hold a share of the multiprocessors from another stream for a while, once this one's work is done."""
+        if traffic and not self.traffic[0]:
+            self.traffic = (int(check("cuMemAlloc", driver.cuMemAlloc(TRAFFIC_BYTES))), TRAFFIC_BYTES)
+        self._wait()  # what spoils shared memory needs whole multiprocessors
+        self.helpers.occupy(self.beside, share, ns, self.traffic if traffic else (0, 0))
+
+    def _garbage(self) -> int:
+        """A word that is two fp16 NaNs and one fp32 NaN; bits and signs differ from launch to launch."""
+        self.words += 1
+        return 0x7FC07FC0 | self.words * 0x9E3779B1 >> 1 & 0x803F803F
 
     def _address(self, place: list[Any]) -> int:
         return int(self.buffers[place[0]].address + place[1])
 
-    def _wait(self) -> None:
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(self.stream)))
+    def _wait(self, stream: int = 0) -> None:
+        """Until a stream is done; the candidate's if not given."""
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(stream or self.stream)))
 
     def _unload(self) -> None:
         self._drop_graphs()

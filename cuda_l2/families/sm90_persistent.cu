@@ -71,7 +71,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     bar_init_fence();
   }
   __syncthreads();
-  STRESS_POINT();
   if (CS > 1) {
     cluster_arrive();
     cluster_wait();

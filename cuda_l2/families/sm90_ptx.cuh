@@ -1,7 +1,6 @@
 #pragma once
 // Thin names for Hopper's PTX: mbarriers, the tensor memory accelerator, descriptors of wgmma operands, scoped memory
 // operations. Nothing here knows of matrices' products.
-#include "stress.cuh"
 typedef unsigned short u16;  // also an fp16 value's bits: nothing here computes in fp16 but the tensor cores
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -31,42 +30,32 @@ DEV bool elect_one() {
 DEV void bar_init(u32 b, int n) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(b), "r"(n)); }
 DEV void bar_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void bar_expect(u32 b, u32 bytes) {
-  STRESS_POINT();
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
 }
 DEV void bar_arrive(u32 b) {
-  STRESS_POINT();
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(b) : "memory");
 }
 // The plain remote form: an explicit .release.cluster costs a GPU-wide memory barrier in the main loop.
 DEV void bar_arrive_remote(u32 b, u32 rank) {
-  STRESS_POINT();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(map_rank(b, rank)) : "memory");
 }
 // Unbounded, and no __trap after a spin limit: a trap keeps ptxas from using the registers that setmaxnreg grants, wide
 // accumulators then spill and wgmma is serialised.
 DEV void bar_wait(u32 b, u32 parity) {
-  STRESS_POINT();
   asm volatile("{ .reg .pred p;\nWAIT_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE_%=;\nbra WAIT_%=;\nDONE_%=:\n}" ::"r"(b), "r"(parity)
                : "memory");
-  STRESS_POINT();
 }
 // Cluster barrier. Relaxed arrive: initialised mbarriers are published by bar_init_fence, data by mbarriers.
 DEV void cluster_arrive() {
-  STRESS_POINT();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 DEV void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  STRESS_POINT();
 }
 DEV void named_sync(int id, int threads) {
-  STRESS_POINT();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-  STRESS_POINT();
 }
 DEV void named_arrive(int id, int threads) {
-  STRESS_POINT();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // Orders this thread's writes to shared memory before the accelerator's reads of it.
@@ -79,18 +68,15 @@ DEV void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;" ::: "m
 
 // ---- tensor memory accelerator
 DEV void tma_load(u32 dst, const TensorMap *m, int x, int y, int z, u32 bar) {
-  STRESS_POINT();
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 DEV void tma_load_multicast(u32 dst, const TensorMap *m, int x, int y, int z, u32 bar, u16 mask) {
-  STRESS_POINT();
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst), "l"(m), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(mask)
                : "memory");
 }
 template <bool STREAM> DEV void tma_store(const TensorMap *m, u32 src, int x, int y) {
   constexpr u64 EVICT_FIRST = 0x12F0000000000000ull;  // what createpolicy gives for L2::evict_first with fraction 1
-  STRESS_POINT();
   if (STREAM)
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(m), "r"(src), "r"(x), "r"(y), "l"(EVICT_FIRST)
                  : "memory");
@@ -100,7 +86,6 @@ template <bool STREAM> DEV void tma_store(const TensorMap *m, u32 src, int x, in
 }
 DEV void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N> DEV void tma_store_wait_read() {
-  STRESS_POINT();
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 
@@ -119,7 +104,6 @@ DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> DEV void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-  STRESS_POINT();
 }
 
 // ---- fp16 pairs

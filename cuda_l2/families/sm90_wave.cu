@@ -158,7 +158,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     for (int i = 0; i < early; i++) load(k0 + i, i, constant<false>());
   }
   __syncthreads();
-  STRESS_POINT();
   if (CS > 1) cluster_arrive();
 
   if (warp >= NC / 32) {
@@ -265,7 +264,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
           const int slot = ck - (ck > o ? 1 : 0);  // our place among o's senders
           const u32 dst = map_rank(inbox + (slot * RK * NC + tid * VK) * 4, (o * CN + cn) * CM + cm);
           const u32 bar = map_rank(inbox_bar, (o * CN + cn) * CM + cm);
-          STRESS_POINT();
 #pragma unroll
           for (int i = 0; i < RK; i += VK) {
             const u32 d = dst + i * NC * 4;
@@ -306,7 +304,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
         for (int i = 0; i < RL; i++) out[i] = own[o * RL + i];
       } else {
         u32 *w = box + (u64)(o * (SL - 1) + sl - (sl > o ? 1 : 0)) * RL * NC + tid * VL;
-        STRESS_POINT();
 #pragma unroll
         for (int i = 0; i < RL; i += VL) {
           u32 x[VL];
@@ -341,7 +338,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
       u32 x[GROUP][RL];
       bool ready;
       int spins = 0;
-      STRESS_POINT();
       do {
         ready = true;
 #pragma unroll
@@ -357,7 +353,6 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
               for (int i = 0; i < RL; i++) ready &= x[j][i] != EMPTY;
         }
       } while (!ready && ++spins < SPINS);
-      STRESS_POINT();
 #pragma unroll
       for (int j = 0; j < GROUP; j++)
         if (j0 + j < SL - 1)
