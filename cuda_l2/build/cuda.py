@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cuda_l2 import contract, sandbox, scratch
-from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, sass
+from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, sass, unpaired
 from cuda_l2.build.cuda_compiler import Compiled, Compiler, Toolchain, compile_source, cutlass, toolchain
 from cuda_l2.contract import CudaContract
 from cuda_l2.records import Build, BuildStatus, Candidate
@@ -58,7 +58,7 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget, compiler: Com
 
 
 def _entry(candidate: Candidate, target: CudaTarget, tools: Toolchain) -> Path:
-    modules = (cuda_rules, lexing, cubin, sass, compile_server, contract, contract.cuda, contract.expressions)
+    modules = (cuda_rules, lexing, cubin, sass, unpaired, compile_server, contract, contract.cuda, contract.expressions)
     parts = [cache.rules_version(*modules), candidate.source, target.arch, tools.identity, str(sandbox.kind())]
     if _with_cutlass(candidate):
         parts.append((cutlass() or (None, ""))[1])
@@ -88,7 +88,7 @@ def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolc
     attempt = replace(attempt, contract=terms, compiled=compiled)
     if compiled.status is not BuildStatus.BUILT:
         return _finished(attempt, tools, compiled.status, compiled.reason)
-    reason = cuda_rules.refuse_ptx(compiled.ptx)
+    reason = cuda_rules.refuse_ptx(compiled.ptx) or unpaired.refuse(compiled.ptx)
     if reason:
         return _finished(attempt, tools, BuildStatus.REFUSED, reason)
     reason = cubin.refuse_warnings(cubin.warnings(compiled.log))

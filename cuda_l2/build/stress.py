@@ -1,18 +1,23 @@
 """Stress builds: a candidate's own text with delays around everything that orders threads.
 
 A race hides where threads always meet in the same order. In a stress build one warp in eight sleeps for up to 2 us
-before and after each barrier, wait, arrival, fence, asynchronous copy and atomic, and one block in eight begins up to
-16 us late, so that they meet in other orders; each seed gives others. A correct kernel gives the same bits with all of
-them. Delays hold no branch and no call, so that wgmma stays asynchronous.
+before and after each barrier, wait, arrival, fence, asynchronous copy and atomic, and one block and one warp in eight
+begin up to 16 us late, so that they meet in other orders; each seed gives others. A correct kernel gives the same bits
+with all of them. Delays hold no branch and no call, so that wgmma stays asynchronous.
+
+A ring hides its faults too: a stage that is given back while it is still being read is overwritten only when the next
+copy arrives, most of a microsecond later. So what a TMA load is about to overwrite is spoiled just before it is issued.
 
 Placed by reading the text, with no help from it: around inline assembly of those instructions, and around statements
 that call something named like them which the text does not define itself. Not covered: what macros spell beyond such a
-statement, orders within a warp, and races so narrow that these delays do not open them.
+statement, multicast loads, orders within a warp, and races so narrow that these delays do not open them.
 """
 
 import re
 
 from cuda_l2.build import lexing
+from cuda_l2.contract import parse_cuda
+from cuda_l2.contract.cuda import ELEMENT_BYTES
 
 _PRELUDE = """
 static __device__ __forceinline__ unsigned cuda_l2_hash(unsigned place) {
@@ -33,6 +38,16 @@ static __device__ __forceinline__ void cuda_l2_late() {
   unsigned h = SEEDu * 0x9E3779B9u ^ blockIdx.x * 0x85EBCA6Bu ^ blockIdx.y << 12 ^ blockIdx.z << 24;
   h = (h ^ h >> 15) * 0x27D4EB2Fu;
   cuda_l2_sleep(h >> 29 ? 0 : h >> 15);
+  h = cuda_l2_hash(~0u);
+  cuda_l2_sleep(h >> 29 ? 0 : h >> 15);
+}
+static __device__ __forceinline__ void cuda_l2_spoil(unsigned at) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+  for (unsigned i = 0; i < PIECES; i++)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + i * STEP + i % 8 * TURN), "r"(~0u) : "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 """
 _COUNT = "__shared__ unsigned calls[32]; h ^= calls[warp]++ * 0xC2B2AE35u;  // from whatever was there: passes differ"
@@ -42,12 +57,20 @@ _ORDERING_PTX = re.compile(
     r"(?<![\w.])(?:mbarrier|bar|barrier|fence|membar|griddepcontrol|red|atom|(?:st|cp)\.async|cp\.reduce)\b"
     r"|(?<![\w.])(?:wgmma\.wait_group|(?:ld|st)\.[\w.:]*(?:acquire|release|relaxed|volatile))"
 )
+_TENSOR_LOAD = re.compile(
+    r"cp\.async\.bulk\.tensor\.\dd\.shared::(?:cluster|cta)\.global(?![\w.:]*multicast)[\w.:]*\s*\[%0\]"
+)
+_NO_OUTPUTS = re.compile(r"\s*:\s*:\s*\(")
+_ADDRESS = re.compile(r'"r"\s*\(\Z')
+_SIDE_EFFECT = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")
 _CALL = re.compile(r"(?<![\w.>:])(?:[A-Za-z_]\w*\s*(?:::|\.|->)\s*)*([A-Za-z_]\w*)\s*(?:<[^<>;(){}]*>)?\s*\(")
 _ORDERING_NAME = re.compile(r"sync|wait|arrive|barrier|fence|commit|release|acquire|expect|^atomic", re.IGNORECASE)
 _WGMMA_NAME = re.compile(r"wgmma|warpgroup|gmma", re.IGNORECASE)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _BRANCH = re.compile(r"\b(?:else|do)\Z")
 _CONDITION = re.compile(r"\b(?:if|while|for|switch|constexpr)\s*\Z")
+MAX_PIECES = 16
+"""Of 16 bytes, that are spoiled of what a load overwrites."""
 
 
 def stressed(source: str, seed: int, *, counts: bool = True) -> str:
@@ -67,19 +90,54 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
         for match in _ASM.finditer(text)
         if _ORDERING_PTX.search(source, match.end(), closing.get(match.end() - 1, 0))
     ]
-    wrapped: list[tuple[int, int]] = []  # statements, from their first character to behind their semicolon
+    size = _least_box(source)
+    wrapped: list[tuple[int, int, str]] = []  # first character, behind the semicolon, what a tensor load overwrites
     for match in [*assembly, *calls]:
         end = closing.get(match.end() - 1)
         if end is not None and _next(text, end) == ";":
-            wrapped.append((match.start(), text.index(";", end) + 1))
-    insertions = [(begin, f"{{ cuda_l2_delay({2 * i}); ") for i, (begin, _) in enumerate(wrapped)]
-    insertions += [(end, f" cuda_l2_delay({2 * i + 1}); }}") for i, (_, end) in enumerate(wrapped)]
+            address = _overwritten(source, text, match.end(), closing) if size and match in assembly else ""
+            wrapped.append((match.start(), text.index(";", end) + 1, address))
+    insertions = [
+        (begin, f"{{ cuda_l2_delay({2 * i}); " + (f"cuda_l2_spoil({address}); " if address else ""))
+        for i, (begin, _, address) in enumerate(wrapped)
+    ]
+    insertions += [(end, f" cuda_l2_delay({2 * i + 1}); }}") for i, (_, end, _) in enumerate(wrapped)]
     insertions += [(begin, " cuda_l2_late();") for begin in _bodies(text, closing)]
     prelude = _PRELUDE.replace("SEED", str(seed)).replace("COUNT", _COUNT if counts else "")
+    pieces = max(1, min(MAX_PIECES, size // 16))
+    step = size // pieces // 16 * 16
+    turn = 16 if step >= 128 else 0  # so that pieces lie in other parts of swizzled rows
+    prelude = prelude.replace("PIECES", str(pieces)).replace("STEP", str(step)).replace("TURN", str(turn))
     insertions.append((source.index("*/") + 2, prelude))  # behind the contract
     for place, inserted in sorted(insertions, reverse=True):
         source = source[:place] + inserted + source[place:]
     return source
+
+
+def _least_box(source: str) -> int:
+    """Bytes of shared memory that every tensor load overwrites, from where it begins; 0 where the text does not say."""
+    sizes = []
+    for tensor_map in (each for each in parse_cuda(source).tensor_maps if each.tensor != "c"):
+        sides = [*zip(tensor_map.box, tensor_map.element_strides, strict=True)]
+        if tensor_map.interleave != "none" or not all(side.isdigit() and step.isdigit() for side, step in sides):
+            return 0
+        size = ELEMENT_BYTES[tensor_map.dtype]
+        for side, step in sides:
+            size *= -(-int(side) // int(step))
+        sizes.append(size)
+    return min(sizes, default=0)
+
+
+def _overwritten(source: str, text: str, inner: int, closing: dict[int, int]) -> str:
+    """The address that an assembly statement's tensor load writes to, as the text spells it; empty where it is none."""
+    template = lexing.literals(source[inner : closing[inner - 1]])[:1]
+    operands = _NO_OUTPUTS.match(text, inner)  # strings are blank there
+    if not template or not _TENSOR_LOAD.search(template[0]) or not operands:
+        return ""
+    if not _ADDRESS.search(source, inner, operands.end()):
+        return ""
+    address = text[operands.end() : closing[operands.end() - 1]].strip()
+    return "" if _SIDE_EFFECT.search(address) else address
 
 
 def _ordering(name: str) -> bool:

@@ -40,7 +40,7 @@ RULES = (
         r"cp\.async\.(?:commit_group|wait_all|mbarrier)\b",
         "cp.async copies without cp.async.commit_group: cp.async.wait_group does not wait for them",
     ),
-    _rule(_BULK_LOAD, r"mbarrier\.(?:try|test)_wait\b", "bulk copies into shared memory, and no mbarrier is waited for"),
+    _rule(_BULK_LOAD, r"mbarrier\.(?:try|test)_wait\b", "bulk copies to shared memory, and no mbarrier is waited for"),
     _rule(
         _BULK_LOAD,
         r"fence\.(?:mbarrier_init|proxy\.async)\b",
@@ -83,7 +83,7 @@ def refuse(ptx: str) -> str:
     releases = both or any(".release" in access for access in wide)
     acquires = both or any(".acquire" in access for access in wide)
     if releases and not acquires:
-        return "releases what no other thread acquires: who sees the flag need not see the data (ld.acquire, fence.acq_rel)"
+        return "a release that nothing acquires: who sees the flag need not see the data (ld.acquire or a fence)"
     if acquires and not releases:
-        return "acquires what no other thread releases: who sees the flag need not see the data (red.release, fence.acq_rel)"
+        return "an acquire of what nothing releases: who sees the flag need not see the data (red.release or a fence)"
     return ""

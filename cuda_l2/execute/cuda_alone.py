@@ -23,6 +23,7 @@ class Job:
     gemm: Gemm
     launches: int
     seed: int = 0
+    fills_scratch: bool = True  # garbage of ours before each launch; else what memory held when it was allocated
 
 
 @dataclass(frozen=True, slots=True)

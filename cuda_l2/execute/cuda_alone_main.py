@@ -24,7 +24,7 @@ PATTERN = 65521
 
 
 def _launch(job: Job) -> list[str]:
-    """A digest of C for each launch; C and scratch workspaces hold garbage before each."""
+    """A digest of C for each launch; C and, unless told not to, scratch workspaces hold garbage before each."""
     check("cuInit", driver.cuInit(0))
     device = check("cuDeviceGet", driver.cuDeviceGet(0))
     context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
@@ -42,13 +42,14 @@ def _launch(job: Job) -> list[str]:
     pointers["c"] = _allocate(c.nbytes)
     for workspace in workspaces:
         pointers[workspace.name] = _allocate_aligned(workspace.bytes)
-        _fill(pointers[workspace.name], workspace.bytes, workspace.fill if workspace.persistent else SCRATCH_WORD)
+        if workspace.persistent:
+            _fill(pointers[workspace.name], workspace.bytes, workspace.fill)
     bound = Loaded(Path(job.cubin).read_bytes(), job.plan).bind(pointers)
     digests = []
     for _ in range(job.launches):
         check("cuMemsetD16", driver.cuMemsetD16(pointers["c"], POISON, c.size))
         for workspace in workspaces:
-            if not workspace.persistent:
+            if job.fills_scratch and not workspace.persistent:
                 _fill(pointers[workspace.name], workspace.bytes, SCRATCH_WORD)
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
         bound.launch(int(stream))

@@ -55,12 +55,12 @@ class Helpers:
 
     def spoil_shared(self, stream: int, word: int) -> None:
         """Leave a 32-bit word all over the shared memory of every multiprocessor, once none holds any."""
-        self._launch("spoil_shared", stream, self.sms, 1024, [word, self._shared_bytes], shared_bytes=self._shared_bytes)
+        size = self._shared_bytes
+        self._launch("spoil_shared", stream, self.sms, 1024, [word, size], shared_bytes=size)
 
     def spoil_behind(self, stream: int, word: int, rounds: int) -> None:
         """The same wherever a multiprocessor has half of its shared memory to give for a moment, so many times over."""
-        size = (self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES
-        size = size // 128 * 128
+        size = ((self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES) // 128 * 128
         self._launch("spoil_shared", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
 
     def settle(self, stream: int) -> None:

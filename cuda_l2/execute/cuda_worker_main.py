@@ -98,7 +98,7 @@ class Worker:
         return {}
 
     def loaded_launches(self, count: int, occupied: float, ns: int) -> dict[str, Any]:
-        """Launch several times in a row while another stream takes a share of the multiprocessors, caches and memory."""
+        """Launch several times in a row while another stream takes its share of multiprocessors, caches and memory."""
         self.helpers.spoil_shared(self.stream, self._garbage())
         self._occupy(occupied, ns, traffic=True)
         for _ in range(count):

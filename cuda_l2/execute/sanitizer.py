@@ -1,7 +1,8 @@
 """NVIDIA's compute-sanitizer on a candidate launched alone: what a tool finds, in one line.
 
 memcheck sees every access to global and shared memory, and knows the bounds of each array. racecheck sees pairs of
-accesses to the same shared memory that nothing orders.
+accesses to the same shared memory that nothing orders. initcheck sees reads of global memory that nothing has written:
+scratch workspaces are left to it as the driver gives them.
 """
 
 import enum
@@ -43,6 +44,7 @@ PROBE_TIMEOUT_S = 60.0
 class Tool(enum.StrEnum):
     MEMCHECK = "memcheck"
     RACECHECK = "racecheck"
+    INITCHECK = "initcheck"
 
 
 def find() -> Path:
@@ -74,7 +76,7 @@ def findings(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm, timeout_s: float) 
 
     Fault where the candidate cannot be launched, or does not end.
     """
-    job = cuda_alone.Job(str(cubin), plan, gemm, LAUNCHES)
+    job = cuda_alone.Job(str(cubin), plan, gemm, LAUNCHES, fills_scratch=tool is not Tool.INITCHECK)
     folder = scratch.make_folder()
     try:
         ended = cuda_alone.run([str(find()), *options(tool)], job, folder, timeout_s)

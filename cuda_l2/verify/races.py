@@ -1,9 +1,9 @@
-"""No access outside the arrays, and no two accesses to shared memory that nothing orders: compute-sanitizer's word.
+"""No access outside the arrays, none to shared memory that nothing orders, no look at unwritten scratch.
 
-Its memcheck and racecheck run the candidate in processes of their own, at the session's shape or, where that is large,
-at a smaller one that is laid out alike. Left out, and not among the checks passed, where the tool cannot watch the GPU.
-Not covered: races in global memory, and what the tools do not see of the asynchronous instructions; stress builds look
-for both.
+That is compute-sanitizer's word. Its memcheck, racecheck and initcheck run the candidate in processes of their own, at
+the session's shape or, where that is large, at a smaller one that is laid out alike. Left out, and not among the checks
+passed, where the tool cannot watch the GPU. Not covered: races in global memory, and what the tools do not see of the
+asynchronous instructions; stress builds look for both.
 """
 
 import itertools
@@ -40,11 +40,11 @@ class Races(Check):
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)
         gemm = smaller(session)
-        tools = [Tool.MEMCHECK]
-        if any(kernel.shared_bytes for kernel in session.build.kernels) or any(
-            launch.shared_bytes for launch in session.plan_for(gemm).launches
-        ):
+        plan, tools = session.plan_for(gemm), [Tool.MEMCHECK]
+        if any(each.shared_bytes for each in (*session.build.kernels, *plan.launches)):
             tools.append(Tool.RACECHECK)
+        if not all(workspace.persistent for workspace in plan.workspaces):
+            tools.append(Tool.INITCHECK)
         with ThreadPoolExecutor(len(tools)) as pool:
             found = [pool.submit(session.sanitize, tool, gemm) for tool in tools]
         for tool, future in zip(tools, found, strict=True):

@@ -9,7 +9,8 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Reads a tile whose asynchronous copy may still be under way.
- * expect: incorrect imprecise unhygienic crashed */
+ * because: nothing waits
+ * expect: refused */
 #include <cuda_fp16.h>
 
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {

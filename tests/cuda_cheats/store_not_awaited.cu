@@ -29,7 +29,7 @@ grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
 block = [16, 16]
 args = ["map_a", "map_b", "map_c", "k"]
 */
-/* Ends while its TMA store may still read shared memory, and overwrites what it reads.
+/* Waits for TMA stores before its own, then ends while that may still read shared memory, and overwrites what it reads.
  * verify: full
  * expect: incorrect imprecise unhygienic crashed */
 #include <cuda.h>
@@ -80,6 +80,7 @@ extern "C" __global__ void gemm(const __grid_constant__ CUtensorMap map_a, const
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   if (first) {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
                  :: "l"(&map_c), "r"(shared_address(tc)), "r"(column), "r"(row) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -29,7 +29,7 @@ grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
 block = [16, 16]
 args = ["map_a", "map_b", "map_c", "k"]
 */
-/* Nothing orders the threads' writes to shared memory before the TMA store that reads them.
+/* The fence between the threads' writes to shared memory and the TMA store that reads them comes after both.
  * verify: full
  * expect: incorrect imprecise unhygienic crashed */
 #include <cuda.h>
@@ -83,4 +83,5 @@ extern "C" __global__ void gemm(const __grid_constant__ CUtensorMap map_a, const
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
