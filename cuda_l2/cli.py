@@ -7,7 +7,7 @@ from cyclopts import App
 
 from cuda_l2 import __version__
 from cuda_l2.commands import bench, check, doctor, optimize, profile, record, replay, show, throughput
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 
 app = App(
     name="cuda-l2",
@@ -34,12 +34,20 @@ def main() -> None:
     except UserError as error:
         print(f"cuda-l2: {error}", file=sys.stderr)
         sys.exit(2)
+    except MachineError as error:
+        print(f"cuda-l2: the machine failed: {error}; `cuda-l2 doctor` says what it has", file=sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
         print("cuda-l2: interrupted", file=sys.stderr)
         sys.exit(130)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        print("cuda-l2: out of GPU memory; choose a smaller shape, or end what else runs on the GPU", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

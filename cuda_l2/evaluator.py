@@ -115,9 +115,9 @@ class Evaluator:
     def _confirmed(
         self, candidate: Candidate, build: Build, verdict: Verdict, protocol: Protocol
     ) -> tuple[Verdict, Timing | None]:
-        """Verdict and timing; a new best is verified and timed again in fresh processes: the slower counts."""
+        """Verdict and timing; a search's new best is verified and timed again in fresh processes: the slower counts."""
         timing = self.time(candidate, build, protocol)
-        if timing.speedup is None or timing.speedup.estimate <= self.best_speedup:
+        if not protocol.selects or timing.speedup is None or timing.speedup.estimate <= self.best_speedup:
             return verdict, timing
         self._bench.renew()
         verdict = self._bench.verify(candidate, build)

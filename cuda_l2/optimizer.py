@@ -84,6 +84,7 @@ class Optimizer:
         self._rng = np.random.default_rng(settings.seed)
         self.archive = Archive(settings.archive or paths.default_archive())
         self.rig = open_rig(settings.target)
+        self.rig.require_tools()
         self.target = self.rig.target
 
     def require_feasible(self, gemm: Gemm) -> None:

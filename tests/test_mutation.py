@@ -1,6 +1,7 @@
 """The mutation operators do what their names say, and the sample of mutants is fixed, distinct and large enough."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,6 +106,19 @@ def test_a_barrier_moves_past_its_neighbour() -> None:
     body = moved.source.split("wait_for(full")[1]
     assert body.index("__syncthreads();") < body.index("parity ^= 1;")
     assert moved.source.count("__syncthreads()") == KERNEL.count("__syncthreads()")
+
+
+@subjects
+def test_what_cannot_change_a_result_is_not_tried(subject: Subject, target: CudaTarget) -> None:
+    """Bits of a lane that are shifted out, waiting for more groups, announcing bytes late but with the arrival."""
+    for mutant in enumerate_mutants(subject.name, subject.candidate(target).source):
+        if mutant.operator == "wrong lane":
+            for bit, shift, number in re.findall(r"\([\w.]+ \^ (\d+)\) (>>|/) (\d+)", mutant.after):
+                assert int(bit) == (1 << int(number) if shift == ">>" else int(number)), mutant.after
+        elif mutant.operator == "ring one stage short or stuck":
+            assert "wait" not in mutant.before
+        elif mutant.operator == "move barrier later":
+            assert not mutant.before.startswith("bar_expect(")
 
 
 def test_bounds_move_by_one() -> None:

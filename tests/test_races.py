@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from cuda_cheats import all_cheats
 from mutation.subjects import SUBJECTS, Subject
 
@@ -79,6 +80,59 @@ def test_what_the_text_defines_itself_has_its_delays_inside() -> None:
     assert source.count("cuda_l2_delay(") == 1 + 2  # its definition, and around the assembly
 
 
+LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+MAP = """
+[[tensor_map]]
+name = "map_a"
+tensor = "a"
+dims = ["k", "m"]
+strides = ["2 * k"]
+box = [64, 32]
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "address"),
+    [
+        (f'asm volatile("{LOAD} [%0], [%1, {{%3, %4}}], [%2];" :: "r"(at(tile)), "l"(map), "r"(bar));', "at(tile)"),
+        (f'asm volatile("{LOAD} "\n "[%0], [%1];" : : "r"(ring + s * 8), "l"(map));', "ring + s * 8"),
+        (f'asm volatile("{LOAD}.multicast::cluster [%0], [%1];" :: "r"(to), "l"(map));', ""),
+        (f'asm volatile("{LOAD} [%1], [%0];" :: "l"(map), "r"(to));', ""),
+        (f'asm volatile("{LOAD} [%0], [%1];" :: "l"(to), "l"(map));', ""),
+        (f'asm volatile("{LOAD} [%0], [%1];" :: "r"(to += 64), "l"(map));', ""),
+        ('asm volatile("cp.async.bulk.commit_group;");', ""),
+    ],
+)
+def test_what_a_tensor_load_overwrites_is_spoiled_before_it(statement: str, address: str) -> None:
+    source = text(statement).replace("\n\n[[launch]]", f"\n{MAP}\n[[launch]]", 1)
+    body = stressed(source, 1).split("cuda_l2_late();")[-1]
+    assert ("cuda_l2_spoil(" in body) == bool(address)
+    if address:
+        assert body.index(f"cuda_l2_spoil({address});") < body.index("asm volatile")
+
+
+@pytest.mark.parametrize(
+    ("box", "pieces"),
+    [("[64, 32]", (16, 256, 16)), ("[16, 16]", (16, 32, 0)), ("[8, 1]", (1, 16, 0))],
+)
+def test_no_more_is_spoiled_than_the_smallest_box_holds(box: str, pieces: tuple[int, int, int]) -> None:
+    other = MAP.replace("map_a", "map_b").replace("[64, 32]", box)
+    maps = MAP + other + MAP.replace("map_a", "map_c").replace('"a"', '"c"').replace("[64, 32]", "[8, 1]")
+    source = stressed(text("").replace("\n\n[[launch]]", f"\n{maps}\n[[launch]]", 1), 1)
+    count, step, turn = pieces
+    assert f"i < {count}; i++" in source
+    assert f"at + i * {step} + i % 8 * {turn})" in source
+    sides = [int(side) for side in box.strip("[]").split(", ")]
+    assert (count - 1) * step + 7 * turn + 16 <= 2 * sides[0] * sides[1]
+
+
+def test_a_box_that_depends_on_the_shape_is_left_alone() -> None:
+    load = f'asm volatile("{LOAD} [%0], [%1];" :: "r"(to), "l"(map));'
+    maps = MAP.replace("[64, 32]", '["k / 2", 32]')
+    source = text(load).replace("\n\n[[launch]]", f"\n{maps}\n[[launch]]", 1)
+    assert "cuda_l2_spoil(to)" not in stressed(source, 1)
+
+
 def test_a_stress_build_keeps_its_contract_and_its_seed_changes_the_text() -> None:
     source = text("__syncthreads();")
     assert parse_cuda(stressed(source, 1)) == parse_cuda(source)
@@ -95,6 +149,7 @@ def test_every_family_and_honest_kernel_builds_with_delays_and_keeps_wgmma_async
     assert [build.reason for build in builds if build.status is not BuildStatus.BUILT] == []
     assert not any(warning for build in builds for warning in build.warnings)
     assert sum("cuda_l2_delay(1)" in stressed(source, 3) for source in sources) >= len(SUBJECTS)
+    assert sum("cuda_l2_spoil(dst)" in stressed(source, 3) for source in sources) >= 8
 
 
 # -- the shape that is looked at
@@ -253,6 +308,12 @@ def test_racecheck_names_two_accesses_that_nothing_orders(name: str) -> None:
 
 
 @pytest.mark.gpu
+def test_initcheck_names_a_look_at_scratch_that_this_call_has_not_written() -> None:
+    found = look(Tool.INITCHECK, CHEATS["memoised"].source, CHEATS["memoised"].shape)
+    assert re.search(r"Uninitialized __global__ memory read .*at look_up", found), found
+
+
+@pytest.mark.gpu
 def test_the_sanitizer_finds_nothing_in_families_and_honest_kernels() -> None:
     from cuda_l2.targets import cuda  # noqa: PLC0415
 
@@ -265,10 +326,8 @@ def test_the_sanitizer_finds_nothing_in_families_and_honest_kernels() -> None:
 
 
 @pytest.fixture(scope="module")
-def stress_on_gpu(gpu: Any) -> Callable[[str, str], None]:
-    """stress_on_gpu(source, shape) runs the check; CheckFailed where the kernel does not pass."""
-    import torch  # noqa: PLC0415
-
+def opened(gpu: Any) -> Callable[[str, str], Any]:
+    """opened(source, shape) is a session on a GPU, as a context manager."""
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
     from cuda_l2.execute.cuda_arena import CudaArena  # noqa: PLC0415
     from cuda_l2.verify._base import Cases  # noqa: PLC0415
@@ -287,11 +346,48 @@ def stress_on_gpu(gpu: Any) -> Callable[[str, str], None]:
                 yield found
             gpu.workers.renew()  # its arena goes
 
+    return opened
+
+
+@pytest.fixture(scope="module")
+def stress_on_gpu(opened: Callable[[str, str], Any]) -> Callable[[str, str], None]:
+    """stress_on_gpu(source, shape) runs the check; CheckFailed where the kernel does not pass."""
+
     def run(source: str, shape: str) -> None:
         with opened(source, shape) as found:
             stress.CHECK.run(found)
 
     return run
+
+
+SHARED = """/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[launch]]
+kernel = "gemm"
+grid = ["m"]
+block = [128]
+shared_bytes = "2 * n"
+args = ["c", "n"]
+*/
+extern "C" __global__ void gemm(unsigned short *c, int n) {
+  extern __shared__ unsigned short found[];
+  for (int i = threadIdx.x; i < n; i += 128) c[blockIdx.x * n + i] = found[i];
+}
+"""
+
+
+@pytest.mark.gpu
+def test_shared_memory_holds_other_garbage_before_every_launch(opened: Callable[[str, str], Any]) -> None:
+    """Blocks write down what they find."""
+    gemm = Gemm(64, 48 * 1024, 16)  # 96 KiB a block
+    with opened(SHARED, str(gemm)) as session:
+        case = session.cases.get("garbage", 0, stress._make)
+        first, second = (session.launch(case) for _ in range(2))
+        assert first.isnan().float().mean() > 0.99
+        assert second.isnan().float().mean() > 0.99
+        assert (first.view(torch.int16) != second.view(torch.int16)).float().mean() > 0.99
 
 
 @pytest.mark.gpu

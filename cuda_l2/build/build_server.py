@@ -85,6 +85,8 @@ def main() -> None:
             answer: dict[str, object] = {"builds": [to_json(build) for build in builds]}
         except UserError as error:
             answer = {"error": str(error)}
+        except Exception as error:  # noqa: BLE001 - one source must not end the builds of all
+            answer = {"error": f"building failed in a way it should not: {type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
 

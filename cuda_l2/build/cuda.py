@@ -88,12 +88,15 @@ def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolc
     attempt = replace(attempt, contract=terms, compiled=compiled)
     if compiled.status is not BuildStatus.BUILT:
         return _finished(attempt, tools, compiled.status, compiled.reason)
-    reason = cuda_rules.refuse_ptx(compiled.ptx) or unpaired.refuse(compiled.ptx)
+    reason = cuda_rules.refuse_ptx(compiled.ptx)
     if reason:
         return _finished(attempt, tools, BuildStatus.REFUSED, reason)
     reason = cubin.refuse_warnings(cubin.warnings(compiled.log))
     if reason:
         return _finished(attempt, tools, BuildStatus.FAILED, reason)
+    reason = unpaired.refuse(compiled.ptx)
+    if reason:
+        return _finished(attempt, tools, BuildStatus.REFUSED, reason)
     try:
         return replace(attempt, machine_code=cubin.read(compiled.cubin))
     except cubin.CubinError as error:

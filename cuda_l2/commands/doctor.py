@@ -4,13 +4,10 @@ import importlib.util
 import platform
 import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from cuda_l2.errors import UserError
-
-_GPU_TOOLS = {
-    "compute-sanitizer": "needed for full verification: in the CUDA toolkit",
-    "ncu": "needed for `cuda-l2 profile`: Nsight Compute, in the CUDA toolkit",
-}
 
 
 def command() -> None:
@@ -73,6 +70,8 @@ def _gpu() -> list[tuple[bool, str, str]]:
 
     if not gpu_present():
         return [(False, "GPU", "none: the CPU is the target")]
+    from cuda_l2.execute import sanitizer
+    from cuda_l2.measure import profile
     from cuda_l2.targets import cuda
 
     reason = cuda.missing()
@@ -85,8 +84,12 @@ def _gpu() -> list[tuple[bool, str, str]]:
         (True, "GPU", f"{found.model}, {found.arch}, {found.sms} multiprocessors, {memory:.0f} GiB"),
         (True, "driver", found.driver),
         (True, "ceilings", f"{tflops:.0f} TFLOP/s fp16, {gbytes:.0f} GB/s from memory, measured"),
-        *(
-            (bool(shutil.which(tool)), tool, shutil.which(tool) or f"missing; {why}")
-            for tool, why in _GPU_TOOLS.items()
-        ),
+        *(_tool(name, find) for name, find in (("compute-sanitizer", sanitizer.find), ("ncu", profile.find))),
     ]
+
+
+def _tool(name: str, find: Callable[[], Path]) -> tuple[bool, str, str]:
+    try:
+        return True, name, str(find())
+    except UserError as error:
+        return False, name, str(error)

@@ -21,6 +21,8 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
     """
     gemm = Gemm.parse(shape)
     require_target(target)
+    if seed < 0:
+        raise UserError(f"the seed must not be negative, as {seed} is")
     if candidates < 1:
         raise UserError(f"the number of candidates must be at least 1, not {candidates}")
 

@@ -27,11 +27,14 @@ PROMOTIONS = ("none", "64B", "128B", "256B")
 OUT_OF_BOUNDS = ("zeros", "nan")
 EDGES = ("plain", "programmatic")
 MAX_LAUNCHES = 16
+MAX_WORKSPACES = 16
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
 MAX_GRID = ((1 << 31) - 1, 65535, 65535)
 MAX_PARAMETER_BYTES = 32764
 MAX_TABLE_BYTES = 16384
+MAX_TABLE_TEXT = 1 << 19
+"""Entries of a table times characters of its expression: the trusted process makes the plan."""
 TENSOR_MAP_BYTES = 128
 _NAME = re.compile(r"[A-Za-z_]\w{0,62}")
 
@@ -213,6 +216,8 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     kinds = dict.fromkeys((*TENSORS, *(w.name for w in workspaces)), "pointer")
     kinds |= {table.name: "table" for table in tables} | {item.name: "tensor_map" for item in maps}
     launches = tuple(_launch(item, kinds) for item in reader.list_of("launch"))
+    if len(workspaces) > MAX_WORKSPACES:
+        raise ContractError(f"the contract has {len(workspaces)} workspaces; at most {MAX_WORKSPACES}")
     if not 1 <= len(launches) <= MAX_LAUNCHES:
         raise ContractError(f"the contract needs between 1 and {MAX_LAUNCHES} [[launch]] entries")
     reader.finish()
@@ -376,6 +381,8 @@ def _table_bytes(table: Table, values: Mapping[str, int]) -> str:
     length = evaluate(table.length, values)
     if not 1 <= length * struct.calcsize(code) <= MAX_TABLE_BYTES:
         raise ContractError(f"the table {table.name} has {length} entries; it must take 1 to {MAX_TABLE_BYTES} bytes")
+    if length * len(table.value) > MAX_TABLE_TEXT:
+        raise ContractError(f"the table {table.name} is too long for its expression: {length} entries")
     entries = [evaluate(table.value, {**values, "i": i}) for i in range(length)]
     try:
         return struct.pack(f"<{length}{code}", *entries).hex()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from cuda.bindings import driver
 
+from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.cuda_driver import HANDLE_TYPE, MappedMemory, check, memory_properties
 from cuda_l2.records import Gemm, Layout
@@ -145,6 +146,8 @@ class CudaArena:
             found[workspace.name] = Place("workspace", end)
             self._workspaces[workspace.name] = (end, workspace.bytes)
             end += -(-workspace.bytes // WORKSPACE_ALIGN) * WORKSPACE_ALIGN + GUARD_BYTES
+        if end + GUARD_BYTES > self.buffers["workspace"].size:
+            raise ContractError("the workspaces, with the guards around them, are more than a candidate may have")
         return found
 
     def address(self, place: Place) -> int:

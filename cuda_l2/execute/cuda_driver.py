@@ -12,6 +12,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import MAX_CLUSTER, TENSOR_MAP_BYTES, LaunchPlan, MapPlan, Plan
+from cuda_l2.errors import MachineError
 
 _DTYPES = {
     "float16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -51,7 +52,7 @@ class LaunchError(RuntimeError):
     """The candidate cannot be launched as its contract says."""
 
 
-class DriverError(RuntimeError):
+class DriverError(MachineError):
     """A driver call failed: the context is unusable after most of these."""
 
     def __init__(self, call: str, status: driver.CUresult) -> None:

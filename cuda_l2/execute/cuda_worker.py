@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_arena import CudaArena, Place
 from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
 from cuda_l2.execute.worker import Fault
@@ -64,7 +65,10 @@ class CudaWorker:
     def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         """Send one message and wait for its answer; Fault where it crashes, hangs or breaks the contract."""
         if not self._ready:
-            self._receive(START_TIMEOUT_S)
+            try:
+                self._receive(START_TIMEOUT_S)
+            except Fault as fault:
+                raise UserError(f"the process that runs candidates cannot start on this GPU: {fault}") from None
             self._ready = True
         try:
             socket.send_fds(self._channel, [json.dumps({"op": op, **arguments}).encode()], list(descriptors))

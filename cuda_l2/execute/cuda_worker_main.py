@@ -4,8 +4,10 @@ Messages come over a socket as JSON, file descriptors of shared device memory be
 process is thrown away after any fault: a driver error is reported once and ends it. No torch here: it starts fast.
 """
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -21,6 +23,8 @@ from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 LOAD_EVERY = 2
 """Launches between times that another stream holds multiprocessors."""
 TRAFFIC_BYTES = 256 << 20
@@ -189,7 +193,7 @@ class Worker:
         if on and self.trace is None:
             self.trace = KernelTrace()
         if not on and self.trace is not None:
-            self.trace.close()
+            self.trace.close(detach=True)
             self.trace = None
         return {}
 
@@ -242,6 +246,7 @@ class Worker:
 
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # also in the middle of a kernel that never ends
     channel = socket.socket(fileno=int(sys.argv[1]))
     worker = Worker(Path(sys.argv[2]))
     operations = {

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2 import native
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 
 SOURCE = Path(__file__).with_name("cupti_trace.c")
 LIBRARY = "libcupti.so.13"
 _FIRST_ROOM = 1024
 
 
-class TraceError(RuntimeError):
+class TraceError(MachineError):
     """CUPTI refused: most often another profiler has the process."""
 
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 from cuda_l2.records import Accumulate, Gemm, Layout
 
 Launch = Callable[[int, int, int, int], None]
@@ -86,7 +86,7 @@ _STATUSES = {
 }
 
 
-class CublasError(RuntimeError):
+class CublasError(MachineError):
     """A library call failed."""
 
     def __init__(self, call: str, status: int) -> None:

@@ -136,7 +136,7 @@ class CudaRounds(Rounds):
         arena.fill_workspaces(self.plan, persistent=True)
         self.worker.call("traced", START_S, on=not protocol.round_s)
         self._trace = None if protocol.round_s else KernelTrace()
-        self.timeout_s = START_S + 2 * MAX_LAUNCHES * gemm.flops / SLOWEST_GFLOPS * 1e-9
+        self.timeout_s = START_S
 
     @property
     def most(self) -> int:
@@ -150,6 +150,7 @@ class CudaRounds(Rounds):
         self.operands.refresh()
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
+        self.timeout_s = START_S + 2 * count * self.gemm.flops / SLOWEST_GFLOPS * 1e-9
         sequence = self._sequence(name, count)
         self._poison(name)
         seconds = self._replay(name, count, warm) / count if self.protocol.round_s else self._single(name, count)
@@ -167,6 +168,7 @@ class CudaRounds(Rounds):
         except WrongOutput as wrong:
             if name == CANDIDATE:
                 raise
+            self.operands.require_untouched()  # else it is the candidate that spoilt what both read
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None

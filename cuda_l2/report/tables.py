@@ -55,6 +55,9 @@ def print_result(result: Result) -> None:
         f" {search.known} known before, rejected: {rejected}; {search.seconds:.0f} s,"
         f" of which the loop itself {search.overhead:.1%}" + (f"; policy: {search.summary}" if search.summary else "")
     )
+    for timing in timings:
+        if "drifted" in timing.conditions:
+            console.print(f"{timing.protocol}, after repetitions too: {timing.conditions['drifted']}")
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")

@@ -72,6 +72,9 @@ class Rig(ABC):
     def require_feasible(self, gemm: Gemm) -> None:
         """UserError where the shape does not fit this machine."""
 
+    def require_tools(self) -> None:  # noqa: B027 - the CPU's are needed to build at all
+        """UserError where a program is missing that full verification needs."""
+
     @abstractmethod
     def environment(self) -> dict[str, Any]:
         """What a reader needs to judge a figure."""

@@ -13,6 +13,7 @@ from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
 from cuda_l2.errors import UserError
+from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines, Buffers
@@ -68,6 +69,9 @@ class CudaRig(Rig):
                 f"{gemm} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
                 f" {free / 2**30:.1f} GiB are free; choose a smaller shape, or end what else runs on the GPU"
             )
+
+    def require_tools(self) -> None:
+        sanitizer.find()
 
     def environment(self) -> dict[str, Any]:
         return self.target.environment() | {"torch": importlib.metadata.version("torch")}
@@ -169,13 +173,14 @@ class CudaBench(Bench):
         """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
         if self._operands is not None:
             return
-        operands = self._operands = CudaOperands(self._arena, self._generator)
+        operands = CudaOperands(self._arena, self._generator)
         operands.refresh()
         operands.use_other_layout()
         own, other = operands.b(0), operands.other_b[0]
         b_nn, b_tn = (own, other) if self._gemm.layout is Layout.NN else (other, own)
         pointers = (operands.a(0), b_nn, b_tn, operands.output(0))
         self._rig.baselines.tune(self._gemm, Buffers(*(tensor.data_ptr() for tensor in pointers)))
+        self._operands = operands
 
     def _rotating_operands(self) -> CudaOperands:
         if self._rotating is None:

@@ -1,6 +1,7 @@
 """An NVIDIA GPU: what its driver says of it, and its measured ceilings."""
 
 import functools
+import importlib
 import importlib.metadata
 import math
 import platform
@@ -106,6 +107,8 @@ def compile_only(arch: str) -> CudaTarget:
 def missing() -> str:
     """Why no GPU can be used here, in one line; empty where one can."""
     try:
+        for name in ("torch", "cuda.core", "cuda.pathfinder", "pynvml"):
+            importlib.import_module(name)
         import torch  # noqa: PLC0415 - takes a second; only where a GPU is asked for
         from cuda.bindings import driver  # noqa: PLC0415
     except ImportError as error:

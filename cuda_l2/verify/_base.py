@@ -112,6 +112,9 @@ class Session(ABC):
         them, where otherwise they hold garbage.
         """
 
+    def as_timed(self) -> None:  # noqa: B027 - on the CPU both are alike
+        """From now on operands lie where timed launches have them: a kernel must not behave there alone."""
+
     def __enter__(self) -> "Session":
         return self
 

@@ -17,8 +17,6 @@ SLOWEST_GFLOPS = 0.5
 """A launch slower than this is taken to hang."""
 NATIVE_FP16_FLOPS = 1 << 26
 """torch.matmul in fp16 joins the baselines up to here; CPUs without fp16 arithmetic take minutes beyond."""
-EMULATED_ROWS = 32
-"""Rows summed in emulated fp16, the fp16 class's baseline: no CPU library sums in fp16."""
 
 
 class CpuReferences(References):

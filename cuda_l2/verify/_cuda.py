@@ -99,6 +99,11 @@ class CudaSession(GpuSession):
         self.worker.call("launch", self.timeout_s)
         return self._result(case)
 
+    def as_timed(self) -> None:
+        self.arena.place(snug=False)
+        self.worker.bind([self.arena.places(self.plan)])
+        self.arena.fill_workspaces(self.plan, persistent=True)
+
     def launch_behind_producer(self, old: Case, case: Case) -> torch.Tensor:
         """C of `case`, where A holds `old`'s until a slow kernel before, which lets the candidate begin, writes it."""
         self._fill(old, None)

@@ -19,6 +19,7 @@ class Hygiene(Check):
     order = 50
 
     def run(self, session: Session) -> None:
+        session.as_timed()
         case, other = (session.cases.get("hygiene", index, _make) for index in range(2))
         right = session.launch(case)
         for _ in range(REPEATS):

@@ -41,7 +41,8 @@ class Races(Check):
         assert isinstance(session, GpuSession)
         gemm = smaller(session)
         plan, tools = session.plan_for(gemm), [Tool.MEMCHECK]
-        if any(each.shared_bytes for each in (*session.build.kernels, *plan.launches)):
+        shared = [kernel.shared_bytes for kernel in session.build.kernels]
+        if any(shared + [launch.shared_bytes for launch in plan.launches]):
             tools.append(Tool.RACECHECK)
         if not all(workspace.persistent for workspace in plan.workspaces):
             tools.append(Tool.INITCHECK)

@@ -18,6 +18,7 @@ block = [16, 16]
 args = ["a", "b", "c", "parts", "arrived", "m", "n", "k"]
 */
 /* A block counts itself as arrived before its other warps have written.
+ * verify: full
  * expect: incorrect imprecise unhygienic crashed timed-out */
 #include <cuda_fp16.h>
 

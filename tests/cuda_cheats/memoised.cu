@@ -30,6 +30,7 @@ args = ["state"]
 */
 /* Keeps eight answers in scratch, each with a hash of all of A and B: the result is always right, but computed
  * once for inputs that come again.
+ * verify: full
  * expect: incorrect unhygienic wrong-output */
 #include <cuda_fp16.h>
 

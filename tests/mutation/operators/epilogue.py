@@ -53,8 +53,8 @@ def _lanes(source: Source) -> Iterator[Edit]:
     for match in plain_matches(source, r"\b(?:warp\.)?(?:lane|quad|group|quarter)\b(?= [&%>/*+]| ==|[\]),;])"):
         if re.search(r"= $|\bint $", source.code[match.start() - 5 : match.start()]) or "const int" in match.group():
             continue
-        yield Edit(*match.span(), f"({match.group()} ^ 1)")
-        yield Edit(*match.span(), f"({match.group()} ^ 2)")
+        for bit in _bits(source.code[match.end() : match.end() + 6]):
+            yield Edit(*match.span(), f"({match.group()} ^ {bit})")
 
 
 @operator("wrong sum of a thread", GROUP)
@@ -63,3 +63,12 @@ def _fragments(source: Source) -> Iterator[Edit]:
         yield Edit(*match.span(2), f"({match.group(2)}) ^ 1")
     for match in plain_matches(source, r"\bpack\((\w+\[[^;]*?\]), (\w+\[[^;]*?\])\)"):
         yield Edit(*match.span(1), match.group(2), ((*match.span(2), match.group(1)),))
+
+
+def _bits(following: str) -> tuple[int, ...]:
+    """Bits that matter to what follows a lane's number: a shift or a division drops the lower ones."""
+    dropped = re.match(r" (>>|/) (\d+)", following)
+    if not dropped:
+        return (1, 2)
+    number = int(dropped.group(2))
+    return (1 << number if dropped.group(1) == ">>" else number,)

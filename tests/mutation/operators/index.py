@@ -91,8 +91,10 @@ def _ring(source: Source) -> Iterator[Edit]:
         yield Edit(*match.span(1), f"{match.group(1)} - 1")
     for match in plain_matches(source, r"\b(\w+) \* \(?STAGE_BYTES"):
         yield Edit(*match.span(1), f"({match.group(1)} ? 0 : 1)")
+    waits = [call.template for call in source.role_calls("copy-wait", "bulk-wait", "wgmma-wait") if call.template]
     for match in plain_matches(source, r"\bSTAGES - (\d)"):
-        yield Edit(*match.span(1), str(int(match.group(1)) + 1))
+        if not any(start <= match.start() < end for start, end in waits):  # to wait for more groups is no fault
+            yield Edit(*match.span(1), str(int(match.group(1)) + 1))
     for match in plain_matches(source, r" \+ (STAGES)\b"):
         yield Edit(*match.span(1), "STAGES - 1")
     for match in plain_matches(source, r" \? (stage|ring) : (next|stage|ring)\b| \? (\w+) : stage \+ STAGE_BYTES"):

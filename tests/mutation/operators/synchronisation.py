@@ -104,8 +104,9 @@ def _earlier(source: Source) -> Iterator[Edit]:
 
 @operator("move barrier later", GROUP)
 def _later(source: Source) -> Iterator[Edit]:
+    expects = {call.start for call in source.role_calls("expect")}  # the arrival comes with them: late is early enough
     for call, block, index in _movable(source):
-        if index + 1 < len(block) and not _declares(source, block[index + 1]):
+        if index + 1 < len(block) and not _declares(source, block[index + 1]) and call.start not in expects:
             target = block[index + 1][1]
             moved = f" {source.text[call.start : call.end]};"
             yield Edit(call.start, call.end, NOTHING, ((target, target, moved),))

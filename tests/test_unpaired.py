@@ -1,0 +1,89 @@
+"""Halves that are missing in the PTX: each is named, and what has both passes."""
+
+import dataclasses
+
+import pytest
+from mutation.subjects import SUBJECTS
+
+from cuda_l2.build import unpaired
+from cuda_l2.records import BuildStatus, Candidate
+from cuda_l2.targets.cuda import compile_only
+
+COPY = "cp.async.cg.shared.global [%r1], [%rd1], 16;"
+LOAD = (
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];"
+)
+STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd1, {%r2, %r3}], [%r1];"
+REDUCTION = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], 64;"
+WAIT = "mbarrier.try_wait.parity.shared.b64 %p1, [%r4], 0;"
+INIT = "fence.mbarrier_init.release.cluster;"
+COMMIT, LAST = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 0;"
+PROXY = "fence.proxy.async.shared::cta;"
+
+
+@pytest.mark.parametrize(
+    ("ptx", "reason"),
+    [
+        ([COPY, "cp.async.commit_group;"], "nothing waits for them"),
+        ([COPY, "cp.async.wait_group 0;"], "without cp.async.commit_group"),
+        ([COPY, "cp.async.commit_group; // cp.async.wait_all;"], "nothing waits for them"),
+        ([LOAD, INIT], "no mbarrier is waited for"),
+        ([LOAD, WAIT], "without fence.mbarrier_init"),
+        ([STORE, LAST, PROXY], "without cp.async.bulk.commit_group"),
+        ([STORE, COMMIT, "cp.async.bulk.wait_group.read 1;", PROXY], "wait_group 0 for the last"),
+        ([STORE, COMMIT, LAST], "without fence.proxy.async"),
+        ([REDUCTION, COMMIT, LAST], "without fence.proxy.async"),
+        (["mapa.shared::cluster.u32 %r1, %r2, %r3;", "barrier.cluster.arrive.aligned;"], "no barrier.cluster.wait"),
+        (["red.release.gpu.global.add.u32 [%rd1], 1;", "ld.relaxed.gpu.global.u32 %r1, [%rd1];"], "nothing acquires"),
+        (["red.relaxed.gpu.global.add.u32 [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"], "nothing releases"),
+        (["st.release.sys.global.u32 [%rd1], 1;", "fence.acq_rel.cta;"], "nothing acquires"),
+    ],
+)
+def test_a_missing_half_is_named(ptx: list[str], reason: str) -> None:
+    assert reason in unpaired.refuse("\n\t".join(ptx))
+
+
+@pytest.mark.parametrize(
+    "ptx",
+    [
+        [COPY, "cp.async.commit_group;", "cp.async.wait_group 2;"],
+        [COPY, "cp.async.wait_all;"],
+        [COPY, "cp.async.mbarrier.arrive.noinc.shared.b64 [%r1];"],
+        [LOAD, WAIT, INIT],
+        [LOAD, WAIT, PROXY],
+        [STORE, COMMIT, LAST, PROXY],
+        [REDUCTION, COMMIT, "cp.async.bulk.wait_group 0;", "fence.proxy.async;"],
+        ["red.release.gpu.global.add.u32 [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"],
+        ["atom.add.acq_rel.gpu.global.u32 %r1, [%rd1], 1;"],
+        ["membar.gl;", "atom.global.add.u32 %r1, [%rd1], 1;", "ld.acquire.gpu.global.u32 %r1, [%rd1];"],
+        ["mbarrier.arrive.release.cta.shared.b64 _, [%r1];", "barrier.cluster.arrive.release;"],
+        ["ld.global.u32 %r1, [%rd1];"],
+    ],
+)
+def test_both_halves_pass_wherever_they_stand(ptx: list[str]) -> None:
+    assert unpaired.refuse("\n\t".join(ptx)) == unpaired.refuse("\n\t".join(reversed(ptx))) == ""
+
+
+@pytest.mark.parametrize(
+    ("subject", "dropped", "reason"),
+    [
+        ("pipelined", "commit_copies();", "without cp.async.commit_group"),
+        ("wave", "bar_init_fence();", "without fence.mbarrier_init"),
+        ("persistent", "tma_store_commit();", "without cp.async.bulk.commit_group"),
+        ("persistent by warpgroups", "proxy_fence();", "without fence.proxy.async"),
+        ("persistent", "tma_store_wait_read<0>();", "wait_group 0"),
+        ("wave counted", "ld.acquire", "nothing acquires"),
+    ],
+)
+def test_a_kernel_of_ours_is_refused_without_one_half(subject: str, dropped: str, reason: str) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+
+    target = dataclasses.replace(compile_only("sm_90a"), cores=2)
+    source = next(each for each in SUBJECTS if each.name == subject).candidate(target).source
+    assert dropped in source
+    without = source.replace(dropped, "ld.relaxed" if dropped == "ld.acquire" else "((void)0);")
+    whole, half = build_all([Candidate(source), Candidate(without)], target)
+    assert whole.status is BuildStatus.BUILT
+    assert half.status is BuildStatus.REFUSED
+    assert reason in half.reason
