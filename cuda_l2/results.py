@@ -7,6 +7,7 @@ one shape under one protocol, written whole or not at all; the last one of a sha
 import fcntl
 import json
 import os
+import signal
 import re
 import sys
 from collections.abc import Callable
@@ -97,9 +98,13 @@ class ResultsFile:
         return self._found.get((gemm, protocol))
 
     def append(self, measurement: Measurement) -> None:
-        """Store one; it is there after a kill once this returns."""
-        self._write(to_json(measurement))
-        self._found[measurement.gemm, measurement.protocol] = measurement
+        """Store one; it is there after a kill once this returns, and an interrupt waits until file and memory agree."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._write(to_json(measurement))
+            self._found[measurement.gemm, measurement.protocol] = measurement
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         self._file.close()
