@@ -7,8 +7,8 @@ one shape under one protocol, written whole or not at all; the last one of a sha
 import fcntl
 import json
 import os
-import signal
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
