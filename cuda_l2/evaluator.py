@@ -120,9 +120,9 @@ class Evaluator:
         if not protocol.selects or timing.speedup is None or timing.speedup.estimate <= self.best_speedup:
             return verdict, timing
         self._bench.renew()
-        verdict = self._bench.verify(candidate, build)
-        if verdict.status is not VerdictStatus.CORRECT:
-            return verdict, None
+        second = self._bench.verify(candidate, build)
+        if second.status is not VerdictStatus.CORRECT:
+            return second, None
         again = self.time(candidate, build, protocol)
         if again.speedup is None or again.speedup.estimate < timing.speedup.estimate:
             return verdict, again

@@ -6,6 +6,7 @@ architecture, compiler, headers, rules) and appears by one rename, so that a kil
 
 import concurrent.futures
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,8 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget, compiler: Com
 
 
 def _entry(candidate: Candidate, target: CudaTarget, tools: Toolchain) -> Path:
-    modules = (cuda_rules, lexing, cubin, sass, unpaired, compile_server, contract, contract.cuda, contract.expressions)
+    terms = (contract, contract.cuda, contract.cuda_reader, contract.expressions)
+    modules = (sys.modules[__name__], cuda_rules, lexing, cubin, sass, unpaired, compile_server, *terms)
     parts = [cache.rules_version(*modules), candidate.source, target.arch, tools.identity, str(sandbox.kind())]
     if _with_cutlass(candidate):
         parts.append((cutlass() or (None, ""))[1])

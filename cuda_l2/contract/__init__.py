@@ -7,7 +7,7 @@ import re
 import tomllib
 from typing import Any
 
-from cuda_l2.contract import cpu, cuda
+from cuda_l2.contract import cpu, cuda_reader
 from cuda_l2.contract.cpu import CpuContract
 from cuda_l2.contract.cuda import CudaContract
 from cuda_l2.contract.expressions import ContractError, evaluate
@@ -22,7 +22,7 @@ def parse(source: str) -> CpuContract | CudaContract:
         case "cpu":
             return cpu.parse(fields)
         case "cuda":
-            return cuda.parse(fields)
+            return cuda_reader.parse(fields)
     raise ContractError('the contract must say target = "cpu" or target = "cuda"')
 
 

@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,19 +40,24 @@ LARGEST_EMPTY_DIFFERENCE_US = 0.06
 NO_PLAN = Plan((), (), ())
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """What every measurement on a GPU shares."""
+
+    baselines: Baselines
+    workers: CudaWorkers
+    sms: int
+    l2_bytes: int
+
+
 def measure_cuda(
-    candidate: Candidate | None,
-    build: Build | None,
-    baselines: Baselines,
+    gpu: Gpu,
+    kernel: tuple[Candidate, Build] | None,
     operands: CudaOperands,
-    workers: CudaWorkers,
     protocol: Protocol,
-    *,
+    rng: np.random.Generator,
     names: Sequence[str],
     beat: float = 0.0,
-    sms: int,
-    l2_bytes: int,
-    rng: np.random.Generator,
 ) -> Timing:
     """Time one candidate that was found correct against the named baselines.
 
@@ -62,7 +67,7 @@ def measure_cuda(
     start = time.perf_counter()
     rounds: CudaRounds | None = None
     try:
-        rounds = CudaRounds(candidate, build, baselines, operands, workers, protocol, names, beat, sms, l2_bytes, rng)
+        rounds = CudaRounds(gpu, kernel, operands, protocol, rng, names, beat)
         rounds.run()
         timing = rounds.finish(time.perf_counter() - start)
         reason = rounds.drift.reason or _uneven(timing.conditions)
@@ -70,11 +75,11 @@ def measure_cuda(
             timing.conditions["drifted"] = reason
         return timing
     except Fault as fault:
-        workers.renew()
+        gpu.workers.renew()
         status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
         return Timing(status, protocol.name, reason=fault.reason, seconds=time.perf_counter() - start)
     except WrongOutput as wrong:
-        workers.renew()
+        gpu.workers.renew()
         return Timing(TimingStatus.WRONG_OUTPUT, protocol.name, reason=str(wrong), seconds=time.perf_counter() - start)
     finally:
         if rounds:
@@ -99,40 +104,35 @@ def _uneven(conditions: dict[str, Any]) -> str:
 class CudaRounds(Rounds):
     def __init__(
         self,
-        candidate: Candidate | None,
-        build: Build | None,
-        baselines: Baselines,
+        gpu: Gpu,
+        kernel: tuple[Candidate, Build] | None,
         operands: CudaOperands,
-        workers: CudaWorkers,
         protocol: Protocol,
+        rng: np.random.Generator,
         names: Sequence[str],
         beat: float,
-        sms: int,
-        l2_bytes: int,
-        rng: np.random.Generator,
     ) -> None:
         gemm, arena = operands.gemm, operands.arena
         other = Layout.TN if gemm.layout is Layout.NN else Layout.NN
         own = [name for name in names if not name.endswith(f" {other.upper()}")]
-        arms = [*names, CANDIDATE] if candidate else list(names)
-        subject = CANDIDATE if candidate else names[0]
+        arms = [*names, CANDIDATE] if kernel else list(names)
+        subject = CANDIDATE if kernel else names[0]
         super().__init__(arms, protocol, rng, beat=beat, references=own, subject=subject)
         if len(own) < len(names):
             operands.use_other_layout()
-        self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines
+        self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, gpu.baselines
         self.drift = Drift()
-        self.evicted = torch.empty(2 * l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
+        self.evicted = torch.empty(2 * gpu.l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
         self._graphs: dict[int, tuple[int, list[int]]] = {}
         """The candidate's, by number of launches: the worker's index of the graph, and the windows."""
         self._stream = operands.stream
         arena.place(snug=False)
-        self.plan = NO_PLAN
-        if candidate:
-            self.plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, sms)
+        terms = contract.parse_cuda(kernel[0].source) if kernel else None
+        self.plan = terms.plan(gemm.m, gemm.n, gemm.k, gpu.sms) if terms else NO_PLAN
         self.places = [arena.places(self.plan, window) for window in range(arena.windows)]
-        self._workers, self.worker = workers, workers.get(arena)
-        if build:
-            self.worker.load(Path(build.artifact), self.plan, self.places)
+        self._workers, self.worker = gpu.workers, gpu.workers.get(arena)
+        if kernel:
+            self.worker.load(Path(kernel[1].artifact), self.plan, self.places)
         arena.fill_workspaces(self.plan, persistent=True)
         self.worker.call("traced", START_S, on=not protocol.round_s)
         self._trace = None if protocol.round_s else KernelTrace()

@@ -18,7 +18,7 @@ from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines, Buffers
 from cuda_l2.measure.cuda_outputs import CudaOperands
-from cuda_l2.measure.cuda_rounds import measure_cuda
+from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
 from cuda_l2.records import Build, Candidate, Gemm, Layout, Timing, Verdict
@@ -51,6 +51,7 @@ class CudaRig(Rig):
         self.protocols = CUDA_PROTOCOLS
         self.workers = CudaWorkers(self.target.arch)
         self.baselines = Baselines()
+        self.gpu = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
         self.builders = BuildServers(self.target)
 
     def open(self, gemm: Gemm, seed: int) -> Bench:
@@ -117,31 +118,18 @@ class CudaBench(Bench):
         return collect(Path(build.artifact), plan, gemm)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._time(candidate, build, protocol, beat)
+        return self._time((candidate, build), protocol, beat)
 
     def time_baselines(self, protocol: Protocol) -> Timing:
-        return self._time(None, None, protocol)
+        return self._time(None, protocol)
 
     @torch.inference_mode()
-    def _time(self, candidate: Candidate | None, build: Build | None, protocol: Protocol, beat: float = 0.0) -> Timing:
-        rig = self._rig
+    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
         for _ in range(RUNS):
-            timing = measure_cuda(
-                candidate,
-                build,
-                rig.baselines,
-                operands,
-                rig.workers,
-                protocol,
-                names=self._names(protocol),
-                beat=beat,
-                sms=rig.target.sms,
-                l2_bytes=rig.target.l2_bytes,
-                rng=self._rng,
-            )
+            timing = measure_cuda(self._rig.gpu, kernel, operands, protocol, self._rng, self._names(protocol), beat)
             if "drifted" not in timing.conditions:
                 break
         return timing

@@ -196,6 +196,18 @@ def first_difference(found: torch.Tensor, expected: torch.Tensor, wrong: torch.T
     return Element(row, column, float(expected[row, column]), float(found[row, column]))
 
 
+def normal_case(cases: Cases, generator: torch.Generator) -> Case:
+    """Standard normal operands, without a reference."""
+    return operands(cases.gemm, *cases.normal(generator))
+
+
+def require_equal(found: torch.Tensor, right: torch.Tensor, reason: str) -> None:
+    """CheckFailed where a result has other bits than the right one."""
+    wrong = found.view(torch.int16) != right.view(torch.int16)
+    if wrong.any():
+        raise CheckFailed(VerdictStatus.UNHYGIENIC, reason, first_difference(found, right, wrong))
+
+
 def require_written(found: torch.Tensor) -> None:
     """CheckFailed where an output still holds its poison."""
     unwritten = found.view(torch.int16) == POISON

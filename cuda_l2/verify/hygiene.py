@@ -8,7 +8,7 @@ import torch
 
 from cuda_l2.execute.arena import POISON
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, logical_b, operands
+from cuda_l2.verify._base import Case, Check, CheckFailed, Session, logical_b, normal_case, operands, require_equal
 
 REPEATS = 2
 ONE_ELEMENT_CHANGES = 2
@@ -20,27 +20,27 @@ class Hygiene(Check):
 
     def run(self, session: Session) -> None:
         session.as_timed()
-        case, other = (session.cases.get("hygiene", index, _make) for index in range(2))
+        case, other = (session.cases.get("hygiene", index, normal_case) for index in range(2))
         right = session.launch(case)
         for _ in range(REPEATS):
-            _require_equal(session.launch(case), right, "is not repeatable: the same launch gave another result")
+            require_equal(session.launch(case), right, "is not repeatable: the same launch gave another result")
         other_right = session.launch(other)
         session.launch(case)
-        _require_equal(
+        require_equal(
             session.launch(other, keep=True),
             other_right,
             "gives the last launch's answer, or part of it: it keeps state",
         )
-        _require_equal(session.launch(case, keep=True), right, "keeps state in its workspace")
+        require_equal(session.launch(case, keep=True), right, "keeps state in its workspace")
         # as if the last answer, or most of this one, were there already
-        _require_equal(session.launch(case, prefill=other_right), right, "depends on what C held before")
+        require_equal(session.launch(case, prefill=other_right), right, "depends on what C held before")
         partly = right.clone()
         chosen = torch.rand(right.shape, generator=session.cases.generator, device=right.device) < 0.5
         partly.view(torch.int16)[chosen] = POISON
-        _require_equal(session.launch(case, prefill=partly), right, "skips work when C looks right already")
+        require_equal(session.launch(case, prefill=partly), right, "skips work when C looks right already")
         corner = torch.full_like(right, 0).view(torch.int16).fill_(POISON).view(torch.float16)
         corner[: (right.shape[0] + 1) // 2] = right[: (right.shape[0] + 1) // 2]
-        _require_equal(session.launch(case, prefill=corner), right, "skips work when C looks right already")
+        require_equal(session.launch(case, prefill=corner), right, "skips work when C looks right already")
         session.launch(case)  # what a cache would keep
         for _ in range(ONE_ELEMENT_CHANGES):
             _require_noticed(session, case, right, "a")
@@ -72,17 +72,7 @@ def _require_noticed(session: Session, case: Case, right: torch.Tensor, operand:
         raise CheckFailed(VerdictStatus.UNHYGIENIC, f"does not notice one changed element of {name}: it keeps state")
     mended = found.clone()
     mended[at] = right[at]
-    _require_equal(mended, right, f"one changed element of {operand.upper()} changes other parts of C")
-
-
-def _require_equal(found: torch.Tensor, right: torch.Tensor, reason: str) -> None:
-    wrong = found.view(torch.int16) != right.view(torch.int16)
-    if wrong.any():
-        raise CheckFailed(VerdictStatus.UNHYGIENIC, reason, first_difference(found, right, wrong))
-
-
-def _make(cases: Cases, generator: torch.Generator) -> Case:
-    return operands(cases.gemm, *cases.normal(generator))
+    require_equal(mended, right, f"one changed element of {operand.upper()} changes other parts of C")
 
 
 CHECK = Hygiene()

@@ -9,7 +9,7 @@ import torch
 
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, GpuSession, Session, first_difference, operands
+from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, first_difference, normal_case
 
 SEEDS = (1, 2, 3, 4)
 RUNS = 100
@@ -26,7 +26,7 @@ class Stress(Check):
 
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)
-        case = session.cases.get("stress", 0, _make)
+        case = session.cases.get("stress", 0, normal_case)
         right = session.launch(case)
         try:
             for outputs in session.launch_stressed(case, SEEDS, RUNS):
@@ -40,10 +40,6 @@ class Stress(Check):
                     raise CheckFailed(VerdictStatus.UNHYGIENIC, reason, element)
         except Fault as fault:
             raise CheckFailed(fault.status, f"when threads are delayed: {fault.reason}") from None
-
-
-def _make(cases: Cases, generator: torch.Generator) -> Case:
-    return operands(cases.gemm, *cases.normal(generator))
 
 
 CHECK = Stress()
