@@ -1,5 +1,6 @@
 """The main job: search for a shape's best kernel, then report it from another run on other inputs."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from cuda_l2.families._base import families_for
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
 from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
-from cuda_l2.records import Candidate, Gemm, Trial, VerdictStatus
+from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, search
@@ -145,9 +146,11 @@ class Optimizer:
             result.source_path = self._save_source(result.best)
         return result
 
-    def evaluator(self, gemm: Gemm) -> Evaluator:
-        """The stages for one shape."""
-        return Evaluator(gemm, self.rig)
+    def evaluator(self, task: Task) -> Evaluator:
+        """The stages for one task."""
+        if not isinstance(task, Gemm):
+            raise UserError(f"{task}: kernels for tasks other than matrix products cannot be judged yet")
+        return Evaluator(task, self.rig)
 
     def close(self) -> None:
         self.rig.close()
@@ -201,7 +204,7 @@ class Optimizer:
 
     def _save_source(self, trial: Trial) -> Path:
         folder = self.archive.path.resolve().parent / "kernels"
-        path = folder / f"{str(trial.task).replace(':', '-')}-{trial.candidate.id}{self.rig.suffix}"
+        path = folder / f"{re.sub('[:/]', '-', str(trial.task))}-{trial.candidate.id}{self.rig.suffix}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(trial.candidate.source)

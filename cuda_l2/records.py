@@ -35,6 +35,39 @@ class Accumulate(enum.StrEnum):
     FP16 = "fp16"
 
 
+DTYPE_BYTES = {
+    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
+    **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+}
+"""Element types a task's tensors may have, under torch's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as a task names it; rank 0 for a single number."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name.isascii() or not self.name.isidentifier():
+            raise ValueError(f"{self.name!r} cannot name a tensor")
+        if self.dtype not in DTYPE_BYTES or min(self.shape, default=1) < 0:
+            raise ValueError(f"{self.name} cannot be of {self.dtype} and shape {self.shape}")
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype] * self.elements
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Gemm:
     """C = A B with fp16 operands and result, alpha 1, beta 0 (paper section 2.1)."""
@@ -82,9 +115,89 @@ class Gemm:
         """Bytes that must move: A and B read once, C written once."""
         return 2 * (self.m * self.k + self.k * self.n + self.m * self.n)
 
+    @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        return ("m", self.m), ("n", self.n), ("k", self.k)
 
-Task = Gemm
-"""What a candidate computes. Gemm is the first kind; the stages ask a task only for what they need."""
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """A and B by their logical shapes; the layout says how B lies in memory."""
+        return Tensor("a", "float16", (self.m, self.k)), Tensor("b", "float16", (self.k, self.n))
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return (Tensor("c", "float16", (self.m, self.n)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Any computation on named tensors at one choice of sizes; `cuda_l2.tasks` has its reference.
+
+    Its text, `name@revision:size=1,other=2:float16`, is its identity. revision: digits of the hash of a definition
+    that is not ours; dtype: of the tensors whose type the definition leaves open.
+    """
+
+    name: str
+    sizes: tuple[tuple[str, int], ...] = ()
+    dtype: str = "float32"
+    revision: str = ""
+    inputs: tuple[Tensor, ...] = ()
+    weights: tuple[Tensor, ...] = ()  # inputs that stay from call to call
+    outputs: tuple[Tensor, ...] = ()
+    flops: int = 0  # 0 where nobody counted
+
+    def __post_init__(self) -> None:
+        name, revision, sizes, dtype = self.read_identity(str(self))
+        if (name, revision, tuple(sizes.items()), dtype) != (self.name, self.revision, self.sizes, self.dtype):
+            raise ValueError(f"{self} does not read as the task it names")
+        names = [tensor.name for tensor in (*self.inputs, *self.weights, *self.outputs)]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: two tensors have the same name among {', '.join(names)}")
+
+    @staticmethod
+    def read_identity(text: str) -> tuple[str, str, dict[str, int], str]:
+        """Name, revision, sizes and dtype of a task's text; what is left out is empty, the dtype float32."""
+        match = _IDENTITY.fullmatch(text)
+        if not match:
+            raise UserError(
+                f"cannot read the task {text!r}: write a shape as in 512x512x512:tn,"
+                " or a task's name with its sizes as in softmax:rows=64,columns=1024:float16"
+            )
+        sizes: dict[str, int] = {}
+        for pair in (match["sizes"] or "").split(",") if match["sizes"] else []:
+            name, _, value = pair.partition("=")
+            if name in sizes:
+                raise UserError(f"{text!r} gives {name} twice")
+            sizes[name] = int(value)
+        dtype = match["dtype"] or "float32"
+        if dtype not in DTYPE_BYTES:
+            raise UserError(f"{text!r}: there is no type {dtype!r}; choose from {', '.join(DTYPE_BYTES)}")
+        return match["name"], match["revision"] or "", sizes, dtype
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        sizes = ":" + ",".join(f"{name}={value}" for name, value in self.sizes) if self.sizes else ""
+        dtype = "" if self.dtype == "float32" else f":{self.dtype}"
+        return f"{self.name}{revision}{sizes}{dtype}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move: each tensor read or written once."""
+        return sum(tensor.bytes for tensor in (*self.inputs, *self.weights, *self.outputs))
+
+
+_IDENTITY = re.compile(
+    r"(?P<name>[A-Za-z][\w.+-]*(?:/[\w.+-]+)*)(?:@(?P<revision>[0-9a-f]{4,64}))?"
+    r"(?::(?P<sizes>[A-Za-z_]\w*=\d{1,18}(?:,[A-Za-z_]\w*=\d{1,18})*))?(?::(?P<dtype>[a-z]+\d*))?",
+    re.ASCII,
+)
+
+Task = Gemm | Operation
+"""What a candidate computes: sizes, named inputs, weights and outputs, flops, bytes, and a text that identifies it."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +424,9 @@ def _restore(kind: Any, value: Any) -> Any:
         return kind(**{name: _restore(hints[name], item) for name, item in value.items()})
     origin, parameters = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _restore(next(p for p in parameters if p is not type(None)), value)
+        kinds = [p for p in parameters if p is not type(None)]
+        # of several records, the one that has these fields
+        return _restore(next(p for p in kinds if len(kinds) == 1 or set(value) <= set(p.__dataclass_fields__)), value)
     if origin is tuple:
         if parameters[-1] is Ellipsis:
             return tuple(_restore(parameters[0], item) for item in value)

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from cuda_l2.records import (
     Candidate,
     Gemm,
     Interval,
+    Layout,
+    Operation,
+    Tensor,
     Timing,
     TimingStatus,
     Trial,
@@ -159,3 +163,30 @@ def test_a_timed_out_trial_does_not_count_as_known(archive) -> None:
     slow = Verdict(VerdictStatus.TIMED_OUT, reason="slow")
     archive.append(Trial(GEMM, Candidate("x"), "m", "search", Build("c", BuildStatus.BUILT, artifact="k"), slow))
     assert archive.find(GEMM, Candidate("x"), "m", "search") is None
+
+
+def test_tasks_of_every_kind_are_kept_apart_by_their_text(archive) -> None:
+    softmax = Operation("softmax", (("rows", 4),), outputs=(Tensor("out", "float32", (4,)),))
+    other = Operation("softmax", (("rows", 5),), outputs=(Tensor("out", "float32", (5,)),))
+    for task in (GEMM, softmax, other):
+        archive.append(replace(trial("x"), task=task))
+    assert [t.task for t in archive.trials()] == [GEMM, softmax, other]
+    assert archive.find(softmax, Candidate("x"), "m", "search").task == softmax
+    assert [t.task for t in archive.best(other, "m", "search", 5)] == [other]
+
+
+BEFORE_TASKS = (
+    '{"task":{"m":64,"n":64,"k":64,"layout":"tn","accumulate":"fp32"},"candidate":{"source":"","proposer":"user",'
+    '"schedule":[],"family":""},"machine":"m","protocol":"search","build":{"candidate_id":"c","status":"failed",'
+    '"reason":"no","log":"","artifact":"","compiler":"","sandbox":"","seconds":0.0,"kernels":[],"warnings":[]},'
+    '"verdict":null,"timing":null,"reward":-1.0,"environment":{},"created":"","profile":{}}'
+)
+
+
+def test_a_record_written_before_there_were_other_tasks_is_read(archive) -> None:
+    gemm = Gemm(64, 64, 64, Layout.TN)
+    archive._db.execute("INSERT INTO candidates VALUES ('id', 'source')")
+    row = (str(gemm), "id", "m", "search", "failed", 0.0, -1.0, "", BEFORE_TASKS)
+    archive._db.execute(f"INSERT INTO trials VALUES (1{', ?' * 9})", row)
+    (back,) = archive.trials(gemm)
+    assert back.task == gemm and back.candidate.source == "source" and back.build.reason == "no"

@@ -15,6 +15,8 @@ from cuda_l2.records import (
     Gemm,
     Interval,
     Layout,
+    Operation,
+    Tensor,
     Timing,
     TimingStatus,
     Trial,
@@ -25,6 +27,14 @@ from cuda_l2.records import (
 )
 
 GEMM = Gemm(64, 32, 16)
+SOFTMAX = Operation(
+    "softmax",
+    (("rows", 4), ("columns", 8)),
+    "float16",
+    inputs=(Tensor("x", "float16", (4, 8)),),
+    outputs=(Tensor("out", "float16", (4, 8)),),
+    flops=96,
+)
 BUILT = Build("c", BuildStatus.BUILT, artifact="kernel.so")
 CORRECT = Verdict(VerdictStatus.CORRECT, passed=("exact match",))
 WRONG = Verdict(VerdictStatus.INCORRECT, check="exact match", reason="wrong", element=Element(1, 2, 3.0, 4.0))
@@ -77,6 +87,44 @@ def test_a_bad_shape_is_one_clear_line(text: str) -> None:
     assert "\n" not in str(error.value).replace(repr(text), "")
 
 
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("softmax", ("softmax", "", {}, "float32")),
+        ("softmax:rows=4,columns=8:float16", ("softmax", "", {"rows": 4, "columns": 8}, "float16")),
+        ("softmax:bfloat16", ("softmax", "", {}, "bfloat16")),
+        (
+            "kernelbench/level1/7_Some-thing_@0a1b2c3d4e5f:N=16",
+            ("kernelbench/level1/7_Some-thing_", "0a1b2c3d4e5f", {"N": 16}, "float32"),
+        ),
+    ],
+)
+def test_a_tasks_identity_is_read_and_written(text, parts) -> None:
+    assert Operation.read_identity(text) == parts
+    name, revision, sizes, dtype = parts
+    assert str(Operation(name, tuple(sizes.items()), dtype, revision)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "1softmax", "softmax:", "softmax:rows", "softmax:rows=-1", "softmax:rows=1,", "softmax:rows=1,rows=2"],
+        *["softmax:float12", "soft max", "a//b", "../a", "softmax@xyz", "softmax:rows=1:float16:nn", "softmax\n"],
+    ],
+)
+def test_a_bad_identity_is_one_clear_line(text) -> None:
+    with pytest.raises(UserError) as error:
+        Operation.read_identity(text)
+    assert "\n" not in str(error.value).replace(repr(text), "")
+
+
+def test_both_kinds_of_task_name_their_tensors() -> None:
+    assert sum(t.bytes for t in (*GEMM.inputs, *GEMM.weights, *GEMM.outputs)) == GEMM.bytes
+    assert dict(GEMM.sizes) == {"m": 64, "n": 32, "k": 16}
+    assert [str(t) for t in GEMM.inputs] == ["a float16[64, 16]", "b float16[16, 32]"]
+    assert SOFTMAX.bytes == 2 * 2 * 32
+
+
 def test_flops_and_bytes_count_each_matrix_once() -> None:
     assert GEMM.flops == 2 * 64 * 32 * 16
     assert GEMM.bytes == 2 * (64 * 16 + 16 * 32 + 64 * 32)
@@ -99,6 +147,11 @@ def test_a_candidates_id_is_its_content() -> None:
         lambda: Timing(TimingStatus.MEASURED, "search"),
         lambda: Timing(TimingStatus.CRASHED, "search"),
         lambda: Trial(GEMM, Candidate("x"), "m", "search", BUILT, WRONG, TIMING),
+        lambda: Tensor("x y", "float32", (1,)),
+        lambda: Tensor("x", "float12", (1,)),
+        lambda: Tensor("x", "float32", (-1,)),
+        lambda: Operation("softmax", inputs=SOFTMAX.inputs, outputs=SOFTMAX.inputs),
+        lambda: Operation("softmax:rows=1"),
         lambda: Trial(GEMM, Candidate("x"), "m", "search", BUILT, None, TIMING),
         lambda: Trial(GEMM, Candidate("x"), "m", "search", Build("c", BuildStatus.FAILED, reason="x"), CORRECT),
     ],
@@ -108,12 +161,13 @@ def test_nonsense_cannot_be_built(make) -> None:
         make()
 
 
+@pytest.mark.parametrize("task", [GEMM, SOFTMAX, Operation("softmax")])
 @pytest.mark.parametrize("verdict", [None, CORRECT, WRONG])
-def test_a_trial_survives_json(verdict: Verdict | None) -> None:
+def test_a_trial_survives_json(task, verdict: Verdict | None) -> None:
     timing = TIMING if verdict is CORRECT else None
     candidate = Candidate("source", schedule=(("MR", 12),))
-    trial = Trial(GEMM, candidate, "m", "search", BUILT, verdict, timing, reward=1.5, environment={"cores": 2})
+    trial = Trial(task, candidate, "m", "search", BUILT, verdict, timing, reward=1.5, environment={"cores": 2})
     back = from_json(Trial, to_json(trial))
     assert to_json(back) == to_json(trial)
-    assert back.candidate == candidate and back.task == GEMM
+    assert back.candidate == candidate and back.task == task
     assert timing is None or back.timing.speedups == timing.speedups
