@@ -1,0 +1,134 @@
+"""What a task of our own is: tensors by name, a reference in PyTorch, sizes. One entry of a table in `own/`."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from cuda_l2.contract.expressions import evaluate
+from cuda_l2.errors import UserError
+from cuda_l2.records import Operation, Tensor
+from cuda_l2.tasks.values import Distribution, Values, seeded
+
+FLOATS = ("float32", "float16", "bfloat16")
+Tensors = dict[str, torch.Tensor]
+Fields = dict[str, Any]
+"""Fields that several entries of a table share."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A task for any sizes.
+
+    reference: a function of the tensors, and of sizes, by the names of its parameters; it works in the type of its
+    arguments, so that it can run in fp64. It changes none of them and returns a tensor, or one for each of `outputs`.
+    cpu, gpu: sizes to show a candidate's author. rigid: sizes that are part of what is computed, as a kernel's width;
+    the others may be any whole number from half of the CPU's up.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    inputs: Mapping[str, Values]
+    cpu: Mapping[str, int]
+    gpu: Mapping[str, int]
+    weights: Mapping[str, Values] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("out",)
+    flops: str = "0"
+    rigid: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = FLOATS
+    group: str = ""  # set from the table it stands in
+
+    def task(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> Operation:
+        """The record at these sizes, those left out as on the CPU; UserError where they or the dtype cannot be."""
+        unknown = set(sizes or {}) - set(self.cpu)
+        if unknown:
+            raise UserError(f"{self.name} has no size {', '.join(sorted(unknown))}; its sizes: {', '.join(self.cpu)}")
+        if dtype not in self.dtypes:
+            raise UserError(f"{self.name} is defined for {', '.join(self.dtypes)}, not {dtype}")
+        chosen = {**self.cpu, **(sizes or {})}
+        if min(chosen.values(), default=1) < 1:
+            raise UserError(f"{self.name}: sizes must be at least 1")
+
+        def declared(values: Mapping[str, Values]) -> tuple[Tensor, ...]:
+            return tuple(Tensor(name, v.dtype_in(dtype), v.dims(chosen)) for name, v in values.items())
+
+        try:
+            inputs, weights = declared(self.inputs), declared(self.weights)
+            with FakeTensorMode():  # shapes without memory
+                fake = {t.name: torch.empty(t.shape, dtype=getattr(torch, t.dtype)) for t in (*inputs, *weights)}
+                results = self.bind(chosen)(**fake)
+            outputs = tuple(
+                Tensor(name, str(result.dtype).removeprefix("torch."), tuple(result.shape))
+                for name, result in zip(self.outputs, results, strict=True)
+            )
+        except (RuntimeError, ValueError, IndexError) as error:
+            line = str(error).splitlines()[0]
+            raise UserError(f"{self.name} cannot be computed at sizes {chosen}: {line}") from None
+        flops = evaluate(self.flops, chosen)
+        return Operation(self.name, tuple(chosen.items()), dtype, "", inputs, weights, outputs, flops)
+
+    def bind(self, sizes: Mapping[str, int]) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """The reference as a function of the tensors alone, by name; always a tuple."""
+        wanted = inspect.signature(self.reference).parameters
+        fixed = {name: value for name, value in sizes.items() if name in wanted}
+
+        def function(**tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            result = self.reference(**tensors, **fixed)
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+        return function
+
+    def draw(
+        self,
+        task: Operation,
+        seed: int,
+        distribution: Distribution = Distribution.NORMAL,
+        device: torch.device | str = "cpu",
+    ) -> Tensors:
+        """Inputs and weights; the same for the same seed on the same kind of device."""
+        sizes = dict(task.sizes)
+        return {
+            name: values.draw(sizes, task.dtype, seeded(seed, name, device), distribution)
+            for name, values in {**self.inputs, **self.weights}.items()
+        }
+
+    def other_sizes(self, rng: np.random.Generator, around: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Sizes nobody was shown: each that may change lies between 0.6 and 1.3 times its own, most often odd."""
+        return {
+            name: value if name in self.rigid else max(1, round(value * rng.uniform(0.6, 1.3)) // 2 * 2 + 1)
+            for name, value in {**self.cpu, **(around or {})}.items()
+        }
+
+
+@cache
+def definitions() -> dict[str, Definition]:
+    """Every task of our own by name, in the order of the tables."""
+    package = importlib.import_module("cuda_l2.tasks.own")
+    found: dict[str, Definition] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        for definition in importlib.import_module(f"{package.__name__}.{info.name}").TASKS:
+            if definition.name in found:
+                raise ValueError(f"two tasks are named {definition.name}")
+            found[definition.name] = replace(definition, group=info.name.replace("_", " "))
+    return found
+
+
+def definition(name: str) -> Definition:
+    """A task of our own; UserError where there is none of this name."""
+    known = definitions()
+    if name not in known:
+        near = [other for other in known if name.split("_", 1)[0] in other]
+        raise UserError(f"there is no task {name!r}; {_choose(near or known)}")
+    return known[name]
+
+
+def _choose(names: Iterator[str] | Mapping[str, object] | list[str]) -> str:
+    shown = list(names)
+    return f"choose from {', '.join(shown[:12])}" + (", ...: `cuda-l2 tasks` lists them all" if len(shown) > 12 else "")

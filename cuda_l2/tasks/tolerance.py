@@ -1,0 +1,162 @@
+"""How far a result may lie from the exact one: as far as PyTorch's own result, and as rounding the inputs moves it.
+
+The reference runs in fp64: the exact result. It runs in the task's type, as PyTorch does: eager's own error. It runs in
+fp64 on inputs moved by half a unit in the last place of fp32: what no order of fp32 sums can be blamed for, times a
+factor, since a sum of many terms rounds more than once. Inputs are moved each up or down at random, and all up: sums of
+numbers of one sign may round the same way again and again, 128 times here. Sums in less than fp32 move results
+thousands of times as far.
+
+Integers and booleans must be equal wherever rounding does not decide between two. Not covered: an average over all
+elements as the only output, which hides the precision of its terms.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+EAGER_FACTOR = 1.25
+"""As for matrix products: a candidate's error over that of the baseline."""
+ROUNDING = 2.0**-24
+ROUNDING_FACTOR = 16.0
+SAME_WAY_FACTOR = 128.0
+DRAWS = 3
+CHOICE_ROUNDING = 16 * ROUNDING
+"""How far inputs are moved to see which integers rounding decides."""
+
+Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one output may be. exact: fp64, or the integers themselves; free: elements that nothing is asked of."""
+
+    exact: torch.Tensor
+    dtype: torch.dtype
+    free: torch.Tensor
+    rms_allowed: float = 0.0
+    max_allowed: float = 0.0
+    eager_rms: float = 0.0
+    eager_max: float = 0.0
+
+    def violation(self, found: torch.Tensor) -> str:
+        """Why a result is not right, in one line; empty where it is."""
+        if found.shape != self.exact.shape or found.dtype != self.dtype:
+            return f"is {found.dtype}{list(found.shape)}, not {self.dtype}{list(self.exact.shape)}"
+        if not self.dtype.is_floating_point:
+            return self._first((found != self.exact) & ~self.free, found, "differs")
+        rounded = self.exact.to(self.dtype)
+        finite = rounded.isfinite()
+        same = (found == rounded) | (found.isnan() & rounded.isnan())
+        wrong = torch.where(finite, ~found.isfinite(), ~same) & ~self.free
+        if wrong.any():
+            return self._first(wrong, found, "is of another kind")
+        rms, largest, error = _errors(found, self.exact, finite & ~self.free)
+        if largest > self.max_allowed:
+            return self._first(
+                error > self.max_allowed, found, f"is off by {largest:.3g}, allowed {self.max_allowed:.3g}"
+            )
+        if rms > self.rms_allowed:
+            return f"has RMS error {rms:.3g} against fp64, allowed {self.rms_allowed:.3g}"
+        return ""
+
+    def _first(self, wrong: torch.Tensor, found: torch.Tensor, what: str) -> str:
+        if not wrong.any():
+            return ""
+        index = tuple(int(i) for i in wrong.nonzero()[0])
+        return (
+            f"{what} in {int(wrong.sum())} of {wrong.numel()} elements, the first at {list(index)}:"
+            f" {found[index].item():g}, exact {self.exact[index].item():g}"
+        )
+
+
+def bounds(function: Function, tensors: Mapping[str, torch.Tensor], seed: int = 0) -> tuple[Bounds, ...]:
+    """What each output may be on these tensors. The function works in the type of its arguments; they are kept."""
+    with torch.no_grad():
+        eager = function(**{name: tensor.clone() for name, tensor in tensors.items()})
+        exact = function(**_widened(tensors))
+        for output, right in zip(eager, exact, strict=True):
+            if output.dtype.is_floating_point != right.dtype.is_floating_point or output.shape != right.shape:
+                raise ValueError(f"the reference gives {_kind(output)} but in fp64 {_kind(right)}")
+        device = exact[0].device
+        generator = torch.Generator(device).manual_seed(seed)
+        moved = [function(**_moved(tensors, ROUNDING, generator)) for _ in range(DRAWS)]
+        moved_up = function(**_moved(tensors, ROUNDING, None))
+        choices: list[Sequence[torch.Tensor]] = []
+        if not all(output.dtype.is_floating_point and output.isfinite().all() for output in eager):
+            choices = [function(**_moved(tensors, CHOICE_ROUNDING, generator)) for _ in range(DRAWS)]
+    return tuple(
+        _bounds(eager[i], exact[i], [results[i] for results in (*moved, moved_up)], [results[i] for results in choices])
+        for i in range(len(exact))
+    )
+
+
+def _bounds(
+    eager: torch.Tensor, exact: torch.Tensor, moved: Sequence[torch.Tensor], choices: Sequence[torch.Tensor]
+) -> Bounds:
+    dtype = eager.dtype
+    if not dtype.is_floating_point:
+        free = eager != exact
+        for other in (*moved, *choices):
+            free |= other != exact
+        return Bounds(exact.to(dtype), dtype, free)
+    rounded = exact.to(dtype)
+    finite = rounded.isfinite()
+    free = eager.isfinite() != finite  # PyTorch itself overflows there, or rounding decides
+    for other in (*moved, *choices):
+        free |= other.to(dtype).isfinite() != finite
+    measured = finite & ~free
+    eager_rms, eager_max, _ = _errors(eager, exact, measured)
+    factors = [*[ROUNDING_FACTOR] * (len(moved) - 1), SAME_WAY_FACTOR]
+    noises = []
+    for factor, other in zip(factors, moved, strict=True):
+        rms, most, _ = _errors(other, exact, measured)
+        noises.append((factor * rms, factor * most))
+    rms_noise, max_noise = max(rms for rms, _ in noises), max(largest for _, largest in noises)
+    rounding_rms, _, _ = _errors(rounded, exact, measured)
+    largest = float(torch.where(measured, exact, 0.0).abs().max()) if exact.numel() else 0.0
+    return Bounds(
+        *(exact, dtype, free),
+        rms_allowed=EAGER_FACTOR * max(eager_rms, rounding_rms) + rms_noise,
+        max_allowed=EAGER_FACTOR * eager_max + max_noise + _step(largest, dtype),
+        eager_rms=eager_rms,
+        eager_max=eager_max,
+    )
+
+
+def _errors(found: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> tuple[float, float, torch.Tensor]:
+    """RMS and largest |found - exact| over the elements marked, and all of them, 0 elsewhere."""
+    error = torch.where(where, found.double() - exact, 0.0).abs()
+    count = int(where.sum())
+    if not count:
+        return 0.0, 0.0, error
+    return float((error.square().sum() / count).sqrt()), float(error.max()), error
+
+
+def _step(magnitude: float, dtype: torch.dtype) -> float:
+    """The distance between numbers of a type at a magnitude."""
+    return float(torch.finfo(dtype).eps) * magnitude
+
+
+def _widened(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.double() if tensor.dtype.is_floating_point else tensor.clone() for name, tensor in tensors.items()
+    }
+
+
+def _moved(
+    tensors: Mapping[str, torch.Tensor], relative: float, generator: torch.Generator | None
+) -> dict[str, torch.Tensor]:
+    """In fp64, each number moved by this share of itself: up or down at random, up without a generator."""
+    wide = _widened(tensors)
+    for name, tensor in wide.items():
+        if tensor.dtype.is_floating_point:
+            signs: torch.Tensor | int = 1
+            if generator:
+                signs = torch.randint(2, tensor.shape, generator=generator, device=generator.device) * 2 - 1
+            wide[name] = tensor * (1 + relative * signs)
+    return wide
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"

@@ -1,0 +1,136 @@
+"""How the tensors of a task are drawn: domains that a definition states, distributions that a judge chooses."""
+
+import enum
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from cuda_l2.contract.expressions import evaluate
+
+
+class Domain(enum.StrEnum):
+    """Which numbers make sense in a tensor."""
+
+    REAL = "real"
+    POSITIVE = "positive"
+    UNIT = "unit"  # between 0 and 1
+    PROBABILITIES = "probabilities"  # of the last dimension
+    LOG_PROBABILITIES = "log-probabilities"
+    SORTED = "sorted"  # the last dimension ascends
+    DEFINITE = "definite"  # symmetric positive definite matrices
+    TRIANGULAR = "triangular"  # lower triangular matrices that can be inverted
+    INTEGERS = "integers"
+    BOOLEANS = "booleans"
+
+
+class Distribution(enum.StrEnum):
+    """How real numbers are spread. A kernel that is right on one alone has learnt the test."""
+
+    NORMAL = "normal"
+    UNIFORM = "uniform"  # 0 to 1: nothing cancels, sums grow
+    OFFSET = "offset"  # mean 8, deviation 1: variances cancel
+    WIDE = "wide"  # deviation 8: exponentials spread
+    SMALL = "small"  # deviation 0.001
+    SPARSE = "sparse"  # one in ten is not zero
+    CONSTANT = "constant"  # one number everywhere; integers collide
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One tensor of a definition: expressions over its sizes for each dimension, and what may stand in it.
+
+    dtype: empty for the task's own. fan_in: values are divided by this expression's square root, as a layer's weights
+    are. below: of integers.
+    """
+
+    shape: str
+    domain: Domain = Domain.REAL
+    dtype: str = ""
+    fan_in: str = "1"
+    below: str = "2"
+
+    def dims(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(evaluate(expression, sizes) for expression in self.shape.split())
+
+    def dtype_in(self, task_dtype: str) -> str:
+        """Torch's name for its type in a task of this type."""
+        return self.dtype or task_dtype
+
+    def draw(
+        self,
+        sizes: Mapping[str, int],
+        task_dtype: str,
+        generator: torch.Generator,
+        distribution: Distribution = Distribution.NORMAL,
+    ) -> torch.Tensor:
+        """Fresh values on the generator's device."""
+        dtype: torch.dtype = getattr(torch, self.dtype_in(task_dtype))
+        shape, device = self.dims(sizes), generator.device
+        if self.domain is Domain.INTEGERS:
+            drawn = torch.randint(max(1, evaluate(self.below, sizes)), shape, generator=generator, device=device)
+            return (drawn.flatten()[:1].expand(shape) if distribution is Distribution.CONSTANT else drawn).to(dtype)
+        if self.domain is Domain.BOOLEANS:
+            return torch.rand(shape, generator=generator, device=device) < 0.5
+        if self.domain is Domain.UNIT:
+            return torch.rand(shape, generator=generator, device=device).to(dtype)
+        real = _real(shape, generator, distribution)
+        return (_shaped(real, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
+
+
+def normal(shape: str, fan_in: str = "1") -> Values:
+    return Values(shape, fan_in=fan_in)
+
+
+def integers(shape: str, below: str, dtype: str = "int64") -> Values:
+    return Values(shape, Domain.INTEGERS, dtype, below=below)
+
+
+def booleans(shape: str) -> Values:
+    return Values(shape, Domain.BOOLEANS, "bool")
+
+
+def seeded(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for one tensor: no tensor's values depend on which others are drawn."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def _real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distribution) -> torch.Tensor:
+    device = generator.device
+    if distribution is Distribution.UNIFORM:
+        return torch.rand(shape, generator=generator, device=device)
+    drawn = torch.randn(shape, generator=generator, device=device)
+    match distribution:
+        case Distribution.OFFSET:
+            return drawn + 8
+        case Distribution.WIDE:
+            return 8 * drawn
+        case Distribution.SMALL:
+            return 1e-3 * drawn
+        case Distribution.SPARSE:
+            return drawn * (torch.rand(shape, generator=generator, device=device) < 0.1)
+        case Distribution.CONSTANT:
+            return drawn.flatten()[:1].expand(shape)
+    return drawn
+
+
+def _shaped(real: torch.Tensor, domain: Domain) -> torch.Tensor:
+    """Real numbers moved into a domain."""
+    match domain:
+        case Domain.POSITIVE:
+            return real.abs() + 0.01
+        case Domain.PROBABILITIES:
+            return torch.softmax(real, -1)
+        case Domain.LOG_PROBABILITIES:
+            return torch.log_softmax(real, -1)
+        case Domain.SORTED:
+            return real.sort(-1).values
+        case Domain.DEFINITE:
+            return real @ real.mT / real.shape[-1] + torch.eye(real.shape[-1], device=real.device)
+        case Domain.TRIANGULAR:
+            n = real.shape[-1]
+            return real.tril(-1) / math.sqrt(n) + torch.diag_embed(1 + real.diagonal(dim1=-2, dim2=-1).abs())
+    return real

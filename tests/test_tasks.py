@@ -1,0 +1,182 @@
+"""tasks/: every task of our own computes, everywhere it says it does, and its tolerance tells fp32 from less."""
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_l2 import tasks
+from cuda_l2.errors import UserError
+from cuda_l2.records import Gemm, Operation, from_json, to_json
+from cuda_l2.tasks._base import Definition, definition, definitions
+from cuda_l2.tasks.tolerance import bounds
+from cuda_l2.tasks.values import Distribution, Domain, Values, booleans, integers, normal, seeded
+
+OWN = definitions()
+CASES = [(name, dtype) for name, known in OWN.items() for dtype in known.dtypes]
+CHOICES = {"count_positive", "greedy_token", "argmin_columns", "speculative_acceptance", "gumbel_sampling"}
+"""Whose outputs are integers that rounded inputs may leave as they are."""
+
+
+def test_there_are_tasks_of_every_group() -> None:
+    groups = {known.group for known in OWN.values()}
+    assert len(OWN) >= 60
+    assert groups == {
+        *("linear algebra", "convolution", "reduction", "elementwise", "attention", "sampling"),
+        *("embedding", "loss", "optimizer"),
+    }
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_a_reference_computes_what_it_declares(name: str, dtype: str) -> None:
+    known = OWN[name]
+    task = known.task(dtype=dtype)
+    assert tasks.parse(str(task)) == task and from_json(Operation, to_json(task)) == task
+    drawn, function = known.draw(task, seed=1), known.bind(dict(task.sizes))
+    for tensor in (*task.inputs, *task.weights):
+        assert str(drawn[tensor.name].dtype) == f"torch.{tensor.dtype}" and drawn[tensor.name].shape == tensor.shape
+    results = function(**drawn)
+    for tensor, result, again in zip(task.outputs, results, function(**known.draw(task, seed=1)), strict=True):
+        assert str(result.dtype) == f"torch.{tensor.dtype}" and tuple(result.shape) == tensor.shape
+        assert torch.equal(result, again), "the same seed gives the same result"
+        assert not result.isnan().any()
+        assert result.isfinite().all() or "filter" in name  # what is filtered out is -inf
+    (allowed, *_) = limits = bounds(function, drawn)
+    assert [limit.violation(result) for limit, result in zip(limits, results, strict=True)] == [""] * len(results)
+    if allowed.dtype.is_floating_point:
+        assert 0 <= allowed.eager_max <= allowed.max_allowed < 0.2 * max(1.0, float(results[0].abs().max()))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_less_precision_and_other_answers_are_noticed(name: str) -> None:
+    known = OWN[name]
+    task = known.task()
+    drawn, function = known.draw(task, seed=2), known.bind(dict(task.sizes))
+    limits = bounds(function, drawn)
+
+    def noticed(results) -> bool:
+        return any(limit.violation(result) for limit, result in zip(limits, results, strict=True))
+
+    assert noticed([torch.zeros_like(result) for result in function(**drawn)])
+    assert noticed(function(**known.draw(task, seed=3))), "the answer for other inputs"
+    rounded = {name: t.half().float() if t.dtype == torch.float32 else t for name, t in drawn.items()}
+    if name not in CHOICES and limits[0].exact.numel() > 1:  # an average hides the precision of its terms
+        assert noticed(function(**rounded))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_other_sizes_and_values_than_the_ones_shown(name: str) -> None:
+    known, rng = OWN[name], np.random.default_rng(5)
+    for distribution in Distribution:
+        task = known.task(known.other_sizes(rng))
+        drawn, function = known.draw(task, 7, distribution), known.bind(dict(task.sizes))
+        for limit, result in zip(bounds(function, drawn), function(**drawn), strict=True):
+            assert limit.violation(result) == ""
+    assert all(dict(task.sizes)[rigid] == known.cpu[rigid] for rigid in known.rigid)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_sizes_for_a_gpu_can_be_computed_and_fit_one(name: str) -> None:
+    task = OWN[name].task(OWN[name].gpu)
+    assert 1 << 20 < task.bytes < 16 << 30
+    assert OWN[name].task().bytes < 2 << 20
+
+
+def test_fp16_sums_of_fp16_products_are_noticed() -> None:
+    known = definition("matmul")
+    task = known.task({"m": 32, "n": 32, "k": 512}, "float16")
+    drawn, function = known.draw(task, seed=1), known.bind({})
+    (limit,) = bounds(function, drawn)
+    total = torch.zeros(32, 32, dtype=torch.float16)
+    for k in range(512):
+        total += torch.outer(drawn["a"][:, k], drawn["b"][k])
+    assert "off by" in limit.violation(total) or "RMS" in limit.violation(total)
+
+
+def test_another_order_of_fp32_sums_is_accepted() -> None:
+    known = definition("sum_rows")
+    task = known.task({"rows": 16, "columns": 9984})
+    for distribution in Distribution:
+        x = known.draw(task, 1, distribution)["x"]
+        (limit,) = bounds(known.bind({}), {"x": x})
+        partial = torch.zeros(16, 32)
+        for i in range(0, 9984, 32):  # each lane sums 312 numbers one after the other
+            partial += x[:, i : i + 32]
+        assert limit.violation(partial.cumsum(1)[:, -1]) == ""
+
+
+def test_integers_may_differ_only_where_rounding_decides() -> None:
+    x = torch.tensor([[0.0, 1.0, 1.0 + 2.0**-23], [0.0, 1.0, 2.0]])
+    (limit,) = bounds(lambda x: (x.argmax(-1),), {"x": x})
+    assert limit.violation(torch.tensor([1, 2])) == ""
+    assert "[1]" in limit.violation(torch.tensor([2, 1]))
+
+
+def test_infinities_must_stand_where_they_belong() -> None:
+    x = torch.tensor([1.0, -1.0, 2.0])
+    (limit,) = bounds(lambda x: (torch.where(x > 0, x, -torch.inf),), {"x": x})
+    assert limit.violation(torch.tensor([1.0, -torch.inf, 2.0])) == ""
+    for wrong in ([1.0, -1.0, 2.0], [1.0, torch.inf, 2.0], [1.0, -torch.inf, torch.nan], [1.0, torch.nan, 2.0]):
+        assert "kind" in limit.violation(torch.tensor(wrong))
+    assert "not torch.float32[3]" in limit.violation(torch.tensor([1.0, -torch.inf, 2.0]).double())
+    assert "not torch.float32[3]" in limit.violation(torch.tensor([1.0, -torch.inf]))
+
+
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        (Values("rows 4", Domain.POSITIVE), lambda t: bool((t > 0).all())),
+        (Values("rows 4", Domain.UNIT), lambda t: bool(((t >= 0) & (t < 1)).all())),
+        (Values("rows 4", Domain.PROBABILITIES), lambda t: torch.allclose(t.sum(-1), torch.ones(30))),
+        (Values("rows 4", Domain.LOG_PROBABILITIES), lambda t: torch.allclose(t.exp().sum(-1), torch.ones(30))),
+        (Values("rows 4", Domain.SORTED), lambda t: torch.equal(t, t.sort(-1).values)),
+        (Values("rows rows", Domain.DEFINITE), lambda t: bool((torch.linalg.eigvalsh(t) > 0).all())),
+        (
+            Values("rows rows", Domain.TRIANGULAR),
+            lambda t: torch.equal(t, t.tril()) and bool((t.diagonal() >= 1).all()),
+        ),
+        (integers("rows 4", "rows/2"), lambda t: bool(((t >= 0) & (t < 15)).all())),
+        (booleans("rows 4"), lambda t: t.dtype == torch.bool),
+    ],
+)
+@pytest.mark.parametrize("distribution", Distribution)
+def test_every_distribution_stays_in_the_domain(values, holds, distribution) -> None:
+    assert holds(values.draw({"rows": 30}, "float32", seeded(3, "x"), distribution))
+
+
+def test_distributions_are_what_they_are_named_for() -> None:
+    drawn = {d: normal("rows").draw({"rows": 10000}, "float32", seeded(1, "x"), d) for d in Distribution}
+    assert abs(float(drawn[Distribution.OFFSET].mean()) - 8) < 0.1
+    assert abs(float(drawn[Distribution.WIDE].std()) - 8) < 0.3
+    assert 0.8 < float((drawn[Distribution.SPARSE] == 0).float().mean()) < 0.95
+    assert drawn[Distribution.CONSTANT].unique().numel() == 1
+    assert float(drawn[Distribution.UNIFORM].min()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("softmux", "no task"),
+        ("softmax:lines=4", "has no size lines"),
+        ("softmax:rows=0", "at least 1"),
+        ("softmax:int8", "not int8"),
+        ("softmax@abcd1234", "revision"),
+        ("conv2d:window=90", "cannot be computed"),
+        ("64x64", "MxNxK"),
+    ],
+)
+def test_a_task_that_cannot_be_is_one_clear_line(text, says) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        tasks.parse(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_matrix_product_is_a_task_too() -> None:
+    assert tasks.parse("64x32x16:tn") == Gemm.parse("64x32x16:tn")
+
+
+def test_a_reference_that_does_not_fit_its_declaration_is_refused() -> None:
+    x = {"x": normal("rows")}
+    with pytest.raises(UserError, match="cannot be computed"):
+        Definition("two", lambda x: (x, x), x, {"rows": 4}, {"rows": 8}).task()
+    with pytest.raises(UserError, match="columns"):
+        Definition("one", lambda x: x, {"x": normal("columns")}, {"rows": 4}, {"rows": 8}).task()
