@@ -37,7 +37,9 @@ for folder in $reads; do
     fi
 done
 mkdir -p "$root/dev" "$root/tmp" "$root$work"
-touch "$root/dev/null" && mount --bind /dev/null "$root/dev/null"
+for device in null urandom; do
+    touch "$root/dev/$device" && mount --bind "/dev/$device" "$root/dev/$device"
+done
 mount --bind "$work" "$root$work"
 mkdir "$root/.old" "$root/proc"
 mount -t proc proc "$root/proc" # umount looks there

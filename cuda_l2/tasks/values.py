@@ -76,8 +76,8 @@ class Values:
             return torch.rand(shape, generator=generator, device=device) < 0.5
         if self.domain is Domain.UNIT:
             return torch.rand(shape, generator=generator, device=device).to(dtype)
-        real = _real(shape, generator, distribution)
-        return (_shaped(real, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
+        drawn = real(shape, generator, distribution)
+        return (_shaped(drawn, self.domain) / math.sqrt(evaluate(self.fan_in, sizes))).to(dtype).contiguous()
 
 
 def normal(shape: str, fan_in: str = "1") -> Values:
@@ -98,7 +98,8 @@ def seeded(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Ge
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
 
 
-def _real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distribution) -> torch.Tensor:
+def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distribution) -> torch.Tensor:
+    """Real numbers in fp32 on the generator's device."""
     device = generator.device
     if distribution is Distribution.UNIFORM:
         return torch.rand(shape, generator=generator, device=device)
@@ -117,20 +118,20 @@ def _real(shape: tuple[int, ...], generator: torch.Generator, distribution: Dist
     return drawn
 
 
-def _shaped(real: torch.Tensor, domain: Domain) -> torch.Tensor:
+def _shaped(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
     """Real numbers moved into a domain."""
     match domain:
         case Domain.POSITIVE:
-            return real.abs() + 0.01
+            return drawn.abs() + 0.01
         case Domain.PROBABILITIES:
-            return torch.softmax(real, -1)
+            return torch.softmax(drawn, -1)
         case Domain.LOG_PROBABILITIES:
-            return torch.log_softmax(real, -1)
+            return torch.log_softmax(drawn, -1)
         case Domain.SORTED:
-            return real.sort(-1).values
+            return drawn.sort(-1).values
         case Domain.DEFINITE:
-            return real @ real.mT / real.shape[-1] + torch.eye(real.shape[-1], device=real.device)
+            return drawn @ drawn.mT / drawn.shape[-1] + torch.eye(drawn.shape[-1], device=drawn.device)
         case Domain.TRIANGULAR:
-            n = real.shape[-1]
-            return real.tril(-1) / math.sqrt(n) + torch.diag_embed(1 + real.diagonal(dim1=-2, dim2=-1).abs())
-    return real
+            n = drawn.shape[-1]
+            return drawn.tril(-1) / math.sqrt(n) + torch.diag_embed(1 + drawn.diagonal(dim1=-2, dim2=-1).abs())
+    return drawn

@@ -1,0 +1,48 @@
+"""What is known of a foreign file before it is worked on. Standard library only."""
+
+import enum
+import math
+from dataclasses import dataclass
+
+from cuda_l2.records import Operation
+
+
+class Readiness(enum.StrEnum):
+    """Whether a file can be a task, and what stands in the way."""
+
+    READY = "ready"
+    MALFORMED = "malformed"  # not in the format
+    IMPORT_ERROR = "import-error"
+    NEEDS_PACKAGE = "needs-package"
+    NEEDS_GPU = "needs-gpu"
+    TOO_LARGE = "too-large"  # for the memory allowed
+    UNSUPPORTED = "unsupported"  # takes or gives what a task cannot name
+    REFERENCE_FAILS = "reference-fails"
+    RANDOM = "random"
+    STATEFUL = "stateful"  # another result every time it runs
+    NOT_EXACT = "not-exact"  # no fp64 result to measure errors by
+    TIMED_OUT = "timed-out"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One file of a checkout, tried once."""
+
+    name: str
+    status: Readiness
+    reason: str = ""
+    task: Operation | None = None  # at the sizes it was tried at
+    written_bytes: int = 0  # that a run moves at the sizes as written; 0 where that is not known
+    variable: tuple[str, ...] = ()  # sizes that may change while the weights stay
+    distributions: tuple[str, ...] = ()  # of values on which its results are finite
+    seconds: float = math.nan  # of one run of the reference
+    moves_buffers: bool = False  # its reference changes its own buffers, as batch norm does in training
+    eager_max: float = math.nan  # eager's largest error against fp64, over all outputs
+    max_allowed: float = math.nan
+    parts: tuple[Operation, ...] = ()  # what a kernel could replace, where that was asked for
+    untraceable: str = ""  # why there are none
+
+    def __post_init__(self) -> None:
+        if (self.status is Readiness.READY) != (self.task is not None) or (self.task is None) != bool(self.reason):
+            raise ValueError("a file is ready with a task, or not with a reason")

@@ -1,0 +1,463 @@
+"""A task in KernelBench's format, loaded and run in this process: its text is not ours, so only inside the sandbox.
+
+Such a file defines a module `Model`, `get_init_inputs()` with its constructor's arguments and `get_inputs()` with what
+its forward takes. Whole numbers of the file that these two read are its sizes: given other values they give other
+shapes. What stands in the way of using a file as a task is a status with a reason.
+"""
+
+import contextlib
+import copy
+import importlib.util
+import inspect
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
+from cuda_l2.tasks.examined import Examined, Readiness
+from cuda_l2.tasks.fusion import NotTraceable, plan
+from cuda_l2.tasks.tolerance import Bounds, bounds
+from cuda_l2.tasks.values import Distribution, real, seeded
+
+COPIES = 6
+"""What a judgement holds at once of inputs, weights and results: fp32, and fp64 twice over."""
+
+
+class Refused(Exception):
+    """The file is no task for us."""
+
+    def __init__(self, status: Readiness, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one run of the reference takes, found without running it."""
+
+    given_bytes: int  # inputs and weights
+    made_bytes: int  # by all operators together
+    largest_bytes: int  # by one operator
+    flops: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """About the memory that verifying takes."""
+        return COPIES * (self.given_bytes + 2 * self.largest_bytes)
+
+
+class Loaded:
+    """One file, executed. sizes: its whole numbers to change, by name."""
+
+    def __init__(self, path: Path, sizes: Mapping[str, int] | None = None) -> None:
+        self.namespace = _execute(path)
+        for name in ("Model", "get_inputs", "get_init_inputs"):
+            if not callable(getattr(self.namespace, name, None)):
+                raise Refused(Readiness.MALFORMED, f"the file has no {name}")
+        self.written = self._sizes("get_inputs", "get_init_inputs")
+        for name, value in (sizes or {}).items():
+            if name not in self.written:
+                raise Refused(Readiness.MALFORMED, f"the file has no size {name}; it has {', '.join(self.written)}")
+            setattr(self.namespace, name, value)
+
+    def need(self) -> Need | None:
+        """What a run takes at the present sizes; None where that cannot be found without one."""
+        counter, flops = _Counter(), FlopCounterMode(display=False)
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+                model, inputs = self.model(seed=0), self.inputs(seed=0)
+                with counter, flops:
+                    model(*inputs)
+                given = [*model.parameters(), *model.buffers(), *inputs]
+        except Refused:
+            raise
+        except Exception:  # noqa: BLE001 - fake tensors do not serve every module; running it will tell
+            return None
+        size = sum(_bytes(tensor) for tensor in given if isinstance(tensor, torch.Tensor))
+        return Need(size, counter.total, counter.largest, int(flops.get_total_flops()))
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        with _failing("its model cannot be made"):
+            arguments = self.namespace.get_init_inputs()
+            keywords = arguments if isinstance(arguments, dict) else {}
+            model = self.namespace.Model(*([] if keywords else arguments), **keywords)
+        if not isinstance(model, nn.Module):
+            raise Refused(Readiness.MALFORMED, "Model is no torch module")
+        return model
+
+    def inputs(self, seed: int, distribution: Distribution | None = None) -> list[Any]:
+        """Tensors and numbers: the file's own, or real numbers of a distribution in their place."""
+        torch.manual_seed(seed)
+        with _failing("its inputs cannot be made"):
+            inputs = list(self.namespace.get_inputs())
+        for value in inputs:
+            if not isinstance(value, torch.Tensor | bool | int | float):
+                raise Refused(Readiness.UNSUPPORTED, f"takes a {type(value).__name__} as input")
+        if distribution is None:
+            return inputs
+        return [_redrawn(value, seeded(seed, str(i)), distribution) for i, value in enumerate(inputs)]
+
+    def shrink(self, budget_bytes: int, budget_flops: int) -> dict[str, int]:
+        """Halve sizes until verifying fits the budgets, those first that no weight depends on; what was changed."""
+        need = self.need()
+        weights = self._sizes("get_init_inputs")
+        changed: dict[str, int] = {}
+        rigid: set[str] = set()
+        while need and (need.peak_bytes > budget_bytes or need.flops > budget_flops):
+            present = {name: int(getattr(self.namespace, name)) for name in self.written if name not in rigid}
+            free = {name: value for name, value in present.items() if value > 1 and name not in weights}
+            if not free:
+                break
+            name = max(free, key=free.__getitem__)
+            setattr(self.namespace, name, free[name] // 2)
+            smaller = self._need_or_none()
+            if smaller is None or (smaller.peak_bytes, smaller.flops) >= (need.peak_bytes, need.flops):
+                setattr(self.namespace, name, free[name])
+                rigid.add(name)
+                continue
+            changed[name], need = free[name] // 2, smaller
+        return changed
+
+    def variable(self) -> tuple[str, ...]:
+        """Sizes that may change while the weights stay: other shapes for the same task."""
+        found = []
+        weights = self._sizes("get_init_inputs")
+        for name in self.written:
+            value = int(getattr(self.namespace, name))
+            if name in weights or value < 2:
+                continue
+            tried = []
+            for other in (value + 1, value // 2):
+                setattr(self.namespace, name, other)
+                tried.append(self._need_or_none() is not None)
+            setattr(self.namespace, name, value)
+            if all(tried):
+                found.append(name)
+        return tuple(found)
+
+    def _need_or_none(self) -> Need | None:
+        try:
+            return self.need()
+        except Refused:
+            return None
+
+    def _sizes(self, *functions: str) -> dict[str, int]:
+        """Whole numbers of the file that these functions read."""
+        names: list[str] = []
+        for function in functions:
+            names += _names_read(getattr(getattr(self.namespace, function), "__code__", None))
+        values = {name: getattr(self.namespace, name, None) for name in dict.fromkeys(names)}
+        return {n: v for n, v in values.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A model on its inputs as a function of named tensors, and the task that this is."""
+
+    task: Operation
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    tensors: dict[str, torch.Tensor]
+    model: nn.Module
+    inputs: list[Any]
+    seconds: float  # of one run
+    moves_buffers: bool
+
+    def bounds(self) -> tuple[Bounds, ...]:
+        try:
+            return bounds(self.function, self.tensors)
+        except Exception as error:  # noqa: BLE001 - whatever the module raises
+            _raise_if_memory(error)
+            raise Refused(Readiness.NOT_EXACT, f"does not run in fp64: {_line(error)}") from None
+
+
+def reference(
+    loaded: Loaded,
+    name: str,
+    revision: str,
+    sizes: Mapping[str, int],
+    seed: int,
+    distribution: Distribution | None = None,
+) -> Reference:
+    """Run the model: twice with other random numbers, then as at first. Refused where that does not agree."""
+    model, inputs = loaded.model(seed), loaded.inputs(seed + 1, distribution)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    start = time.perf_counter()
+    first = _run(model, inputs, seed=1)
+    seconds = time.perf_counter() - start
+    moves = any(not _same(before[key], value) for key, value in model.state_dict().items())
+    if not _all_same(first, _run(model, inputs, seed=2)):
+        if _all_same(first, _run(model, inputs, seed=1)):
+            raise Refused(Readiness.RANDOM, "gives other results with other random numbers")
+        raise Refused(Readiness.STATEFUL, "gives another result when it runs again")
+    model.load_state_dict(before)
+    parameters = _parameter_names(model, len(inputs))
+    tensors = {parameters[i]: value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    keys = {_free(key.replace(".", "_"), parameters): key for key in before}
+    tensors |= {name: before[key].detach().clone() for name, key in keys.items()}
+
+    def function(**given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        double = any(tensor.dtype == torch.float64 for tensor in given.values())
+        arguments = [given.get(name, value) for name, value in zip(parameters, inputs, strict=True)]
+        with _default_dtype(torch.float64 if double else torch.get_default_dtype()):
+            state = {key: given[name] for name, key in keys.items()}
+            return _results(torch.func.functional_call(model, state, tuple(arguments)))
+
+    task = Operation(
+        name,
+        tuple(sizes.items()),
+        revision=revision,
+        inputs=tuple(_tensor(n, value) for n, value in zip(parameters, inputs, strict=True)),
+        weights=tuple(_tensor(n, tensors[n]) for n in keys),
+        outputs=tuple(_tensor(_free(f"out{i or ''}", [*parameters, *keys]), value) for i, value in enumerate(first)),
+        flops=_flops(model, inputs),
+    )
+    if not any(bool(value.isfinite().any()) for value in first):
+        raise Refused(Readiness.REFERENCE_FAILS, "its reference gives no finite number")
+    return Reference(task, function, tensors, model, inputs, seconds, moves)
+
+
+def examine(
+    path: Path,
+    name: str,
+    revision: str,
+    *,
+    sizes: Mapping[str, int],
+    seed: int,
+    memory_bytes: int,
+    budget_bytes: int,
+    budget_flops: int,
+    parts: bool,
+) -> Examined:
+    """All that is to be known of a file before it is worked on; never raises but for a lack of memory in itself."""
+    written: Need | None = None
+    try:
+        loaded = Loaded(path, sizes)
+        written = loaded.need()
+        chosen = dict(sizes)
+        if budget_bytes and not sizes:
+            chosen |= loaded.shrink(budget_bytes, budget_flops)
+        need = loaded.need() if chosen else written
+        if need and need.peak_bytes > memory_bytes:
+            reason = f"takes about {need.peak_bytes / 2**30:.1f} GiB to verify, {memory_bytes / 2**30:.1f} are allowed"
+            raise Refused(Readiness.TOO_LARGE, reason)
+        found = reference(loaded, name, revision, chosen, seed)
+        limits = found.bounds()
+        for limit, result in zip(limits, found.function(**_copied(found.tensors)), strict=True):
+            wrong = limit.violation(result)
+            if wrong:
+                raise Refused(Readiness.REFERENCE_FAILS, f"its own result {wrong}")
+        pieces: tuple[Operation, ...] = ()
+        untraceable = ""
+        if parts:
+            try:
+                pieces = tuple(p.task for p in plan(found.model, found.inputs, name=name, revision=revision).parts)
+            except NotTraceable as error:
+                untraceable = _clean(str(error))
+        return Examined(
+            *(name, Readiness.READY, ""),
+            task=found.task,
+            written_bytes=written.given_bytes + written.made_bytes if written else 0,
+            variable=loaded.variable(),
+            seconds=found.seconds,
+            moves_buffers=found.moves_buffers,
+            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d)),
+            eager_max=max(limit.eager_max for limit in limits),
+            max_allowed=max(limit.max_allowed for limit in limits),
+            parts=pieces,
+            untraceable=untraceable,
+        )
+    except Refused as refused:
+        bytes_ = written.given_bytes + written.made_bytes if written else 0
+        return Examined(name, refused.status, _clean(refused.reason), written_bytes=bytes_)
+
+
+def _redrawn(value: Any, generator: torch.Generator, distribution: Distribution) -> Any:
+    """Other real numbers in the same shape; what looks like a choice, a share or a label stays."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.numel() < 2:
+        return value
+    if bool((value.abs().eq(1) | value.eq(0)).all()) or torch.allclose(value.sum(-1), torch.ones(()).to(value)):
+        return value
+    return real(tuple(value.shape), generator, distribution).to(value.dtype).contiguous()
+
+
+def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution) -> bool:
+    """Whether the reference gives finite numbers on these values."""
+    inputs = loaded.inputs(seed, distribution)
+    try:
+        results = _run(found.model, inputs, seed)
+    except Refused:
+        return False
+    return all(bool(result.isfinite().all()) for result in results)
+
+
+def warm_up() -> None:
+    """Load what PyTorch loads on first use, so that children of this process need not; starts no threads."""
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    plan(model, [x], least=1)
+    _flops(model, [x])
+    torch.func.functional_call(model, dict(model.state_dict()), (x,))
+
+
+def _execute(path: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("kernelbench_task", path)
+    assert spec and spec.loader
+    namespace = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = namespace
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spec.loader.exec_module(namespace)
+    except ModuleNotFoundError as error:
+        raise Refused(Readiness.NEEDS_PACKAGE, f"needs the package {error.name}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+        _raise_if_memory(error)
+        _raise_if_gpu(error)
+        raise Refused(Readiness.IMPORT_ERROR, f"cannot be imported: {_line(error)}") from None
+    return namespace
+
+
+@contextlib.contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Turn what the file raises into a refusal."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+        _raise_if_memory(error)
+        _raise_if_gpu(error)
+        raise Refused(Readiness.REFERENCE_FAILS, f"{what}: {_line(error)}") from None
+
+
+def _raise_if_memory(error: BaseException) -> None:
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "not enough memory" in str(error):
+        raise Refused(Readiness.TOO_LARGE, f"does not fit in memory: {_line(error)}") from None
+
+
+def _raise_if_gpu(error: BaseException) -> None:
+    if "cuda" in str(error).lower() or "NVIDIA" in str(error):
+        raise Refused(Readiness.NEEDS_GPU, f"runs on a GPU alone: {_line(error)}") from None
+
+
+def _run(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(seed)
+    with _failing("its reference fails"), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _results(model(*[v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]))
+
+
+def _results(output: Any) -> tuple[torch.Tensor, ...]:
+    leaves = tree_leaves(output)
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
+        raise Refused(Readiness.UNSUPPORTED, f"gives {kinds}, not tensors alone")
+    return tuple(leaf.detach() for leaf in leaves)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """A number is a tensor of rank 0."""
+    value = torch.as_tensor(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise Refused(Readiness.UNSUPPORTED, f"{name} is of {dtype}")
+    return Tensor(name, dtype, tuple(value.shape))
+
+
+def _parameter_names(model: nn.Module, count: int) -> list[str]:
+    """Of what forward takes, in order; numbered where it does not name them."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+    return [named[i] if i < len(named) else f"input{i}" for i in range(count)]
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _flops(model: nn.Module, inputs: Sequence[Any]) -> int:
+    """Of contractions, as PyTorch counts them; 0 where fake tensors do not serve the module."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, FlopCounterMode(display=False) as counter:
+            fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in inputs]
+            with torch.no_grad():
+                state: dict[str, torch.Tensor] = {k: mode.from_tensor(v) for k, v in model.state_dict().items()}
+                torch.func.functional_call(model, state, tuple(fakes))
+        return int(counter.get_total_flops())
+    except Exception:  # noqa: BLE001 - a figure for a report, not worth a refusal
+        return 0
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes that operators make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        self.total, self.largest = self.total + made, max(self.largest, made)
+        return result
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _names_read(code: types.CodeType | None) -> list[str]:
+    """Global names that a function reads, those inside it included."""
+    if code is None:
+        return []
+    inner = [
+        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names_read(constant)
+    ]
+    return [*code.co_names, *inner]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal, a NaN to a NaN too."""
+    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _all_same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: copy.deepcopy(tensor) for name, tensor in tensors.items()}
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What tensors are made in that the module makes without saying."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _line(error: BaseException) -> str:
+    return _clean(f"{type(error).__name__}: {error}")
+
+
+def _clean(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return "".join(c for c in line if c.isprintable())[:300]

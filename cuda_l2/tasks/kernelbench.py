@@ -1,0 +1,314 @@
+"""KernelBench's tasks from a checkout of one's own: found here, run in a sandboxed process, believed in nothing.
+
+The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import cuda_l2
+from cuda_l2 import sandbox, scratch
+from cuda_l2.errors import UserError
+from cuda_l2.records import DTYPE_BYTES, Operation, from_json
+from cuda_l2.tasks import reference_server
+from cuda_l2.tasks.examined import Examined, Readiness
+from cuda_l2.tasks.tolerance import Bounds
+from cuda_l2.tasks.values import Distribution
+
+T = TypeVar("T")
+
+LEVELS = (1, 2, 3)
+START_TIMEOUT_S = 120.0
+MAX_RESULT_BYTES = 8 << 20
+MAX_SOURCE_BYTES = 1 << 20
+MAX_REASON = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a checkout. name: as a task's; revision: of the file's text."""
+
+    name: str
+    level: int
+    revision: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What one file may take. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
+
+    timeout_s: float = 120.0
+    memory_bytes: int = 8 << 30
+    budget_bytes: int = 1 << 28
+    budget_flops: int = 4 * 10**9
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and weights by name, and what each output may be."""
+
+    task: Operation
+    tensors: dict[str, torch.Tensor]
+    bounds: dict[str, Bounds]
+
+
+def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
+    """The files of these levels, in their own order; UserError where there are none."""
+    found = []
+    for level in levels:
+        folders = [checkout / "KernelBench" / f"level{level}", checkout / f"level{level}"]
+        folders += [checkout] if checkout.name == f"level{level}" else []
+        for folder in folders:
+            found += [_entry(path, level) for path in sorted(folder.glob("*.py"), key=_number)]
+    if not found:
+        raise UserError(
+            f"no tasks in {checkout}: give the folder of a KernelBench checkout, which has KernelBench/level1/*.py"
+        )
+    return found
+
+
+def _entry(path: Path, level: int) -> Entry:
+    try:
+        revision = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return Entry(f"kernelbench/level{level}/{re.sub(r'[^A-Za-z0-9_.+-]', '_', path.stem)}", level, revision, path)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    match = re.match(r"\d{1,9}", path.stem)
+    return (int(match.group()) if match else 1 << 30, path.stem)
+
+
+class References:
+    """A sandboxed process that runs files. A context manager; started on first use, and again after it was lost."""
+
+    def __init__(self, effort: Effort = Effort()) -> None:
+        self.effort = effort
+        self._server: _Server | None = None
+
+    def examine(
+        self, entry: Entry, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False
+    ) -> Examined:
+        """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
+        job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
+        try:
+            return self._run(entry, job, lambda folder: _read_examined(folder, entry))
+        except _Lost as lost:
+            return Examined(entry.name, lost.status, lost.reason)
+
+    def case(
+        self,
+        entry: Entry,
+        *,
+        seed: int,
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+    ) -> Case:
+        """What to judge a candidate by; UserError where the file does not give it.
+
+        distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
+        an unlucky order are as far off as products in less.
+        """
+        job = {"action": "case", "sizes": dict(sizes or {}), "seed": seed, "distribution": distribution or ""}
+        try:
+            return self._run(entry, job, lambda folder: _read_case(folder, entry))
+        except _Lost as lost:
+            raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
+
+    def _run(self, entry: Entry, job: dict[str, Any], read: Callable[[Path], T]) -> T:
+        if self._server is None:
+            self._server = _Server()
+        effort = self.effort
+        job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
+        job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops}
+        try:
+            folder = self._server.do(entry.path, job, effort.timeout_s)
+            return read(folder)
+        finally:
+            if not self._server.alive:
+                self.close()
+
+    def close(self) -> None:
+        if self._server:
+            self._server.close()
+            self._server = None
+
+    def __enter__(self) -> "References":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def examine_all(
+    found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
+) -> Iterator[Examined]:
+    """Every file in turn. parts: levels whose files are also cut into parts."""
+    with References(effort) as references:
+        for entry in found:
+            yield references.examine(entry, seed=seed, parts=entry.level in parts)
+
+
+class _Lost(Exception):
+    """No answer that can be used."""
+
+    def __init__(self, status: Readiness, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class _Server:
+    """One process with torch loaded; does one job at a time."""
+
+    def __init__(self) -> None:
+        self.folder = scratch.make_folder()
+        self._connection, theirs = socket.socketpair()
+        search = [str(Path(path).absolute()) for path in sys.path if path]
+        arguments = [sys.executable, "-I", str(Path(reference_server.__file__)), str(theirs.fileno())]
+        command = sandbox.wrap([*arguments, json.dumps(search)], self.folder, reads=_readable())
+        log = self.folder / "log"
+        try:
+            with theirs, log.open("wb") as file:
+                self._process = sandbox.start(
+                    command, pass_fds=(theirs.fileno(),), stdout=file, stderr=file, cwd=self.folder
+                )
+            try:
+                answer = self._answer(START_TIMEOUT_S)
+            except (OSError, ValueError):
+                answer = {"error": log.read_text(errors="replace").strip()[-300:] or "no answer"}
+            if "error" in answer:
+                raise UserError(f"the process for KernelBench's files does not start: {answer['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def do(self, source: Path, job: dict[str, Any], timeout_s: float) -> Path:
+        """The folder with what a job left; _Lost where it left nothing."""
+        folder = self.folder / "job"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        if source.stat().st_size > MAX_SOURCE_BYTES:
+            raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
+        shutil.copyfile(source, folder / "task.py")
+        job = {**job, "folder": str(folder.resolve()), "file": str(folder.resolve() / "task.py")}
+        try:
+            self._connection.sendall(json.dumps(job).encode() + b"\n")
+            status = self._answer(timeout_s)["status"]
+        except TimeoutError:
+            self.close()
+            raise _Lost(Readiness.TIMED_OUT, f"did not finish within {timeout_s:.0f} s") from None
+        except (OSError, ValueError, KeyError):
+            self.close()
+            raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
+        if status:
+            what = f"signal {-status}" if status < 0 else f"status {status}"
+            raise _Lost(Readiness.CRASHED, f"its process ended by {what}")
+        return folder
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        text = b""
+        while not text.endswith(b"\n"):
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._connection.recv(1 << 16)
+            if not part or len(text) > MAX_RESULT_BYTES:
+                raise ValueError("no answer")
+            text += part
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def close(self) -> None:
+        if hasattr(self, "_process"):
+            sandbox.kill(self._process)
+            self._process.wait()
+        self._connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _read_examined(folder: Path, entry: Entry) -> Examined:
+    try:
+        examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
+        if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
+            raise ValueError("another task")
+        for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
+            if not isinstance(text, str) or not text.isprintable() or len(text) > MAX_REASON:
+                raise ValueError("no line of text")
+        if not all(isinstance(n, int | float) for n in (examined.seconds, examined.eager_max, examined.written_bytes)):
+            raise ValueError("no number")
+    except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
+    return examined
+
+
+def _read_case(folder: Path, entry: Entry) -> Case:
+    try:
+        header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
+        if "status" in header:
+            raise _Lost(Readiness(header["status"]), str(header["reason"]))
+        task = from_json(Operation, json.dumps(header["task"]))
+        if (task.name, task.revision) != (entry.name, entry.revision):
+            raise ValueError("another task")
+        sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in header["tensors"]]
+        data = bytearray(_read(folder / reference_server.TENSORS, sum(sizes)))
+        if len(data) != sum(sizes):
+            raise ValueError("short")
+        parts: dict[tuple[str, str], torch.Tensor] = {}
+        offset = 0
+        for (role, name, dtype, shape), size in zip(header["tensors"], sizes, strict=True):
+            raw = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
+            parts[role, name] = raw.clone().view(getattr(torch, dtype)).reshape(shape)
+            offset += size
+        bounds = {
+            output.name: Bounds(
+                parts["exact", output.name],
+                getattr(torch, output.dtype),
+                parts["free", output.name],
+                *(float(value) for value in header["bounds"][output.name]),
+            )
+            for output in task.outputs
+        }
+        tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, UserError) as error:
+        raise _Lost(Readiness.CRASHED, f"left no case that can be read: {type(error).__name__}") from None
+    return Case(task, tensors, bounds)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """A regular file's first bytes. The sandbox wrote it: no link is followed out. ValueError where there is none."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read(limit)
+    except OSError:
+        pass
+    raise ValueError(f"no {path.name}")
+
+
+def _readable() -> list[Path]:
+    """What the process must read beside the system's folders: Python, its packages, this package."""
+    package = Path(cuda_l2.__file__).parent
+    folders = [Path(sys.prefix), Path(sys.base_prefix), package]
+    folders += [Path(path) for path in sys.path if path.endswith("-packages")]
+    folders += [path.resolve() for path in folders]
+    system = (Path("/"), Path("/usr"))
+    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]

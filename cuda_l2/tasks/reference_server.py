@@ -1,0 +1,130 @@
+"""The program inside the sandbox that runs KernelBench's files: loads torch once and forks a child for each job.
+
+Started by kernelbench.py. It reads one JSON line a job from its socket and answers each with one line. A job is a
+folder with the file; the child leaves `result.json` in it, and `tensors` where a case was asked for. What a file does
+to its process (memory, time, a crash) it does to the child. Ends when the socket closes, and its child with it.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULT, TENSORS = "result.json", "tensors"
+LIBRARIES_BYTES = 8 << 30
+"""Address space that torch's libraries and threads take beside what they work on."""
+
+
+def main() -> None:
+    """Arguments: the socket's descriptor, the module search path as JSON."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    sys.path[:] = json.loads(sys.argv[2])
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin after their work would slow what else runs
+    try:
+        from cuda_l2.tasks import foreign  # noqa: PLC0415 - where the search path is set
+
+        foreign.warm_up()
+        answer: dict[str, Any] = {"ready": True}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    _send(connection, answer)
+    for line in connection.makefile("r", encoding="utf-8"):
+        _send(connection, _fork(json.loads(line), connection))
+
+
+def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _fork(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
+    """Do a job in a child; its exit status, negative for a signal."""
+    ended, held = os.pipe()  # the child's end closes when the child is gone
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            connection.close()
+            os.close(ended)
+            memory = job["memory_bytes"] + LIBRARIES_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["memory_bytes"], job["memory_bytes"]))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.chdir(job["folder"])
+            _do(job)
+            status = 0
+        except BaseException as error:  # noqa: BLE001 - this is the child's end, also where memory is short
+            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+        finally:
+            os._exit(status)
+    os.close(held)
+    if connection.fileno() in select.select([ended, connection.fileno()], [], [])[0]:
+        os.killpg(0, signal.SIGKILL)  # the parent is gone, for it says nothing else now: so are we
+    os.close(ended)
+    return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+
+
+def _do(job: dict[str, Any]) -> None:
+    from cuda_l2.records import to_json  # noqa: PLC0415
+    from cuda_l2.tasks import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.examined import Examined, Readiness  # noqa: PLC0415
+
+    path, name, revision = Path(job["file"]), job["name"], job["revision"]
+    try:
+        if job["action"] == "case":
+            _case(path, job)
+            return
+        examined = foreign.examine(
+            *(path, name, revision),
+            sizes=job["sizes"],
+            seed=job["seed"],
+            memory_bytes=job["memory_bytes"],
+            budget_bytes=job["budget_bytes"],
+            budget_flops=job["budget_flops"],
+            parts=job["parts"],
+        )
+    except MemoryError:
+        examined = Examined(name, Readiness.TOO_LARGE, "does not fit in memory")
+    except foreign.Refused as refused:
+        examined = Examined(name, refused.status, refused.reason or "refused")
+    Path(RESULT).write_text(to_json(examined))
+
+
+def _case(path: Path, job: dict[str, Any]) -> None:
+    """Inputs, weights and what each output may be: a header, and the tensors' bytes one after the other."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.records import to_json  # noqa: PLC0415
+    from cuda_l2.tasks import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.values import Distribution  # noqa: PLC0415
+
+    sizes, distribution = job["sizes"], Distribution(job["distribution"]) if job["distribution"] else None
+    loaded = foreign.Loaded(path, sizes)
+    found = foreign.reference(loaded, job["name"], job["revision"], sizes, job["seed"], distribution)
+    limits = found.bounds()
+    outputs = [tensor.name for tensor in found.task.outputs]
+    given = zip(found.task.inputs, found.inputs, strict=True)
+    tensors = {t.name: torch.as_tensor(value) for t, value in given} | found.tensors
+    listed = [("given", name, tensor) for name, tensor in tensors.items()]
+    for name, limit in zip(outputs, limits, strict=True):
+        listed += [("exact", name, limit.exact), ("free", name, limit.free)]
+    header = {
+        "task": json.loads(to_json(found.task)),
+        "tensors": [(role, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for role, name, t in listed],
+        "bounds": {
+            name: [limit.rms_allowed, limit.max_allowed, limit.eager_rms, limit.eager_max]
+            for name, limit in zip(outputs, limits, strict=True)
+        },
+    }
+    with Path(TENSORS).open("wb") as file:
+        for _, _, tensor in listed:
+            file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    Path(RESULT).write_text(json.dumps(header))
+
+
+if __name__ == "__main__":
+    main()

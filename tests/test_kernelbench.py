@@ -1,0 +1,257 @@
+"""tasks/kernelbench.py: files in KernelBench's format load and run, or are refused with their reason, in the sandbox."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cuda_l2 import sandbox
+from cuda_l2.errors import UserError
+from cuda_l2.records import Operation, from_json, to_json
+from cuda_l2.tasks.examined import Examined, Readiness
+from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_examined, entries
+from cuda_l2.tasks.values import Distribution
+
+CHECKOUT = Path(__file__).with_name("kernelbench")
+SECRET = Path(__file__).resolve()
+EFFORT = Effort(timeout_s=20, memory_bytes=1 << 30, budget_bytes=1 << 24, budget_flops=10**8)
+
+HEAD = """
+import os, sys
+import torch
+from torch import nn
+
+n = 8
+
+class Model(nn.Module):
+    def forward(self, x):
+        return {result}
+
+def get_inputs():
+    return [{given}]
+
+def get_init_inputs():
+    return []
+"""
+
+LARGE_LAYER = """
+class Model(Model):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2**18, 2**16)
+"""
+
+
+def text(result: str = "x + 1", given: str = "torch.rand(n)") -> str:
+    return HEAD.format(result=result, given=given)
+
+
+REFUSED = {
+    "syntax": ("def broken(:", Readiness.IMPORT_ERROR, "SyntaxError"),
+    "raises": (text() + "\nraise KeyError('at import')", Readiness.IMPORT_ERROR, "KeyError"),
+    "leaves": ("import sys\nsys.exit(0)", Readiness.IMPORT_ERROR, "SystemExit"),
+    "package": ("import a_package_nobody_has.part", Readiness.NEEDS_PACKAGE, "a_package_nobody_has"),
+    "no inputs": (text().replace("get_inputs", "other"), Readiness.MALFORMED, "get_inputs"),
+    "no module": (text() + "\nclass Model: pass", Readiness.MALFORMED, "no torch module"),
+    "huge": (text(given="torch.rand(2**20, 2**16)"), Readiness.TOO_LARGE, "GiB"),
+    "huge weights": (text() + LARGE_LAYER, Readiness.TOO_LARGE, "GiB"),
+    "hidden need": (text("x + len(bytearray(1 << 45))"), Readiness.TOO_LARGE, "memory"),
+    "dropout": (text("torch.dropout(x, 0.5, True)"), Readiness.RANDOM, "random"),
+    "random state": (text("x + torch.randn(n)"), Readiness.RANDOM, "random"),
+    "counts": (
+        text("x + count()") + "\ndef count(seen=[]):\n    seen.append(1)\n    return len(seen)",
+        Readiness.STATEFUL,
+        "",
+    ),
+    "shapes": (text("x @ torch.ones(3, 3)"), Readiness.REFERENCE_FAILS, "its reference fails: RuntimeError"),
+    "no numbers": (text("x / 0 - x / 0"), Readiness.REFERENCE_FAILS, "no finite number"),
+    "inputs fail": (text(given="1 / 0"), Readiness.REFERENCE_FAILS, "ZeroDivisionError"),
+    "gpu": (text(given="torch.rand(n).cuda()"), Readiness.NEEDS_GPU, "GPU"),
+    "strings": (text("[x, 'name']"), Readiness.UNSUPPORTED, "str"),
+    "complex": (text("x * 1j"), Readiness.UNSUPPORTED, "complex64"),
+    "takes a list": (text("x[0]", "[torch.rand(n)]"), Readiness.UNSUPPORTED, "list"),
+    "fp32 inside": (text("x @ torch.eye(n, dtype=torch.float32)"), Readiness.NOT_EXACT, "fp64"),
+    "crash": (text("os.kill(os.getpid(), 11)"), Readiness.CRASHED, "signal 11"),
+    "endless": ("while True: pass", Readiness.TIMED_OUT, "2 s"),
+    "reads files": (f"open({str(SECRET)!r}).read()\n" + text(), Readiness.IMPORT_ERROR, "FileNotFoundError"),
+    "network": (
+        "import socket\nsocket.create_connection(('192.0.2.1', 80), 5)\n" + text(),
+        Readiness.IMPORT_ERROR,
+        "OSError",
+    ),
+    "forged": (
+        'import os\nopen(\'result.json\', \'w\').write(\'{"name": "x", "status": "ready"}\')\nos._exit(0)',
+        Readiness.CRASHED,
+        "no result",
+    ),
+    "link": (f"import os\nos.symlink({str(SECRET)!r}, 'result.json')\nos._exit(0)", Readiness.CRASHED, "no result"),
+}
+
+
+@pytest.fixture(scope="module")
+def references(own_folders):
+    with References(EFFORT) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def examined(references) -> dict[str, Examined]:
+    """Every file of our own checkout, tried once."""
+    found = entries(CHECKOUT)
+    return {e.name.removeprefix("kernelbench/"): references.examine(e, parts=e.level == 3) for e in found}
+
+
+def entry(folder: Path, source: str, name: str = "1_Task") -> Entry:
+    (folder / "level1").mkdir(exist_ok=True)
+    (folder / "level1" / f"{name}.py").write_text(source)
+    return entries(folder)[0]
+
+
+def test_a_checkouts_files_are_found_in_their_own_order() -> None:
+    names = [found.name for found in entries(CHECKOUT)]
+    assert len(names) == 9 and names[0] == "kernelbench/level1/1_Quartic"
+    assert names[3] == "kernelbench/level1/10_Masked_Mean", "by number, not by letter"
+    assert [e.name for e in entries(CHECKOUT / "KernelBench")] == names
+    assert [e.level for e in entries(CHECKOUT / "KernelBench" / "level2", [2])] == [2, 2]
+    assert len({e.revision for e in entries(CHECKOUT)}) == 9
+
+
+def test_a_folder_without_tasks_is_named(tmp_path) -> None:
+    with pytest.raises(UserError, match="level1"):
+        entries(tmp_path)
+
+
+def test_every_file_of_the_checkout_is_ready(examined) -> None:
+    assert {name: (e.status, e.reason) for name, e in examined.items()} == dict.fromkeys(
+        examined, (Readiness.READY, "")
+    )
+    for found in examined.values():
+        assert found.task and found.task.outputs and found.seconds < 5 and 0 <= found.eager_max <= found.max_allowed
+        assert from_json(Examined, to_json(found)) == found
+        assert Operation.read_identity(str(found.task))[0] == found.name
+
+
+def test_tensors_are_named_after_the_file(examined) -> None:
+    task = examined["level2/1_Linear_Swish_Scale"].task
+    assert [str(tensor) for tensor in (*task.inputs, *task.weights, *task.outputs)] == [
+        "x float32[64, 128]",
+        "scale float32[96]",
+        "linear_weight float32[96, 128]",
+        "linear_bias float32[96]",
+        "out float32[64, 96]",
+    ]
+    assert task.flops == 2 * 64 * 128 * 96
+    assert [str(tensor) for tensor in examined["level1/2_Shifted_Product"].task.inputs][2] == "shift float32[]"
+    assert [tensor.dtype for tensor in examined["level1/3_Row_Range"].task.outputs] == ["float32", "int64"]
+
+
+def test_what_does_not_fit_a_cpu_is_tried_smaller(examined) -> None:
+    found = examined["level1/1_Quartic"]
+    assert found.written_bytes > 1 << 28
+    assert dict(found.task.sizes)["rows"] < 8192 and found.task.bytes < EFFORT.budget_bytes
+    assert examined["level1/10_Masked_Mean"].task.sizes == ()
+
+
+def test_sizes_that_may_change_are_those_no_weight_depends_on(examined) -> None:
+    assert examined["level2/2_Conv_BatchNorm_Min"].variable == ("batch_size", "side")
+    assert examined["level2/1_Linear_Swish_Scale"].variable == ("batch_size",)
+    assert examined["level1/3_Row_Range"].variable == ()
+
+
+def test_other_values_that_make_sense_are_known(examined) -> None:
+    assert set(examined["level2/1_Linear_Swish_Scale"].distributions) == set(Distribution)
+
+
+def test_a_reference_may_move_its_buffers(examined) -> None:
+    assert examined["level2/2_Conv_BatchNorm_Min"].moves_buffers
+    assert not examined["level2/1_Linear_Swish_Scale"].moves_buffers
+
+
+def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
+    parts = examined["level3/1_Small_Residual_Net"].parts
+    assert [part.name.rpartition("/")[2] for part in parts] == [
+        *("part_0-conv2d-relu", "part_1-conv2d-add-relu", "part_2-conv2d-relu", "part_3-conv2d-add-relu")
+    ]
+    assert all(part.revision == examined["level3/1_Small_Residual_Net"].task.revision for part in parts)
+    assert [p.name.rpartition("/")[2] for p in examined["level3/2_Small_Recurrent"].parts] == ["part_0-linear-gelu"]
+    assert (
+        examined["level3/3_Early_Exit"].parts == () and "data-dependent" in examined["level3/3_Early_Exit"].untraceable
+    )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_task_is_refused_with_its_reason(name, references, tmp_path) -> None:
+    if name in ("reads files", "network") and sandbox.kind() is sandbox.Kind.LIMITS:
+        pytest.skip("there is no sandbox on this machine")
+    source, status, says = REFUSED[name]
+    references.effort = Effort(timeout_s=2.0 if name == "endless" else 20.0, memory_bytes=1 << 30)
+    found = references.examine(entry(tmp_path, source))
+    references.effort = EFFORT
+    assert (found.status, says in found.reason) == (status, True), found.reason
+    assert "\n" not in found.reason and found.task is None
+
+
+@pytest.mark.parametrize("what", ["os.kill(-1, 9)", "os.kill(os.getppid(), 9)", "os.closerange(0, 64)"])
+def test_what_a_file_does_to_its_surroundings_is_not_the_next_ones_business(what, references, tmp_path) -> None:
+    attack, honest = tmp_path / "a", tmp_path / "b"
+    for folder in (attack, honest):
+        folder.mkdir()
+    references.examine(entry(attack, f"import os\n{what}\n" + text()))
+    assert references.examine(entry(honest, text())).status is Readiness.READY
+
+
+@pytest.mark.parametrize("distribution", [None, Distribution.NORMAL])
+def test_a_case_judges_without_running_the_file_again(references, distribution) -> None:
+    found = next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)
+    case = references.case(found, seed=7, sizes={"batch_size": 33}, distribution=distribution)
+    assert case.task.sizes == (("batch_size", 33),) and case.tensors["x"].shape == (33, 128)
+    assert bool((case.tensors["x"] < 0).any()) == (distribution is not None)
+
+    def ours(x, linear_weight, linear_bias, scale):
+        y = x @ linear_weight.T + linear_bias
+        return y * torch.sigmoid(y) * scale
+
+    assert case.bounds["out"].violation(ours(**case.tensors)) == ""
+    half = {name: tensor.half().float() for name, tensor in case.tensors.items()}
+    assert "off by" in case.bounds["out"].violation(ours(**half))
+    again, other = (
+        references.case(found, seed=seed, sizes={"batch_size": 33}, distribution=distribution) for seed in (7, 8)
+    )
+    assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in case.tensors.items())
+    assert not torch.equal(other.tensors["x"], case.tensors["x"])
+    assert not torch.equal(other.tensors["linear_weight"], case.tensors["linear_weight"])
+
+
+def test_a_case_of_several_outputs_and_numbers(references) -> None:
+    ranges = references.case(next(e for e in entries(CHECKOUT) if "Row_Range" in e.name), seed=1)
+    x = ranges.tensors["x"]
+    assert ranges.bounds["out"].violation(x.amax(1) - x.amin(1)) == ""
+    assert ranges.bounds["out1"].violation(x.argmax(1)) == ""
+    assert "differs" in ranges.bounds["out1"].violation(x.argmin(1))
+    product = references.case(next(e for e in entries(CHECKOUT) if "Shifted" in e.name), seed=1)
+    a, b, shift = (product.tensors[name] for name in ("a", "b", "shift"))
+    assert float(shift) == 0.5 and product.bounds["out"].violation((a + shift) @ b) == ""
+
+
+def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:
+    with pytest.raises(UserError, match="random") as error:
+        references.case(entry(tmp_path, text("torch.rand_like(x)")), seed=1)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="no size m"):
+        references.case(entry(tmp_path, text()), seed=1, sizes={"m": 4})
+
+
+def test_a_result_is_read_as_data(tmp_path) -> None:
+    found = entry(tmp_path, text())
+    honest = Examined(found.name, Readiness.MALFORMED, "a reason")
+    (tmp_path / "result.json").write_text(to_json(honest))
+    assert to_json(_read_examined(tmp_path, found)) == to_json(honest)
+    for lie in (
+        "[]",
+        "{}",
+        to_json(honest).replace("a reason", "\\u001b[2J"),
+        to_json(honest).replace("Task", "Other"),
+    ):
+        (tmp_path / "result.json").write_text(lie)
+        with pytest.raises(Exception, match="no result"):
+            _read_examined(tmp_path, found)
