@@ -152,10 +152,29 @@ def test_what_does_not_fit_a_cpu_is_tried_smaller(examined) -> None:
     assert examined["level1/10_Masked_Mean"].task.sizes == ()
 
 
+def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(references, tmp_path) -> None:
+    source = text(given="torch.distributions.Pareto(0.1, 2).sample((n, *shape))") + "\nn, shape = 2, (2**20, 4)\n"
+    source += "def get_init_inputs():\n    return [dim]\ndim = 2\n"
+    source += (
+        "class Model(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n        self.dim = dim\n"
+    )
+    source += "    def forward(self, x):\n        return x.cumsum(self.dim)\n"
+    found = references.examine(entry(tmp_path, source))
+    assert found.status is Readiness.READY and dict(found.task.sizes) == {"shape_0": 2**14}
+    square = text("x * y", "torch.rand(n, m), torch.rand(n)").replace("self, x", "self, x, y")
+    found = references.examine(entry(tmp_path, square + "\nn = m = 2**14"))
+    assert found.status is Readiness.READY and len(set(dict(found.task.sizes).values())) == 1
+    wide = text("nn.functional.linear(x, torch.ones(4, n, dtype=x.dtype))", "torch.rand(2, n)").replace(
+        "n = 8", "n = 2**20"
+    )
+    found = references.examine(entry(tmp_path, wide.replace("return []", "return [n][1:]")))
+    assert found.status is Readiness.READY and 1 < dict(found.task.sizes)["n"] < 2**20
+
+
 def test_sizes_that_may_change_are_those_no_weight_depends_on(examined) -> None:
     assert examined["level2/2_Conv_BatchNorm_Min"].variable == ("batch_size", "side")
     assert examined["level2/1_Linear_Swish_Scale"].variable == ("batch_size",)
-    assert examined["level1/3_Row_Range"].variable == ()
+    assert examined["level1/3_Row_Range"].variable == ("shape_0", "shape_1")
 
 
 def test_other_values_that_make_sense_are_known(examined) -> None:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ from cuda_l2.tasks.values import Distribution, real, seeded
 
 COPIES = 6
 """What a judgement holds at once of inputs, weights and results: fp32, and fp64 twice over."""
+
+LEAST_LARGE = 16
+"""A number of the file that weights depend on and that is smaller is left alone: a window, a stride, a dimension."""
 
 
 class Refused(Exception):
@@ -70,21 +73,22 @@ class Loaded:
         for name, value in (sizes or {}).items():
             if name not in self.written:
                 raise Refused(Readiness.MALFORMED, f"the file has no size {name}; it has {', '.join(self.written)}")
-            setattr(self.namespace, name, value)
+            self._set(name, value)
 
     def need(self) -> Need | None:
         """What a run takes at the present sizes; None where that cannot be found without one."""
         counter, flops = _Counter(), FlopCounterMode(display=False)
+        torch.distributions.Distribution.set_default_validate_args(False)  # it would look at values
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
                 model, inputs = self.model(seed=0), self.inputs(seed=0)
                 with counter, flops:
                     model(*inputs)
                 given = [*model.parameters(), *model.buffers(), *inputs]
-        except Refused:
-            raise
         except Exception:  # noqa: BLE001 - fake tensors do not serve every module; running it will tell
             return None
+        finally:
+            torch.distributions.Distribution.set_default_validate_args(True)
         size = sum(_bytes(tensor) for tensor in given if isinstance(tensor, torch.Tensor))
         return Need(size, counter.total, counter.largest, int(flops.get_total_flops()))
 
@@ -111,24 +115,37 @@ class Loaded:
         return [_redrawn(value, seeded(seed, str(i)), distribution) for i, value in enumerate(inputs)]
 
     def shrink(self, budget_bytes: int, budget_flops: int) -> dict[str, int]:
-        """Halve sizes until verifying fits the budgets, those first that no weight depends on; what was changed."""
+        """Halve sizes until verifying fits the budgets; what was changed.
+
+        Those go first that no weight depends on; of the others only large ones, since small ones may be no sizes.
+        """
         need = self.need()
         weights = self._sizes("get_init_inputs")
         changed: dict[str, int] = {}
         rigid: set[str] = set()
         while need and (need.peak_bytes > budget_bytes or need.flops > budget_flops):
-            present = {name: int(getattr(self.namespace, name)) for name in self.written if name not in rigid}
+            present = {name: self._get(name) for name in self.written if name not in rigid}
             free = {name: value for name, value in present.items() if value > 1 and name not in weights}
+            free = free or {name: value for name, value in present.items() if value >= LEAST_LARGE}
             if not free:
                 break
-            name = max(free, key=free.__getitem__)
-            setattr(self.namespace, name, free[name] // 2)
-            smaller = self._need_or_none()
-            if smaller is None or (smaller.peak_bytes, smaller.flops) >= (need.peak_bytes, need.flops):
-                setattr(self.namespace, name, free[name])
-                rigid.add(name)
+            largest = max(free.values())
+            alike = [name for name, value in free.items() if value == largest]
+            smaller = None
+            for names in (alike[:1], alike):  # sizes that must agree have the same value
+                for name in names:
+                    self._set(name, largest // 2)
+                smaller = self.need()
+                if smaller and (smaller.peak_bytes, smaller.flops) < (need.peak_bytes, need.flops):
+                    break
+                smaller = None
+                for name in names:
+                    self._set(name, largest)
+            if smaller is None:
+                rigid.add(alike[0])
                 continue
-            changed[name], need = free[name] // 2, smaller
+            changed |= {name: largest // 2 for name in names}
+            need = smaller
         return changed
 
     def variable(self) -> tuple[str, ...]:
@@ -136,31 +153,47 @@ class Loaded:
         found = []
         weights = self._sizes("get_init_inputs")
         for name in self.written:
-            value = int(getattr(self.namespace, name))
+            value = self._get(name)
             if name in weights or value < 2:
                 continue
             tried = []
             for other in (value + 1, value // 2):
-                setattr(self.namespace, name, other)
-                tried.append(self._need_or_none() is not None)
-            setattr(self.namespace, name, value)
+                self._set(name, other)
+                tried.append(self.need() is not None)
+            self._set(name, value)
             if all(tried):
                 found.append(name)
         return tuple(found)
 
-    def _need_or_none(self) -> Need | None:
-        try:
-            return self.need()
-        except Refused:
-            return None
-
     def _sizes(self, *functions: str) -> dict[str, int]:
-        """Whole numbers of the file that these functions read."""
+        """Whole numbers of the file that these functions read; those of a tuple are named shape_0, shape_1."""
         names: list[str] = []
         for function in functions:
             names += _names_read(getattr(getattr(self.namespace, function), "__code__", None))
-        values = {name: getattr(self.namespace, name, None) for name in dict.fromkeys(names)}
-        return {n: v for n, v in values.items() if isinstance(v, int) and not isinstance(v, bool) and v > 0}
+        sizes: dict[str, int] = {}
+        for name in dict.fromkeys(names):
+            value = getattr(self.namespace, name, None)
+            if isinstance(value, tuple):
+                sizes |= {f"{name}_{i}": part for i, part in enumerate(value) if _is_size(part)}
+            elif _is_size(value):
+                sizes[name] = value
+        return sizes
+
+    def _get(self, name: str) -> int:
+        return self._sizes("get_inputs", "get_init_inputs")[name]
+
+    def _set(self, name: str, value: int) -> None:
+        if hasattr(self.namespace, name):
+            setattr(self.namespace, name, value)
+            return
+        name, _, index = name.rpartition("_")
+        whole = list(getattr(self.namespace, name))
+        whole[int(index)] = value
+        setattr(self.namespace, name, tuple(whole))
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 @dataclass(frozen=True)
