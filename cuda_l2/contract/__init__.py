@@ -1,6 +1,6 @@
 """The launch contract of a candidate: plain data, as TOML in the source's leading comment.
 
-docs/contract.md specifies it.
+docs/contract.md specifies it, docs/tasks.md what it says for tasks other than matrix products.
 """
 
 import re
@@ -8,6 +8,7 @@ import tomllib
 from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
+from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.cpu import CpuContract
 from cuda_l2.contract.cuda import CudaContract
 from cuda_l2.contract.expressions import ContractError, evaluate
@@ -27,19 +28,29 @@ def parse(source: str) -> CpuContract | CudaContract:
 
 
 def parse_cpu(source: str) -> CpuContract:
-    """A CPU candidate's contract."""
+    """The contract of a CPU candidate for matrix products."""
     contract = parse(source)
     if not isinstance(contract, CpuContract):
         raise ContractError('this machine\'s candidates must say target = "cpu"')
+    _require_gemm(contract)
     return contract
 
 
 def parse_cuda(source: str) -> CudaContract:
-    """A CUDA candidate's contract."""
+    """The contract of a CUDA candidate for matrix products."""
     contract = parse(source)
     if not isinstance(contract, CudaContract):
         raise ContractError('this machine\'s candidates must say target = "cuda"')
+    _require_gemm(contract)
     return contract
+
+
+def _require_gemm(contract: CpuContract | CudaContract) -> None:
+    if contract.interface != GEMM:
+        raise ContractError(
+            f"the contract declares the buffers {', '.join(contract.interface.names)};"
+            " a matrix product's are a, b and c, declared by leaving [[buffer]] out"
+        )
 
 
 def _fields(source: str) -> dict[str, Any]:
@@ -52,4 +63,4 @@ def _fields(source: str) -> dict[str, Any]:
         raise ContractError(f"the contract is not TOML: {error}") from None
 
 
-__all__ = ["ContractError", "CpuContract", "CudaContract", "evaluate", "parse", "parse_cpu", "parse_cuda"]
+__all__ = ["ContractError", "CpuContract", "CudaContract", "Interface", "evaluate", "parse", "parse_cpu", "parse_cuda"]

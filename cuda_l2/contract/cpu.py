@@ -9,14 +9,17 @@
 
 `entry` names the one exported function, of the signature written in docs/contract.md. `threads` is
 how many the runtime's parallel-for offers. `workspace` is a number of bytes: an expression over
-m, n, k and threads.
+m, n, k or a task's own sizes, and threads.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_l2.contract import buffers
+from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.records import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,19 @@ class CpuContract:
     entry: str
     threads: int
     workspace: str
+    interface: Interface = GEMM
 
     def workspace_bytes(self, m: int, n: int, k: int) -> int:
         return evaluate(self.workspace, {"m": m, "n": n, "k": k, "threads": self.threads})
 
+    def task_workspace_bytes(self, task: Task) -> int:
+        """The same for any task; ContractError also where its tensors are not the ones declared."""
+        return evaluate(self.workspace, {**self.interface.bind(task), "threads": self.threads})
+
 
 def parse(fields: dict[str, Any]) -> CpuContract:
     """The contract from its fields, target taken off; ContractError where they cannot be."""
+    interface, fields = buffers.take(fields)
     unknown = set(fields) - {"entry", "threads", "workspace"}
     if unknown:
         raise ContractError(f"the contract has unknown fields: {', '.join(sorted(unknown))}")
@@ -43,6 +52,5 @@ def parse(fields: dict[str, Any]) -> CpuContract:
         raise ContractError("threads must be a whole number from 1 to 1024")
     if isinstance(workspace, bool) or not isinstance(workspace, int | str) or workspace == "":
         raise ContractError("workspace must be a number of bytes or an expression in quotes")
-    contract = CpuContract(entry, threads, str(workspace))
-    contract.workspace_bytes(1, 1, 1)
-    return contract
+    evaluate(str(workspace), {**dict.fromkeys(interface.sizes, 1), "threads": threads})
+    return CpuContract(entry, threads, str(workspace), interface)

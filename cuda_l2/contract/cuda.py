@@ -1,9 +1,10 @@
 """The contract of a CUDA candidate, and the plan it gives for one shape on one device.
 
 A candidate is device code; this text says what our runtime allocates, encodes and launches for it. Everything is
-data: expressions over m, n, k, the device's number of multiprocessors (sms) and names the contract defines.
-docs/contract.md specifies every field. Limits are those of the CUDA driver API (cuTensorMapEncodeTiled,
-cuLaunchKernelEx) and are checked here, so that a wrong contract is refused with a reason and not by an error code.
+data: expressions over m, n, k or a task's own sizes, the device's number of multiprocessors (sms) and names the
+contract defines. docs/contract.md specifies every field. Limits are those of the CUDA driver API
+(cuTensorMapEncodeTiled, cuLaunchKernelEx) and are checked here, so that a wrong contract is refused with a reason and
+not by an error code.
 """
 
 import struct
@@ -11,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.records import Task
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """The least architecture a candidate asks for; an `a` one runs on that generation alone."""
-TENSORS = ("a", "b", "c")
-SIZES = ("m", "n", "k")
 SCALARS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f"}
 TABLE_DTYPES = {"uint8": "B", "uint16": "H", "int32": "i", "uint32": "I"}
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4, "uint32": 4, "int32": 4, "uint8": 1}
@@ -170,6 +171,7 @@ class CudaContract:
     tables: tuple[Table, ...]
     tensor_maps: tuple[TensorMap, ...]
     launches: tuple[Launch, ...]
+    interface: Interface = GEMM
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -183,7 +185,13 @@ class CudaContract:
 
     def plan(self, m: int, n: int, k: int, sms: int) -> Plan:
         """Evaluate every expression for one shape; ContractError where a result breaks a limit."""
-        values = {"m": m, "n": n, "k": k, "sms": sms}
+        return self._plan({"m": m, "n": n, "k": k, "sms": sms})
+
+    def plan_task(self, task: Task, sms: int) -> Plan:
+        """The same for any task; ContractError also where its tensors are not the ones declared."""
+        return self._plan({**self.interface.bind(task), "sms": sms})
+
+    def _plan(self, values: dict[str, int]) -> Plan:
         for name, expression in self.names:
             values[name] = evaluate(expression, values)
         tables = {table.name: _table_bytes(table, values) for table in self.tables}

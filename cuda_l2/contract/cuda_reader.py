@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from cuda_l2.contract import buffers
 from cuda_l2.contract.cuda import (
     ARCHITECTURES,
     EDGES,
@@ -14,10 +15,8 @@ from cuda_l2.contract.cuda import (
     OUT_OF_BOUNDS,
     PROMOTIONS,
     SCALARS,
-    SIZES,
     SWIZZLE_BYTES,
     TABLE_DTYPES,
-    TENSORS,
     Argument,
     CudaContract,
     Launch,
@@ -32,19 +31,21 @@ _NAME = re.compile(r"[A-Za-z_]\w{0,62}")
 
 def parse(fields: dict[str, Any]) -> CudaContract:
     """The contract from its fields, target taken off; ContractError where they cannot be."""
+    interface, fields = buffers.take(fields)
     reader = _Fields(fields, "the contract")
     arch = reader.one_of("arch", ARCHITECTURES)
     names = tuple((_name(name, "names"), _expression(value, f"names.{name}")) for name, value in reader.table("names"))
     workspaces = tuple(_workspace(item) for item in reader.list_of("workspace"))
     tables = tuple(_table(item) for item in reader.list_of("table"))
-    maps = tuple(_tensor_map(item, [w.name for w in workspaces]) for item in reader.list_of("tensor_map"))
-    taken = [*TENSORS, *SIZES, "sms", "i"]
+    tensors = (*interface.names, *(w.name for w in workspaces))
+    maps = tuple(_tensor_map(item, tensors) for item in reader.list_of("tensor_map"))
+    taken = [*interface.names, *interface.sizes, "sms", "i"]
     defined = [name for name, _ in names] + [w.name for w in workspaces] + [t.name for t in tables]
     for name in defined + [tensor_map.name for tensor_map in maps]:
         if name in taken:
             raise ContractError(f"the name {name} is used twice or reserved")
         taken.append(name)
-    kinds = dict.fromkeys((*TENSORS, *(w.name for w in workspaces)), "pointer")
+    kinds = dict.fromkeys(interface.sizes, "int32") | dict.fromkeys(tensors, "pointer")
     kinds |= {table.name: "table" for table in tables} | {item.name: "tensor_map" for item in maps}
     launches = tuple(_launch(item, kinds) for item in reader.list_of("launch"))
     if len(workspaces) > MAX_WORKSPACES:
@@ -52,7 +53,7 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     if not 1 <= len(launches) <= MAX_LAUNCHES:
         raise ContractError(f"the contract needs between 1 and {MAX_LAUNCHES} [[launch]] entries")
     reader.finish()
-    return CudaContract(arch, names, workspaces, tables, maps, launches)
+    return CudaContract(arch, names, workspaces, tables, maps, launches, interface=interface)
 
 
 class _Fields:
@@ -130,9 +131,9 @@ def _table(reader: _Fields) -> Table:
     return table
 
 
-def _tensor_map(reader: _Fields, workspaces: Sequence[str]) -> TensorMap:
+def _tensor_map(reader: _Fields, tensors: Sequence[str]) -> TensorMap:
     name = reader.name("name")
-    tensor = reader.one_of("tensor", (*TENSORS, *workspaces))
+    tensor = reader.one_of("tensor", tensors)
     dims = reader.expressions("dims", range(1, 6))
     rank = len(dims)
     same, less = range(rank, rank + 1), range(rank - 1, rank)
@@ -174,14 +175,12 @@ def _launch(reader: _Fields, kinds: Mapping[str, str]) -> Launch:
 def _argument(value: Any, kinds: Mapping[str, str], reader: _Fields) -> Argument:
     if isinstance(value, str) and value in kinds:
         return Argument(kinds[value], value)
-    if isinstance(value, str) and value in SIZES:
-        return Argument("int32", value)
     if isinstance(value, dict) and len(value) == 1:
         ((kind, expression),) = value.items()
         if kind in SCALARS:
             return Argument(kind, _expression(expression, f"{reader.where}: args"))
     reader.fail(
-        f"cannot pass {value!r}: write the name of a tensor, workspace, tensor map or table, one of m, n, k (int32),"
+        f"cannot pass {value!r}: write the name of a tensor, workspace, tensor map or table, a size (int32),"
         f' or a scalar such as {{int32 = "k / 64"}}; kinds: {", ".join(SCALARS)}'
     )
 

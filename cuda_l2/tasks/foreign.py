@@ -144,7 +144,7 @@ class Loaded:
             if smaller is None:
                 rigid.add(alike[0])
                 continue
-            changed |= {name: largest // 2 for name in names}
+            changed |= dict.fromkeys(names, largest // 2)
             need = smaller
         return changed
 
