@@ -1,0 +1,145 @@
+"""cuda-l2 tasks: what else than matrix products there is to work on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_writable, seconds
+from cuda_l2.errors import UserError
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CheckoutSettings:
+    """How a KernelBench checkout is tried."""
+
+    level: Annotated[tuple[int, ...], Parameter(negative=())] = (1, 2, 3)
+    """Which levels; give it several times."""
+    timeout: str = "120s"
+    """What one file may take."""
+    memory: float = 8.0
+    """GiB that verifying one file may take."""
+    as_written: Annotated[bool, Parameter(negative=())] = False
+    """Keep sizes as written, however long they take, instead of halving them until they suit a CPU."""
+    parts: Annotated[bool, Parameter(negative=())] = False
+    """Also cut files of level 3 into parts that a kernel could replace."""
+    out: Path | None = None
+    """Write what was found to this file, one JSON line a task."""
+
+
+def command(
+    *task: str,
+    kernelbench: Path | None = None,
+    settings: CheckoutSettings | None = None,
+    baselines: Annotated[bool, Parameter(negative=())] = False,
+    protocol: str = "offline",
+    seed: int = 0,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """List tasks of our own, show some in full, or try the files of a KernelBench checkout.
+
+    Files of a checkout are run in a sandboxed process and refused with a reason where they cannot be tasks.
+
+    Parameters
+    ----------
+    task
+        As in softmax or softmax:rows=64,columns=1000:float16; all are listed where there is none.
+    kernelbench
+        Folder of a checkout: the one that holds KernelBench/level1.
+    baselines
+        Also time PyTorch, eager and compiled, on this machine's CPU.
+    protocol
+        Of the timing: offline, server, paper, or search.
+    seed
+        Of inputs.
+    json
+        Print JSON, one line a task.
+    """
+    settings = settings or CheckoutSettings()
+    if task and kernelbench:
+        raise UserError("give tasks or a checkout, not both")
+    if baselines and not task:
+        raise UserError("--baselines needs the tasks to time")
+    if seed < 0:
+        raise UserError(f"the seed must not be negative, as {seed} is")
+    if kernelbench:
+        _checkout(kernelbench, settings, seed, json)
+    elif task:
+        for text in task:
+            _show(text, protocol if baselines else "", seed, json)
+    else:
+        _list(json)
+
+
+def _list(json: bool) -> None:
+    from cuda_l2.records import to_json
+    from cuda_l2.report.tasks import print_own
+    from cuda_l2.tasks._base import definitions
+
+    known = definitions().values()
+    if json:
+        for definition in known:
+            print(to_json(definition.task()))
+    else:
+        print_own(known)
+
+
+def _show(text: str, protocol: str, seed: int, json: bool) -> None:
+    from cuda_l2 import tasks
+    from cuda_l2.execute.lock import machine_lock
+    from cuda_l2.measure.task_baselines import time_baselines
+    from cuda_l2.records import Gemm, to_json
+    from cuda_l2.report.tasks import print_task
+    from cuda_l2.tasks._base import definition
+    from cuda_l2.tasks.tolerance import bounds
+    from cuda_l2.tasks.values import Distribution
+
+    task = tasks.parse(text)
+    if isinstance(task, Gemm):
+        raise UserError(f"{task} is a matrix product: `cuda-l2 optimize {task}`")
+    known = definition(task.name)
+    function = known.bind(dict(task.sizes))
+    timing = None
+    if protocol:
+        with machine_lock():
+            timing = time_baselines(task, protocol, seed)
+    if json:
+        print(to_json(task) if timing is None else f'{{"task":{to_json(task)},"timing":{to_json(timing)}}}')
+        return
+    limits = {str(values): bounds(function, known.draw(task, seed, values)) for values in Distribution}
+    print_task(task, limits, timing)
+
+
+def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -> None:
+    if not set(settings.level) <= {1, 2, 3}:
+        raise UserError(f"the levels are 1, 2 and 3, not {', '.join(map(str, settings.level))}")
+    if not settings.memory > 0:
+        raise UserError(f"the memory must be positive, not {settings.memory}")
+    timeout_s = seconds(settings.timeout)
+    if settings.out:
+        require_writable(settings.out)
+
+    from cuda_l2.records import to_json
+    from cuda_l2.report.tasks import print_counts, print_examined
+    from cuda_l2.tasks.kernelbench import Effort, entries, examine_all
+
+    effort = Effort(timeout_s=timeout_s, memory_bytes=int(settings.memory * 2**30))
+    if settings.as_written:
+        effort = Effort(timeout_s, effort.memory_bytes, budget_bytes=0)
+    found = []
+    lines = []
+    for examined in examine_all(
+        entries(folder, settings.level), effort, seed=seed, parts=(3,) if settings.parts else ()
+    ):
+        found.append(examined)
+        lines.append(to_json(examined))
+        if json:
+            print(lines[-1], flush=True)
+        else:
+            print_examined(examined)
+    if settings.out:
+        settings.out.write_text("".join(f"{line}\n" for line in lines))
+    if not json:
+        print_counts(found)

@@ -1,0 +1,132 @@
+"""cuda-l2 tasks, and the baselines it times: what is listed, shown, tried and refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_l2 import cli
+from cuda_l2.errors import UserError
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.measure.task_baselines import COMPILED, EAGER, TaskRounds, Wrong, time_baselines
+from cuda_l2.records import Operation, Timing, TimingStatus, from_json
+from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.examined import Examined, Readiness
+from cuda_l2.tasks.tolerance import bounds
+
+CHECKOUT = Path(__file__).with_name("kernelbench")
+pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """run(*arguments) of `cuda-l2 tasks`: exit status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cuda-l2", "tasks", *arguments])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return status, *capsys.readouterr()
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing"], "no task"),
+        (["softmax:lines=3"], "no size lines"),
+        (["64x64x64"], "cuda-l2 optimize 64x64x64"),
+        (["--kernelbench", "."], "level1"),
+        (["softmax", "--kernelbench", "."], "not both"),
+        (["--baselines"], "needs the tasks"),
+        (["softmax", "--seed", "-1"], "seed"),
+        (["softmax", "--baselines", "--protocol", "quick"], "protocol"),
+        (["--kernelbench", str(CHECKOUT), "--level", "4"], "levels"),
+        (["--kernelbench", str(CHECKOUT), "--timeout", "soon"], "time"),
+        (["--kernelbench", str(CHECKOUT), "--memory", "0"], "memory"),
+        (["--kernelbench", str(CHECKOUT), "--out", "/proc/nowhere/out.jsonl"], "cannot write"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(arguments, says, run, tmp_path) -> None:
+    status, out, error = run(*arguments)
+    assert status == 2 and out == "" and says in error
+    assert len(error.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_every_task_is_listed(run) -> None:
+    listed = [from_json(Operation, line) for line in run("--json")[1].splitlines()]
+    assert [task.name for task in listed] == list(definitions())
+    _, table, _ = run()
+    assert f"{len(listed)} tasks" in table and "group_norm" in table
+
+
+def test_a_task_is_shown_with_its_tensors_and_tolerances(run) -> None:
+    status, out, _ = run("max_rows:rows=7,columns=9")
+    assert status == 0 and "x float32[7, 9]" in out and "indices int64[7]" in out
+    assert "rounding decides" in out and "sparse" in out
+
+
+def test_a_checkout_is_tried_and_counted(run, tmp_path) -> None:
+    level = tmp_path / "KernelBench" / "level2"
+    level.mkdir(parents=True)
+    (level / "1_Good.py").write_text((CHECKOUT / "KernelBench/level2/1_Linear_Swish_Scale.py").read_text())
+    (level / "2_Bad.py").write_text("import nobody_has_this")
+    out = tmp_path / "out.jsonl"
+    status, said, error = run("--kernelbench", str(tmp_path), "--out", str(out), "--timeout", "30s")
+    assert status == 0, error
+    assert "needs-package    kernelbench/level2/2_Bad: needs the package nobody_has_this" in said
+    assert "1 of 2 files are tasks" in said
+    found = [from_json(Examined, line) for line in out.read_text().splitlines()]
+    assert [each.status for each in found] == [Readiness.READY, Readiness.NEEDS_PACKAGE]
+
+
+def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
+    status, out, error = run("bias_gelu_residual:rows=64,columns=256", "--baselines", "--protocol", "search", "--json")
+    assert status == 0, error
+    timing = from_json(Timing, json.dumps(json.loads(out)["timing"]))
+    assert timing.status is TimingStatus.MEASURED and timing.protocol == "search"
+    assert timing.candidate.name == COMPILED and [arm.name for arm in timing.baselines] == [EAGER]
+    assert timing.candidate.rounds == timing.baselines[0].rounds >= 6
+    assert 0 < timing.speedup.low <= timing.speedup.estimate and timing.reference == EAGER
+    assert timing.conditions == {"launches_with_own_inputs": 64}
+
+
+def test_a_compiler_that_fails_is_left_out_with_its_reason(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
+    timing = time_baselines(definition("softplus").task({"rows": 8, "columns": 33}), "search")
+    assert timing.candidate.name == EAGER and not timing.baselines
+    assert timing.conditions["left out"][COMPILED]
+
+
+def test_a_protocol_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UserError, match="protocol"):
+        time_baselines(definition("softmax").task(), "quick")
+
+
+def test_an_arm_whose_timed_results_are_wrong_is_noticed() -> None:
+    known = definition("softmax")
+    task = known.task({"rows": 4, "columns": 16})
+    function = known.bind({})
+    sets = [known.draw(task, seed) for seed in range(8)]
+    expected = [bounds(function, tensors) for tensors in sets]
+    calls = []
+
+    def shrinks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # right at first, then for a part of the rows
+        calls.append(x)
+        return (function(x=x)[0],) if len(calls) < 40 else (torch.cat([function(x=x[:2])[0], x[2:]]),)
+
+    honest = TaskRounds({EAGER: function, COMPILED: function}, sets, expected, SEARCH, np.random.default_rng(1))
+    honest.run()
+    assert all(len(times) >= SEARCH.min_rounds for times in honest.samples.values())
+    run_ = TaskRounds({EAGER: function, COMPILED: shrinks}, sets, expected, SEARCH, np.random.default_rng(1))
+    with pytest.raises(Wrong, match=r"torch.compile .* first at \[2"):
+        run_.run()
