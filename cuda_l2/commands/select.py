@@ -65,9 +65,9 @@ def command(settings: SelectSettings | None = None) -> None:
     from cuda_l2.survey import Survey, SurveySettings, shapes_of
     from cuda_l2.targets import cuda
 
-    start = time.monotonic()
     gemms = shapes_of(settings.grid, layouts, accumulates, settings.seed)
     target = cuda.detect()
+    start = time.monotonic()
     survey = Survey(
         SurveySettings(gemms, settings.out, settings.pool, settings.known, budget_s, settings.seed),
         target,

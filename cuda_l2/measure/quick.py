@@ -2,8 +2,8 @@
 
 One process keeps every kernel loaded and binds it to a shape's operands; each first output is compared with torch's,
 loosely. Samples are replays of a graph of back-to-back launches, on a warm chip and in random order: what is timed
-early on a cool chip looks up to 10 % faster. The process is thrown away after a hang or fault, which costs one kernel on
-one shape.
+early on a cool chip looks up to 10 % faster. The process is thrown away after a hang or fault, which costs one kernel
+on one shape.
 """
 
 import functools
