@@ -55,9 +55,13 @@ class CudaWorker:
             self.call("attach", LOAD_TIMEOUT_S, [buffer.fd for buffer in arena.buffers.values()], sizes=sizes)
             self.arena = arena
 
-    def load(self, cubin: Path, plan: Plan, places: Sequence[dict[str, Place]]) -> None:
-        """Load a candidate and bind it to each set of places; Fault where it cannot be launched so."""
-        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), plan=to_json(plan), places=[_plain(p) for p in places])
+    def load(self, cubin: Path, plan: Plan, places: Sequence[dict[str, Place]], slot: int = 0) -> None:
+        """Load a candidate and bind it to each set of places; Fault where it cannot be launched so.
+
+        The first slot's takes the place of all that was loaded; the next slot's is loaded beside it.
+        """
+        terms: dict[str, Any] = {"cubin": str(cubin), "plan": to_json(plan), "slot": slot}
+        self.call("load", LOAD_TIMEOUT_S, places=[_plain(p) for p in places], **terms)
 
     def bind(self, places: Sequence[dict[str, Place]]) -> None:
         self.call("bind", LOAD_TIMEOUT_S, places=[_plain(p) for p in places])

@@ -36,7 +36,7 @@ POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
 
 
 class Worker:
-    """One CUDA context with at most one candidate loaded."""
+    """One CUDA context. Candidates are loaded in slots: one, or several that are timed in turns."""
 
     def __init__(self, helpers: Path) -> None:
         check("cuInit", driver.cuInit(0))
@@ -49,8 +49,9 @@ class Worker:
         """More streams: for load beside the candidate, and for what takes its place."""
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
-        self.loaded: Loaded | None = None
-        self.bound: list[Bound] = []
+        self.loaded: list[Loaded] = []
+        self.bound: list[list[Bound]] = []
+        """By slot and binding."""
         self.graphs: list[Graph] = []
         self.trace: KernelTrace | None = None
         self.evicted: tuple[int, int] = (0, 0)  # address, bytes
@@ -69,35 +70,39 @@ class Worker:
             os.close(descriptor)
         return {}
 
-    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
-        """Load a candidate and bind it to several sets of addresses, given as buffer and offset."""
-        self._unload()
-        self.loaded = Loaded(Path(cubin).read_bytes(), from_json(Plan, plan))
-        self.bind(places)
+    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
+        """Load a candidate and bind it to several sets of addresses, given as buffer and offset.
+
+        The first slot's throws away what was loaded before; the next slot's is loaded beside it.
+        """
+        if slot == 0:
+            self._unload()
+        self.loaded.append(Loaded(Path(cubin).read_bytes(), from_json(Plan, plan)))
+        self.bind(places, slot)
         return {}
 
-    def bind(self, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
+    def bind(self, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
         """Bind what is loaded to other addresses."""
-        assert self.loaded is not None
         self._drop_graphs()
-        self.bound = [
-            self.loaded.bind({name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()})
+        addresses = [
+            {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
             for place in places
         ]
+        self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
         return {}
 
     def launch(self, binding: int = 0, count: int = 1) -> dict[str, Any]:
         """Launch several times, each on garbage in shared memory."""
         for _ in range(count):
             self.helpers.spoil_shared(self.stream, self._garbage())
-            self.bound[binding].launch(self.stream)
+            self.bound[0][binding].launch(self.stream)
         self._wait()
         return {}
 
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> dict[str, Any]:
         """Launch behind a producer of A that lets dependents begin before it writes."""
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
-        self.bound[0].launch(self.stream)
+        self.bound[0][0].launch(self.stream)
         self._wait()
         return {}
 
@@ -106,7 +111,7 @@ class Worker:
         self.helpers.spoil_shared(self.stream, self._garbage())
         self._occupy(occupied, ns, traffic=True)
         for _ in range(count):
-            self.bound[0].launch(self.stream)
+            self.bound[0][0].launch(self.stream)
         self._wait()
         self._wait(self.beside)
         return {}
@@ -130,7 +135,7 @@ class Worker:
             turn, rest = divmod(i, LOAD_EVERY)
             if rest == 0:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
-            self.bound[0].launch(self.stream)
+            self.bound[0][0].launch(self.stream)
             self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
             target = self.buffers["record"].address + i * size
             check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, self._address(c), size, stream))
@@ -138,17 +143,19 @@ class Worker:
             self._wait(each)
         return {}
 
-    def capture(self, bindings: list[int]) -> dict[str, Any]:
+    def capture(self, bindings: list[int], slot: int = 0) -> dict[str, Any]:
         """A graph of one launch on each binding, in order; answers its index."""
 
         def enqueue(stream: int) -> None:
             for binding in bindings:
-                self.bound[binding].launch(stream)
+                self.bound[slot][binding].launch(stream)
 
         self.graphs.append(Graph(self.stream, enqueue))
         return {"graph": len(self.graphs) - 1}
 
-    def record(self, bindings: list[int], kept: list[int], source: list[list[Any]], size: int) -> dict[str, Any]:
+    def record(
+        self, bindings: list[int], kept: list[int], source: list[list[Any]], size: int, slot: int = 0
+    ) -> dict[str, Any]:
         """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
 
         kept: numbers of launches in ascending order; source: each one's output; copies go to the record buffer in turn.
@@ -157,7 +164,7 @@ class Worker:
 
         def enqueue(stream: int) -> None:
             for number, binding in enumerate(bindings):
-                self.bound[binding].launch(stream)
+                self.bound[slot][binding].launch(stream)
                 if number in places:
                     index, place = places[number]
                     target = self.buffers["record"].address + index * size
@@ -235,9 +242,9 @@ class Worker:
     def _unload(self) -> None:
         self._drop_graphs()
         self.bound = []
-        if self.loaded is not None:
-            self.loaded.unload()
-        self.loaded = None
+        for loaded in self.loaded:
+            loaded.unload()
+        self.loaded = []
 
     def _drop_graphs(self) -> None:
         for graph in self.graphs:

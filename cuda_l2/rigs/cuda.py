@@ -1,7 +1,7 @@
 """An NVIDIA GPU: candidates in a worker process, NVIDIA's libraries and all references in this one."""
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
+from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Layout, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.targets import cuda
@@ -54,11 +55,11 @@ class CudaRig(Rig):
         self.gpu = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
         self.builders = BuildServers(self.target)
 
-    def open(self, gemm: Gemm, seed: int) -> Bench:
+    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(gemm)
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
-        return CudaBench(self, gemm, seed)
+        return CudaBench(self, gemm, seed, both_layouts)
 
     def require_feasible(self, gemm: Gemm) -> None:
         # arena with staging and records, private copies in fp16 and fp32, references in fp64
@@ -92,12 +93,12 @@ class CudaRig(Rig):
 class CudaBench(Bench):
     """The stages for one shape on a GPU."""
 
-    def __init__(self, rig: CudaRig, gemm: Gemm, seed: int) -> None:
-        self._rig, self._gemm = rig, gemm
+    def __init__(self, rig: CudaRig, gemm: Gemm, seed: int, both_layouts: bool) -> None:
+        self._rig, self._gemm, self._both_layouts = rig, gemm, both_layouts
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator("cuda").manual_seed(seed)
         self._workspace_bytes = WORKSPACE_BYTES + 16 * gemm.m * gemm.n
-        self._arena = CudaArena(gemm, self._workspace_bytes)
+        self._arena = CudaArena(gemm, self._workspace_bytes, both_layouts=both_layouts)
         self._rotating: CudaOperands | None = None
         self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
         self._operands: CudaOperands | None = None
@@ -118,21 +119,27 @@ class CudaBench(Bench):
         return collect(Path(build.artifact), plan, gemm)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._time((candidate, build), protocol, beat)
+        kernels = {CANDIDATE: Kernel(candidate, build, self._gemm.layout)}
+        return self.time_kernels(kernels, protocol, beat)[CANDIDATE]
 
     def time_baselines(self, protocol: Protocol) -> Timing:
-        return self._time(None, protocol)
+        (timing,) = self.time_kernels({}, protocol).values()
+        return timing
 
     @torch.inference_mode()
-    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
+    def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float = 0.0) -> dict[str, Timing]:
+        """Time several kernels of the shape in one run, those that read B in the other layout too.
+
+        By name; without kernels one baseline stands in their place.
+        """
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
         for _ in range(RUNS):
-            timing = measure_cuda(self._rig.gpu, kernel, operands, protocol, self._rng, self._names(protocol), beat)
-            if "drifted" not in timing.conditions:
+            timings = measure_cuda(self._rig.gpu, kernels, operands, protocol, self._rng, self._names(protocol), beat)
+            if not any("drifted" in timing.conditions for timing in timings.values()):
                 break
-        return timing
+        return timings
 
     def renew(self) -> None:
         self._rig.workers.renew()
@@ -173,7 +180,8 @@ class CudaBench(Bench):
     def _rotating_operands(self) -> CudaOperands:
         if self._rotating is None:
             count = max(2, int(CACHES_ROTATED * self._rig.target.l2_bytes / self._gemm.bytes) + 1)
-            arena = CudaArena(self._gemm, self._workspace_bytes, rotate=min(count, 512))
+            rotate, both = min(count, 512), self._both_layouts
+            arena = CudaArena(self._gemm, self._workspace_bytes, rotate=rotate, both_layouts=both)
             self._rotating = CudaOperands(arena, self._generator)
         return self._rotating
 
