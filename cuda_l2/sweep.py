@@ -22,6 +22,7 @@ from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Layout, Timing, Trial
 from cuda_l2.report.arms import AUTOTUNED
+from cuda_l2.report.library import fallbacks
 from cuda_l2.results import MEASURED, Header, KernelFigures, Measurement, ResultsFile
 from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, judge_group
@@ -50,6 +51,7 @@ class SweepSettings:
     compiled: bool = False  # torch.compile too
     full: bool = False  # kernels also pass the checks that are too slow for a search
     library: Path | None = None  # a table of kernels by shape: those are timed, in both layouts, with no search
+    fallback: Path | None = None  # table.csv of an earlier run of the library: where it was slower, cuBLASLt serves
 
 
 class Sweep:
@@ -57,6 +59,7 @@ class Sweep:
 
     def __init__(self, settings: SweepSettings) -> None:
         self.settings = settings
+        self._falls_back = fallbacks(settings.fallback) if settings.fallback else {}
         self._library = _by_size(read_table(settings.library)) if settings.library else None
         self._kernels = None if settings.baselines_only or self._library else _Kernels(settings)
         self.rig = self._kernels.rig if self._kernels else open_rig(settings.target)
@@ -80,6 +83,7 @@ class Sweep:
         }
         if settings.library:
             fixed["library"] = hashlib.sha256(settings.library.read_bytes()).hexdigest()[:16]
+            fixed["fallback"] = len(self._falls_back)
         elif not settings.baselines_only:
             fixed |= {"budget_s": settings.budget_s, "policy": settings.policy, "full": settings.full}
         environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
@@ -257,6 +261,7 @@ class Sweep:
                     schedule=rows[0].schedule,
                     arms=self._described(gemm, timing),
                     kernels=figures,
+                    falls_back=self._falls_back.get((gemm, name), (False, False)),
                     created=_now(),
                     seconds=time.perf_counter() - start,
                 )

@@ -1,13 +1,16 @@
 """Tables of a library's kernels over many shapes: which kernel stands for a comparison, and against what."""
 
+from dataclasses import replace
+
 import pytest
 
+from cuda_l2.errors import UserError
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
 from cuda_l2.report import library
-from cuda_l2.report.grid import rows
+from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import summary
-from cuda_l2.results import Header, KernelFigures, Measurement
+from cuda_l2.results import CSV, Header, KernelFigures, Measurement
 
 BASELINES = {"cuBLASLt-AutoTuning NN": 12.0, "cuBLASLt-AutoTuning TN": 10.0, "cuBLAS NN": 30.0}
 TIMES = {
@@ -91,3 +94,16 @@ def test_a_row_holds_every_kernel_with_its_schedule() -> None:
     assert row["plain_us"] == 8.5 and row["any_launch_us"] == 6.5
     assert row["tn_dependent_us"] == 5.0 and row["tn_dependent_schedule"] == "BM=64"
     assert row["nn_plain_speedup_same_layout"] == pytest.approx(12 / 8.5)
+
+
+def test_where_an_earlier_run_was_slower_cublaslt_stands_for_ours(tmp_path) -> None:
+    slow = dict.fromkeys(TIMES, (20.0, 20.0))
+    header, earlier = Header("gpu", {}, {}), [measured("64x64x64", TIMES), measured("8192x8192x8192", slow)]
+    write_tables(tmp_path, header, earlier)
+    found = library.fallbacks(tmp_path / CSV)
+    assert found == {(m.gemm, "offline"): (slower, slower) for m, slower in zip(earlier, (False, True), strict=True)}
+    text = summary(header, [replace(m, falls_back=found[m.gemm, "offline"]) for m in earlier])
+    assert "chosen beforehand: 1 shapes" in text and "| >= 34 | 1 | +0.00% | 1.000 | 0.0% | 0.0% | 1.000 |" in text
+    (tmp_path / "no.csv").write_text("m,n\n1,2\n")
+    with pytest.raises(UserError, match="is no table"):
+        library.fallbacks(tmp_path / "no.csv")

@@ -47,6 +47,8 @@ class BenchSettings:
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
     library: Path | None = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
+    fallback: Path | None = None
+    """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
@@ -120,6 +122,10 @@ def _run_grid(settings: BenchSettings) -> None:
     budget_s = 0.0 if settings.budget is None or settings.budget.strip() in NO_SEARCH else seconds(settings.budget)
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
+    if settings.fallback and not settings.library:
+        raise UserError("--fallback goes with --library")
+    if settings.library and (settings.baselines_only or budget_s):
+        raise UserError("--library times the kernels of a table: it goes neither with --baselines-only nor with --budget")
     layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
     if layouts is None:
         raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
@@ -149,6 +155,7 @@ def _run_grid(settings: BenchSettings) -> None:
         compiled=settings.compile,
         full=settings.full,
         library=settings.library,
+        fallback=settings.fallback,
     )
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:

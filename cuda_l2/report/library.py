@@ -4,13 +4,16 @@ Every shape's kernels, in both layouts, ran beside all baselines in one run. Whi
 fixed by the times of the run that selected them, the baseline is the fastest of the run reported: both favour it.
 """
 
+import csv
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
+from cuda_l2.errors import UserError
 from cuda_l2.grid import log2_mnk
 from cuda_l2.measure.intervals import geometric_mean
-from cuda_l2.records import Interval, Layout
+from cuda_l2.records import Accumulate, Gemm, Interval, Layout
 from cuda_l2.report.arms import AUTOTUNED, Row, arms_of, class_of, fastest, interval_cells
 from cuda_l2.results import MEASURED, KernelFigures, Measurement
 
@@ -49,6 +52,26 @@ def ratio(
     return ratios[fastest(arms, names)] if names else None
 
 
+def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
+    """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
+
+    It does where the ratio's interval did not lie above 1. UserError where the file is no such table.
+    """
+    found = {}
+    try:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row["plain_speedup_low"]:
+                    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
+                    lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
+                    plain, launched = (low <= 1 for low in lows)
+                    found[gemm, row["protocol"]] = (plain, launched)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None
+    return found
+
+
 def cells(measurement: Measurement) -> Row:
     """What a row of the table holds of every kernel; a dot separates its name from what is told of it."""
     row: Row = {}
@@ -82,6 +105,11 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     launched = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=True)))
     for title, ratios in (("plain launches", plain), ("dependent launch where it was selected", launched)):
         text += _by_size(f"{protocol}, {title}, faster layout against {AUTOTUNED}'s faster layout", ratios)
+    if any(any(m.falls_back) for m in measured):
+        for title, index, ratios in (("plain", 0, plain), ("any", 1, launched)):
+            served = [(m, Interval(1, 1, 1) if m.falls_back[index] else value) for m, value in ratios]
+            count = sum(m.falls_back[index] for m in measured)
+            text += _by_size(f"{protocol}, {title} launches, cuBLASLt where chosen beforehand: {count} shapes", served)
     text += _by_layout(protocol, measured)
     text += _by_baseline(protocol, measured)
     worst = sorted(plain, key=lambda pair: pair[1].estimate)[:WORST_SHOWN]
