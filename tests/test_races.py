@@ -25,7 +25,7 @@ from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.rigs import gpu_present
 from cuda_l2.targets.cuda import compile_only
 from cuda_l2.verify import races, stress
-from cuda_l2.verify._base import CheckFailed
+from cuda_l2.verify._base import CheckFailed, normal_case
 
 CHEATS = {cheat.name: cheat for cheat in all_cheats()}
 HONEST = sorted(name for name, cheat in CHEATS.items() if cheat.honest)
@@ -383,7 +383,7 @@ def test_shared_memory_holds_other_garbage_before_every_launch(opened: Callable[
     """Blocks write down what they find."""
     gemm = Gemm(64, 48 * 1024, 16)  # 96 KiB a block
     with opened(SHARED, str(gemm)) as session:
-        case = session.cases.get("garbage", 0, stress._make)
+        case = session.cases.get("garbage", 0, normal_case)
         first, second = (session.launch(case) for _ in range(2))
         assert first.isnan().float().mean() > 0.99
         assert second.isnan().float().mean() > 0.99

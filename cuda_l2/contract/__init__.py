@@ -3,14 +3,16 @@
 docs/contract.md specifies it.
 """
 
+import functools
 import re
 import tomllib
 from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
 from cuda_l2.contract.cpu import CpuContract
-from cuda_l2.contract.cuda import CudaContract
+from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.records import Gemm
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
@@ -42,6 +44,18 @@ def parse_cuda(source: str) -> CudaContract:
     return contract
 
 
+@functools.lru_cache(maxsize=64)
+def plan_cuda(source: str, gemm: Gemm, sms: int) -> Plan:
+    """What is launched for a shape on a device of so many multiprocessors; ContractError where it is refused."""
+    contract = parse_cuda(source)
+    if gemm.layout not in contract.layouts:
+        raise ContractError(
+            f"the kernel reads B as {' or '.join(contract.layouts)} alone, as its contract says;"
+            f" the shape has {gemm.layout}: write {gemm.m}x{gemm.n}x{gemm.k}:{contract.layouts[0]}"
+        )
+    return contract.plan(gemm.m, gemm.n, gemm.k, sms)
+
+
 def _fields(source: str) -> dict[str, Any]:
     match = _COMMENT.match(source)
     if not match:
@@ -52,4 +66,4 @@ def _fields(source: str) -> dict[str, Any]:
         raise ContractError(f"the contract is not TOML: {error}") from None
 
 
-__all__ = ["ContractError", "CpuContract", "CudaContract", "evaluate", "parse", "parse_cpu", "parse_cuda"]
+__all__ = ["ContractError", "CpuContract", "CudaContract", "evaluate", "parse", "parse_cpu", "parse_cuda", "plan_cuda"]

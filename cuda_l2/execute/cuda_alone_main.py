@@ -14,10 +14,10 @@ from cuda.bindings import driver
 
 from cuda_l2.execute.cuda_alone import Job
 from cuda_l2.execute.cuda_driver import DriverError, LaunchError, Loaded, check
+from cuda_l2.execute.fills import POISON, SCRATCH_BYTE
 from cuda_l2.records import from_json
 
-POISON = 0x7DAD
-SCRATCH_WORD = 0xFBFBFBFB
+SCRATCH_WORD = 0x01010101 * SCRATCH_BYTE
 WORKSPACE_ALIGN = 1024
 PATTERN = 65521
 """Operands repeat after so many normal numbers: a prime, so that rows differ."""

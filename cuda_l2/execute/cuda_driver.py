@@ -108,6 +108,7 @@ class _Kernel:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"the source defines no kernel {launch.kernel}")
         self._layout = self._parameters()
+        self._stream = -1  # that the configuration names
         self._prepare()
 
     def bind(self, pointers: Mapping[str, int], maps: Mapping[str, bytes]) -> Callable[[int], None]:
@@ -129,7 +130,8 @@ class _Kernel:
 
         def enqueue(stream: int) -> None:
             config = self.config
-            config.hStream = driver.CUstream(stream)
+            if stream != self._stream:
+                config.hStream, self._stream = driver.CUstream(stream), stream
             (status,) = driver.cuLaunchKernelEx(config, self.function, address, 0)
             if status != driver.CUresult.CUDA_SUCCESS:
                 raise DriverError(f"launch of {self.launch.kernel}", status)

@@ -4,6 +4,7 @@ The parent (here) makes the memory, the inputs and the references, and gives a w
 ends with its process. Starting one takes most of a second, so the next is started before it is needed.
 """
 
+import functools
 import json
 import os
 import select
@@ -57,7 +58,7 @@ class CudaWorker:
 
     def load(self, cubin: Path, plan: Plan, places: Sequence[dict[str, Place]]) -> None:
         """Load a candidate and bind it to each set of places; Fault where it cannot be launched so."""
-        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), plan=to_json(plan), places=[_plain(p) for p in places])
+        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), plan=_plan_text(plan), places=[_plain(p) for p in places])
 
     def bind(self, places: Sequence[dict[str, Place]]) -> None:
         self.call("bind", LOAD_TIMEOUT_S, places=[_plain(p) for p in places])
@@ -151,6 +152,11 @@ class CudaWorkers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_text(plan: Plan) -> str:
+    return to_json(plan)
 
 
 def _plain(places: dict[str, Place]) -> dict[str, list[Any]]:

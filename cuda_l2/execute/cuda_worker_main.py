@@ -19,6 +19,7 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.cuda_driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
 from cuda_l2.execute.cuda_helpers import Helpers
 from cuda_l2.execute.cupti import KernelTrace
+from cuda_l2.execute.fills import POISON, SCRATCH_BYTE
 from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -31,8 +32,6 @@ TRAFFIC_BYTES = 256 << 20
 """What such load reads and writes: several times any cache."""
 ROUNDS_BEHIND = 16
 """Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
-POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
-"""What C and scratch workspaces hold before a launch."""
 
 
 class Worker:
@@ -50,6 +49,8 @@ class Worker:
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
         self.loaded: Loaded | None = None
+        self.loaded_from = ("", "")
+        """Its cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
         self.bound: list[Bound] = []
         self.graphs: list[Graph] = []
         self.trace: KernelTrace | None = None
@@ -71,8 +72,10 @@ class Worker:
 
     def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
         """Load a candidate and bind it to several sets of addresses, given as buffer and offset."""
-        self._unload()
-        self.loaded = Loaded(Path(cubin).read_bytes(), from_json(Plan, plan))
+        if self.loaded is None or self.loaded_from != (cubin, plan):
+            self._unload()
+            self.loaded = Loaded(Path(cubin).read_bytes(), from_json(Plan, plan))
+            self.loaded_from = (cubin, plan)
         self.bind(places)
         return {}
 
@@ -153,16 +156,18 @@ class Worker:
 
         kept: numbers of launches in ascending order; source: each one's output; copies go to the record buffer in turn.
         """
-        places = {number: (index, place) for index, (number, place) in enumerate(zip(kept, source, strict=True))}
+        record = self.buffers["record"].address
+        copies = {
+            number: (record + index * size, self._address(place))
+            for index, (number, place) in enumerate(zip(kept, source, strict=True))
+        }
 
         def enqueue(stream: int) -> None:
+            handle = driver.CUstream(stream)
             for number, binding in enumerate(bindings):
                 self.bound[binding].launch(stream)
-                if number in places:
-                    index, place = places[number]
-                    target = self.buffers["record"].address + index * size
-                    copied = driver.cuMemcpyDtoDAsync(target, self._address(place), size, driver.CUstream(stream))
-                    check("cuMemcpyDtoDAsync", copied)
+                if number in copies:
+                    check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(*copies[number], size, handle))
 
         graph = Graph(self.stream, enqueue)
         graph.once()

@@ -19,10 +19,10 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
-from cuda_l2.execute.cuda_arena import POISON
 from cuda_l2.execute.cuda_driver import Graph
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.cupti import KernelTrace
+from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cuda_baselines import Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
@@ -127,8 +127,7 @@ class CudaRounds(Rounds):
         """The candidate's, by number of launches: the worker's index of the graph, and the windows."""
         self._stream = operands.stream
         arena.place(snug=False)
-        terms = contract.parse_cuda(kernel[0].source) if kernel else None
-        self.plan = terms.plan(gemm.m, gemm.n, gemm.k, gpu.sms) if terms else NO_PLAN
+        self.plan = contract.plan_cuda(kernel[0].source, gemm, gpu.sms) if kernel else NO_PLAN
         self.places = [arena.places(self.plan, window) for window in range(arena.windows)]
         self._workers, self.worker = gpu.workers, gpu.workers.get(arena)
         if kernel:

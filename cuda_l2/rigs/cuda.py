@@ -113,9 +113,8 @@ class CudaBench(Bench):
         return verify(partial(CudaSession, candidate, build, *places), full=full)
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
-        gemm = self._gemm
-        plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, self._rig.target.sms)
-        return collect(Path(build.artifact), plan, gemm)
+        plan = contract.plan_cuda(candidate.source, self._gemm, self._rig.target.sms)
+        return collect(Path(build.artifact), plan, self._gemm)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
         return self._time((candidate, build), protocol, beat)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute.arena import POISON
+from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
 
@@ -67,7 +67,8 @@ class Cases:
         self.gemm, self._seed, self.references = gemm, seed, references
         self.device = references.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        """Randomness of the checks themselves: the caller's own generator is left alone."""
+        self.rng = np.random.default_rng([seed, self.generator.initial_seed()])
+        """Randomness of the checks themselves: the caller's own generators are left alone."""
         self._cases: OrderedDict[tuple[str, int], Case] = OrderedDict()
 
     def get(self, name: str, index: int, make: Callable[["Cases", torch.Generator], Case]) -> Case:
