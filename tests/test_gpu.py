@@ -7,8 +7,9 @@ import pytest
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
-from cuda_l2.propose._base import FamilySpace
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.measure.rounds import Kernel
+from cuda_l2.propose._base import FamilySpace, space_for
+from cuda_l2.records import Candidate, Gemm, Layout, TimingStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 CORPUS = Path(__file__).with_name("cuda_cheats")
@@ -82,3 +83,44 @@ def test_optimize_finds_a_kernel_and_reports_it(gpu, tmp_path) -> None:
     assert set(result.reports) == {"offline", "server"}
     assert result.source_path and result.source_path.suffix == ".cu"
     assert json.dumps(result.reports["offline"].environment)
+
+
+@pytest.mark.parametrize("protocol", ["offline", "rotating", "server"])
+def test_kernels_of_both_layouts_are_timed_in_one_run(gpu, protocol) -> None:
+    shapes = [Gemm.parse(shape) for shape in ("256x512x1024", "256x512x1024:tn")]
+    sources = [space_for([family], gemm, gpu.target) for gemm in shapes for family in families_for(gemm, gpu.target)]
+    candidates = [space.render(space.defaults()[0], "test") for space in sources]
+    layouts = [gemm.layout for gemm in shapes for _ in families_for(gemm, gpu.target)]
+    with gpu.open(shapes[0], 0, both_layouts=True) as bench:
+        built = zip(candidates, bench.build(candidates), layouts, strict=True)
+        kernels = {f"kernel {number}": Kernel(*parts) for number, parts in enumerate(built)}
+        assert len(kernels) >= 4
+        timings = bench.time_kernels(kernels, gpu.protocols[protocol])
+    assert list(timings) == list(kernels)
+    for name, timing in timings.items():
+        assert timing.candidate and timing.speedup, timing.reason
+        assert timing.candidate.name == name
+        arms = {arm.name for arm in timing.baselines}
+        assert {"cuBLASLt-AutoTuning NN", "cuBLASLt-AutoTuning TN"} <= arms and not arms & set(kernels)
+        assert timing.reference in arms
+
+
+def test_a_kernel_that_reads_the_wrong_layout_is_noticed_among_others(gpu) -> None:
+    shapes = [Gemm.parse(shape) for shape in ("256x512x1024", "256x512x1024:tn")]
+    candidates = []
+    for gemm in shapes:
+        space = space_for(families_for(gemm, gpu.target), gemm, gpu.target)
+        candidates.append(space.render(space.defaults()[0], "test"))
+    with gpu.open(shapes[0], 0, both_layouts=True) as bench:
+        nn, tn = bench.build(candidates)
+        kernels = {"right": Kernel(candidates[0], nn, Layout.NN), "wrong": Kernel(candidates[1], tn, Layout.NN)}
+        timings = bench.time_kernels(kernels, gpu.protocols["offline"])
+    assert {timing.status for timing in timings.values()} == {TimingStatus.WRONG_OUTPUT}
+
+
+def test_the_fp16_class_meets_the_autotuned_algorithms_of_both_classes(gpu) -> None:
+    with Evaluator(Gemm.parse("256x512x1024:fp16"), gpu) as evaluator:
+        (trial,) = evaluator.evaluate([Candidate((CORPUS / "honest_mma.cu").read_text())], gpu.protocols["offline"])
+    assert trial.timing and trial.timing.candidate, trial.reason
+    names = {arm.name for arm in trial.timing.baselines}
+    assert {f"cuBLASLt-AutoTuning{kind} {layout}" for kind in ("", "-32F") for layout in ("NN", "TN")} <= names

@@ -45,6 +45,8 @@ class BenchSettings:
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
     full: Annotated[bool, Parameter(negative=())] = False
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
+    retune: Annotated[bool, Parameter(negative=())] = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
@@ -146,6 +148,7 @@ def _run_grid(settings: BenchSettings) -> None:
         arms=_listed(settings.arms),
         compiled=settings.compile,
         full=settings.full,
+        retune=settings.retune,
     )
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:

@@ -86,9 +86,9 @@ def main() -> None:
     except LaunchError as error:
         result = {"refused": str(error)}
     except DriverError as error:
-        result = {"fault": str(error)}
+        result = {"machine" if error.of_machine else "fault": str(error)}
     Path(sys.argv[2]).write_text(json.dumps(result))
-    sys.exit(int("fault" in result))
+    sys.exit(int("fault" in result or "machine" in result))
 
 
 if __name__ == "__main__":

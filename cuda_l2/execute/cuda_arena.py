@@ -29,6 +29,8 @@ WORKSPACE_ALIGN = 1024
 TENSOR_ALIGN = 16
 """What the contract promises of a pointer."""
 WINDOW_ALIGN = 256
+OTHER_B = "b_other"
+"""The buffer that holds B in the layout that is not the task's."""
 RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 
@@ -81,10 +83,10 @@ class CudaArena:
     Matrices are placed either snug, ending where their mapping ends, so that one step too far faults; or aligned as
     torch's allocator would, for timing. Timed launches alternate between windows, so that each changes the output:
     versions of A a few rows apart in one buffer, which costs the cache nothing; or, with rotate, so many separate A, B
-    and C that together they exceed the cache.
+    and C that together they exceed the cache. With both_layouts kernels can have B in the other layout too.
     """
 
-    def __init__(self, gemm: Gemm, workspace_bytes: int, rotate: int = 0) -> None:
+    def __init__(self, gemm: Gemm, workspace_bytes: int, *, rotate: int = 0, both_layouts: bool = False) -> None:
         self.gemm, self.workspace_bytes, self.windows = gemm, workspace_bytes, rotate or WINDOWS
         row_bytes = 2 * gemm.k
         self._bytes = {"a": row_bytes * gemm.m, "b": 2 * gemm.k * gemm.n, "c": 2 * gemm.m * gemm.n}
@@ -92,6 +94,8 @@ class CudaArena:
             self._shift = {name: -(-size // WINDOW_ALIGN) * WINDOW_ALIGN for name, size in self._bytes.items()}
         else:  # the fewest rows that keep every window aligned
             self._shift = {"a": row_bytes * (WINDOW_ALIGN // math.gcd(row_bytes, WINDOW_ALIGN)), "b": 0, "c": 0}
+        if both_layouts:
+            self._bytes[OTHER_B], self._shift[OTHER_B] = self._bytes["b"], self._shift["b"]
         self._spans = {name: size + (self.windows - 1) * self._shift[name] for name, size in self._bytes.items()}
         self.records = max(2, min(MAX_RECORDS, RECORD_BYTES // self._bytes["c"]))
         """Outputs of so many launches can be kept for a look at each."""
@@ -106,7 +110,8 @@ class CudaArena:
         except BaseException:
             self.close()
             raise
-        self._workspaces: dict[str, tuple[int, int]] = {}
+        self._workspaces: list[dict[str, tuple[int, int]]] = []
+        """Of every kernel: offset and bytes by name."""
         self.place(snug=False)
 
     def place(self, *, snug: bool) -> None:
@@ -133,6 +138,11 @@ class CudaArena:
         gemm = self.gemm
         return self._view("b", window, (gemm.k, gemm.n) if gemm.layout is Layout.NN else (gemm.n, gemm.k))
 
+    def other_b(self, window: int = 0) -> torch.Tensor:
+        """B of one window in the other layout, where the arena has it."""
+        gemm = self.gemm
+        return self._view(OTHER_B, window, (gemm.n, gemm.k) if gemm.layout is Layout.NN else (gemm.k, gemm.n))
+
     def c(self, window: int = 0) -> torch.Tensor:
         """C of one window, M x N; the same memory for all unless they rotate."""
         return self._view("c", window, (self.gemm.m, self.gemm.n))
@@ -145,15 +155,28 @@ class CudaArena:
         """Outputs that the last recorded launches gave, count x M x N."""
         return self.buffers["record"].tensor(0, (count, self.gemm.m, self.gemm.n), torch.float16)
 
-    def places(self, plan: Plan, window: int = 0) -> dict[str, Place]:
-        """Where a plan's pointers lie; lays out its workspaces."""
-        found = {name: Place(name, self._offsets[name] + window * self._shift[name]) for name in ("a", "b", "c")}
-        self._workspaces = {}
-        end = GUARD_BYTES
+    def operands(self, window: int = 0, *, other_layout: bool = False) -> dict[str, Place]:
+        """Where A, B and C lie."""
+        buffers = {"a": "a", "b": OTHER_B if other_layout else "b", "c": "c"}
+        return {
+            name: Place(buffer, self._offsets[buffer] + window * self._shift[buffer])
+            for name, buffer in buffers.items()
+        }
+
+    def places(self, plan: Plan, window: int = 0, *, slot: int = 0, other_layout: bool = False) -> dict[str, Place]:
+        """Where a plan's pointers lie; lays out its workspaces, behind those of the kernels in the slots before it.
+
+        Later slots' are forgotten.
+        """
+        found = self.operands(window, other_layout=other_layout)
+        own: dict[str, tuple[int, int]] = {}
+        self._workspaces = [*self._workspaces[:slot], own]
+        before = [place for kernel in self._workspaces for place in kernel.values()]
+        end = max((_behind(*place) for place in before), default=GUARD_BYTES)
         for workspace in plan.workspaces:
             found[workspace.name] = Place("workspace", end)
-            self._workspaces[workspace.name] = (end, workspace.bytes)
-            end += -(-workspace.bytes // WORKSPACE_ALIGN) * WORKSPACE_ALIGN + GUARD_BYTES
+            own[workspace.name] = (end, workspace.bytes)
+            end = _behind(*own[workspace.name])
         if end + GUARD_BYTES > self.buffers["workspace"].size:
             raise ContractError("the workspaces, with the guards around them, are more than a candidate may have")
         return found
@@ -178,13 +201,13 @@ class CudaArena:
     def poison_outputs(self) -> None:
         self.span("c").view(torch.int16).fill_(POISON)
 
-    def fill_workspaces(self, plan: Plan, *, persistent: bool) -> None:
+    def fill_workspaces(self, plan: Plan, *, persistent: bool, slot: int = 0) -> None:
         """Garbage into scratch workspaces and guards behind all; persistent ones get their fill where asked."""
         if not plan.workspaces:
             return
         buffer = self.buffers["workspace"]
         for workspace in plan.workspaces:
-            start, size = self._workspaces[workspace.name]
+            start, size = self._workspaces[slot][workspace.name]
             words = buffer.tensor(start, (-(-size // 4),), torch.int32)
             if not workspace.persistent:
                 words.view(torch.uint8).fill_(SCRATCH_BYTE)
@@ -193,7 +216,7 @@ class CudaArena:
             buffer.tensor(start + 4 * words.numel(), (GUARD_BYTES // 2,), torch.uint8).fill_(GUARD_BYTE)
 
     def before_launch(self, plan: Plan, *, scratch: bool) -> list[Segment]:
-        """What memory beside the operands is to hold before a launch: poison in C, then garbage in scratch and guards."""
+        """What memory beside the operands is to hold before a launch: poison in C, scratch, guards."""
         segments = [Segment(self.c().data_ptr(), self._bytes["c"], POISON << 16 | POISON)]
         for workspace in plan.workspaces:
             if scratch and not workspace.persistent:
@@ -207,19 +230,19 @@ class CudaArena:
         return guards, [self._workspace_segment(w.name, w.fill) for w in plan.workspaces if w.persistent]
 
     def _workspace_segment(self, name: str, word: int) -> Segment:
-        start, size = self._workspaces[name]
+        start, size = self._workspaces[0][name]
         return Segment(self.buffers["workspace"].address + start, -(-size // 4) * 4, word)
 
     def _guard_behind(self, name: str) -> Segment:
-        start, size = self._workspaces[name]
+        start, size = self._workspaces[0][name]
         return Segment(self.buffers["workspace"].address + start + -(-size // 4) * 4, GUARD_BYTES // 2, GUARD_WORD)
 
-    def damage(self, plan: Plan) -> str:
+    def damage(self, plan: Plan, slot: int = 0) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
         bands = list(self._guards)
         buffer, restored = self.buffers["workspace"], []
         for workspace in plan.workspaces:
-            start, size = self._workspaces[workspace.name]
+            start, size = self._workspaces[slot][workspace.name]
             words = -(-size // 4)
             bands.append(buffer.tensor(start + 4 * words, (GUARD_BYTES // 2,), torch.uint8))
             if workspace.persistent:
@@ -245,6 +268,11 @@ class CudaArena:
 
     def _view(self, name: str, window: int, shape: tuple[int, int]) -> torch.Tensor:
         return self.buffers[name].tensor(self._offsets[name] + window * self._shift[name], shape, torch.float16)
+
+
+def _behind(start: int, size: int) -> int:
+    """Where what follows a workspace and its guard begins."""
+    return start + -(-size // WORKSPACE_ALIGN) * WORKSPACE_ALIGN + GUARD_BYTES
 
 
 class _View:

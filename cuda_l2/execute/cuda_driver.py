@@ -48,6 +48,14 @@ PORTABLE_CLUSTER = 8
 HANDLE_TYPE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
+LAUNCH = "launch of "
+MACHINE_FAULTS = frozenset(
+    {"OUT_OF_MEMORY", "MAP_FAILED", "UNMAP_FAILED", "OPERATING_SYSTEM", "ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE"}
+    | {"NO_DEVICE", "DEVICE_UNAVAILABLE", "DEVICE_NOT_LICENSED", "NOT_INITIALIZED", "DEINITIALIZED", "SYSTEM_NOT_READY"}
+    | {"SYSTEM_DRIVER_MISMATCH", "MPS_CONNECTION_FAILED", "MPS_RPC_FAILURE", "MPS_SERVER_NOT_READY"}
+)
+
+
 class LaunchError(RuntimeError):
     """The candidate cannot be launched as its contract says."""
 
@@ -58,6 +66,8 @@ class DriverError(MachineError):
     def __init__(self, call: str, status: driver.CUresult) -> None:
         super().__init__(f"{call}: {status.name.removeprefix('CUDA_ERROR_').lower().replace('_', ' ')}")
         self.status = status
+        self.of_machine = status.name.removeprefix("CUDA_ERROR_") in MACHINE_FAULTS and not call.startswith(LAUNCH)
+        """Whether no candidate can be the cause; a launch that lacks memory asked for too much of it."""
 
 
 def check(call: str, result: tuple[Any, ...]) -> Any:
@@ -134,7 +144,7 @@ class _Kernel:
                 config.hStream, self._stream = driver.CUstream(stream), stream
             (status,) = driver.cuLaunchKernelEx(config, self.function, address, 0)
             if status != driver.CUresult.CUDA_SUCCESS:
-                raise DriverError(f"launch of {self.launch.kernel}", status)
+                raise DriverError(LAUNCH + self.launch.kernel, status)
 
         enqueue.keep = (buffers, array)  # type: ignore[attr-defined]
         return enqueue
@@ -326,6 +336,13 @@ class MappedMemory:
     def close(self) -> None:
         check("cuMemUnmap", driver.cuMemUnmap(self.address, self._size))
         check("cuMemAddressFree", driver.cuMemAddressFree(self._base, self._reserved))
+
+
+def bus_id() -> str:
+    """PCI address of the current context's device, whatever number CUDA gives it."""
+    device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+    name = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device))
+    return str(name.decode().rstrip("\0"))
 
 
 def memory_properties() -> driver.CUmemAllocationProp:

@@ -16,6 +16,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute import messages
 from cuda_l2.execute.cuda_driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
 from cuda_l2.execute.cuda_helpers import Helpers
 from cuda_l2.execute.cupti import KernelTrace
@@ -24,6 +25,7 @@ from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
+AWAIT_S = 3600.0
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 LOAD_EVERY = 2
@@ -35,7 +37,7 @@ ROUNDS_BEHIND = 16
 
 
 class Worker:
-    """One CUDA context with at most one candidate loaded."""
+    """One CUDA context. Candidates are loaded in slots: one, or several that are timed in turns."""
 
     def __init__(self, helpers: Path) -> None:
         check("cuInit", driver.cuInit(0))
@@ -48,10 +50,11 @@ class Worker:
         """More streams: for load beside the candidate, and for what takes its place."""
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
-        self.loaded: Loaded | None = None
+        self.loaded: list[Loaded] = []
         self.loaded_from = ("", "")
-        """Its cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
-        self.bound: list[Bound] = []
+        """The first one's cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
+        self.bound: list[list[Bound]] = []
+        """By slot and binding."""
         self.graphs: list[Graph] = []
         self.trace: KernelTrace | None = None
         self.evicted: tuple[int, int] = (0, 0)  # address, bytes
@@ -70,37 +73,43 @@ class Worker:
             os.close(descriptor)
         return {}
 
-    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
-        """Load a candidate and bind it to several sets of addresses, given as buffer and offset."""
-        if self.loaded is None or self.loaded_from != (cubin, plan):
-            self._unload()
-            self.loaded = Loaded(Path(cubin).read_bytes(), from_json(Plan, plan))
+    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
+        """Load a candidate and bind it to several sets of addresses, given as buffer and offset.
+
+        The first slot's throws away what was loaded before, unless it is the same; the next slot's is loaded beside it.
+        """
+        known = slot == 0 and bool(self.loaded) and self.loaded_from == (cubin, plan)
+        if slot == 0:
+            self._unload(keep=int(known))
+        if not known:
+            self.loaded.append(Loaded(Path(cubin).read_bytes(), from_json(Plan, plan)))
+        if slot == 0:
             self.loaded_from = (cubin, plan)
-        self.bind(places)
+        self.bind(places, slot)
         return {}
 
-    def bind(self, places: list[dict[str, list[Any]]]) -> dict[str, Any]:
+    def bind(self, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
         """Bind what is loaded to other addresses."""
-        assert self.loaded is not None
         self._drop_graphs()
-        self.bound = [
-            self.loaded.bind({name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()})
+        addresses = [
+            {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
             for place in places
         ]
+        self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
         return {}
 
     def launch(self, binding: int = 0, count: int = 1) -> dict[str, Any]:
         """Launch several times, each on garbage in shared memory."""
         for _ in range(count):
             self.helpers.spoil_shared(self.stream, self._garbage())
-            self.bound[binding].launch(self.stream)
+            self.bound[0][binding].launch(self.stream)
         self._wait()
         return {}
 
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> dict[str, Any]:
         """Launch behind a producer of A that lets dependents begin before it writes."""
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
-        self.bound[0].launch(self.stream)
+        self.bound[0][0].launch(self.stream)
         self._wait()
         return {}
 
@@ -109,7 +118,7 @@ class Worker:
         self.helpers.spoil_shared(self.stream, self._garbage())
         self._occupy(occupied, ns, traffic=True)
         for _ in range(count):
-            self.bound[0].launch(self.stream)
+            self.bound[0][0].launch(self.stream)
         self._wait()
         self._wait(self.beside)
         return {}
@@ -133,7 +142,7 @@ class Worker:
             turn, rest = divmod(i, LOAD_EVERY)
             if rest == 0:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
-            self.bound[0].launch(self.stream)
+            self.bound[0][0].launch(self.stream)
             self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
             target = self.buffers["record"].address + i * size
             check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, self._address(c), size, stream))
@@ -141,17 +150,19 @@ class Worker:
             self._wait(each)
         return {}
 
-    def capture(self, bindings: list[int]) -> dict[str, Any]:
+    def capture(self, bindings: list[int], slot: int = 0) -> dict[str, Any]:
         """A graph of one launch on each binding, in order; answers its index."""
 
         def enqueue(stream: int) -> None:
             for binding in bindings:
-                self.bound[binding].launch(stream)
+                self.bound[slot][binding].launch(stream)
 
         self.graphs.append(Graph(self.stream, enqueue))
         return {"graph": len(self.graphs) - 1}
 
-    def record(self, bindings: list[int], kept: list[int], source: list[list[Any]], size: int) -> dict[str, Any]:
+    def record(
+        self, bindings: list[int], kept: list[int], source: list[list[Any]], size: int, slot: int = 0
+    ) -> dict[str, Any]:
         """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
 
         kept: numbers of launches in ascending order; source: each one's output; copies go to the record buffer in turn.
@@ -165,7 +176,7 @@ class Worker:
         def enqueue(stream: int) -> None:
             handle = driver.CUstream(stream)
             for number, binding in enumerate(bindings):
-                self.bound[binding].launch(stream)
+                self.bound[slot][binding].launch(stream)
                 if number in copies:
                     check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(*copies[number], size, handle))
 
@@ -237,12 +248,13 @@ class Worker:
         """Until a stream is done; the candidate's if not given."""
         check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(stream or self.stream)))
 
-    def _unload(self) -> None:
+    def _unload(self, keep: int = 0) -> None:
+        """Throw away what is loaded, but for the first so many."""
         self._drop_graphs()
         self.bound = []
-        if self.loaded is not None:
-            self.loaded.unload()
-        self.loaded = None
+        for loaded in self.loaded[keep:]:
+            loaded.unload()
+        self.loaded = self.loaded[:keep]
 
     def _drop_graphs(self) -> None:
         for graph in self.graphs:
@@ -264,20 +276,23 @@ def main() -> None:
     }
     channel.send(b"{}")
     while True:
+        messages.wait(channel, AWAIT_S)
         data, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not data:
             return
         message = json.loads(data)
         if descriptors:
             message["descriptors"] = descriptors
+        operation = message.pop("op")
         try:
-            answer = operations[message.pop("op")](**message)
+            answer = operations[operation](**message)
         except LaunchError as error:
             answer = {"refused": str(error)}
         except DriverError as error:
-            answer = {"fault": str(error)}
+            mapping = operation == "attach"  # nothing of a candidate's is at work
+            answer = {"machine" if error.of_machine or mapping else "fault": str(error)}
         channel.send(json.dumps(answer).encode())
-        if "fault" in answer:
+        if "fault" in answer or "machine" in answer:
             os._exit(1)
 
 

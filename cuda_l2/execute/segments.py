@@ -45,25 +45,27 @@ class _Table(ctypes.Structure):
 
 
 class Segments:
-    """Fills and looks on torch's current stream."""
+    """Fills and looks, on the stream that is torch's current one now."""
 
     def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
+        self._helpers, self._stream = helpers, torch.cuda.current_stream()
         self._found = torch.zeros(MAX_SEGMENTS + 1, dtype=torch.int32, pin_memory=True)
         """What the kernel found: a word a segment, and one for the copied bytes."""
 
     def fill(self, segments: Sequence[Segment]) -> None:
-        """Make every segment hold what it is to hold."""
+        """Make every segment hold what it is to hold. Waits for the device."""
         table, most = _table(segments)
-        self._helpers.fill_segments(_stream(), table, len(segments), most)
+        self._helpers.fill_segments(self._stream.cuda_stream, table, len(segments), most)
+        self._stream.synchronize()
 
     def look(self, segments: Sequence[Segment], copied: Copied) -> tuple[list[bool], bool]:
         """Whether each segment holds what it must, and whether the word is in what was copied. Waits for the device."""
         table, most = _table(segments)
         self._found.zero_()
         values = [copied.address, copied.bytes, copied.word, copied.target, self._found.data_ptr()]
-        self._helpers.look_at_segments(_stream(), table, len(segments), max(most, copied.bytes), values)
-        torch.cuda.current_stream().synchronize()
+        stream = self._stream.cuda_stream
+        self._helpers.look_at_segments(stream, table, len(segments), max(most, copied.bytes), values)
+        self._stream.synchronize()
         found = self._found.tolist()
         return [not differs for differs in found[: len(segments)]], bool(found[MAX_SEGMENTS])
 
@@ -75,7 +77,3 @@ def _table(segments: Sequence[Segment]) -> tuple[_Table, int]:
         table.address[i], table.bytes[i], table.word[i], table.source[i] = address, size, word, source
         most = max(most, size)
     return table, most
-
-
-def _stream() -> int:
-    return int(torch.cuda.current_stream().cuda_stream)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cuda_l2.execute.cuda_arena import CudaArena
+from cuda_l2.execute.cuda_arena import OTHER_B, CudaArena
 from cuda_l2.execute.cuda_driver import Graph
 from cuda_l2.execute.fills import POISON
 from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
@@ -37,6 +37,8 @@ class CudaOperands:
         self.other_b: list[torch.Tensor] = []
         """B of every window in the layout that is not the task's; empty until asked for."""
         self._shift = arena.window_words
+        self._shared_other = OTHER_B in self._shift
+        """Whether candidates can have B in the other layout."""
 
     def refresh(self) -> None:
         """New standard normal operands in every window."""
@@ -49,9 +51,12 @@ class CudaOperands:
     def use_other_layout(self) -> None:
         """Keep B in the other layout too, for baselines that read it so."""
         if not self.other_b:
-            first = self.b(0).t()
             count = self.arena.windows if self._shift["b"] else 1
-            self.other_b = [torch.empty(first.shape, dtype=torch.float16, device="cuda") for _ in range(count)]
+            if self._shared_other:
+                self.other_b = [self.arena.other_b(window) for window in range(count)]
+            else:
+                shape = self.b(0).t().shape
+                self.other_b = [torch.empty(shape, dtype=torch.float16, device="cuda") for _ in range(count)]
             for window, other in enumerate(self.other_b):
                 other.copy_(self.b(window).t())
 
@@ -89,6 +94,9 @@ class CudaOperands:
         for name, words in self._private.items():
             if not torch.equal(self.arena.span(name).view(torch.int16), words.view(torch.int16)):
                 raise WrongOutput(f"changed its input {name.upper()} in a timed round")
+        for window, other in enumerate(self.other_b if self._shared_other else ()):
+            if not torch.equal(other.view(torch.int16), self.b(window).t().contiguous().view(torch.int16)):
+                raise WrongOutput("changed its input B in a timed round")
 
     def check(
         self, c_LMN: torch.Tensor, windows: Sequence[int], element_wise: bool, accumulate: Accumulate | None = None

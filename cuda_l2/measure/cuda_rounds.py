@@ -7,7 +7,7 @@ turns. Device time: CUDA events around a graph's replay, or CUPTI around a singl
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,8 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
-from cuda_l2.execute.cuda_driver import Graph
+from cuda_l2.execute.cuda_arena import Place
+from cuda_l2.execute.cuda_driver import Graph, bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.cupti import KernelTrace
 from cuda_l2.execute.fills import POISON
@@ -29,15 +30,14 @@ from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Rounds
-from cuda_l2.records import Accumulate, Build, Candidate, Layout, Timing, TimingStatus
+from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds
+from cuda_l2.records import Accumulate, Layout, Timing, TimingStatus
 
 MAX_LAUNCHES = 512
 SLOWEST_GFLOPS = 100.0
 START_S = 10.0
 HOST_ROUNDS = 15
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
-NO_PLAN = Plan((), (), ())
 
 
 @dataclass(frozen=True)
@@ -52,43 +52,41 @@ class Gpu:
 
 def measure_cuda(
     gpu: Gpu,
-    kernel: tuple[Candidate, Build] | None,
+    kernels: Mapping[str, Kernel],
     operands: CudaOperands,
     protocol: Protocol,
     rng: np.random.Generator,
     names: Sequence[str],
     beat: float = 0.0,
-) -> Timing:
-    """Time one candidate that was found correct against the named baselines.
+) -> dict[str, Timing]:
+    """Time kernels that were found correct against the named baselines; one timing a kernel.
 
-    The reference is the strongest of those that read B in the task's own layout; the others are timed beside them.
-    Without a candidate the first of the names stands in its place.
+    The reference is the strongest of those that read B as one of the kernels does; the others are timed beside them.
+    Without kernels the first of the names stands in their place. Rounds end when the first kernel's ratio is known.
     """
     start = time.perf_counter()
     rounds: CudaRounds | None = None
     try:
-        rounds = CudaRounds(gpu, kernel, operands, protocol, rng, names, beat)
+        rounds = CudaRounds(gpu, kernels, operands, protocol, rng, names, beat)
         rounds.run()
-        timing = rounds.finish(time.perf_counter() - start)
-        reason = rounds.drift.reason or _uneven(timing.conditions)
-        if reason:
-            timing.conditions["drifted"] = reason
-        return timing
+        return rounds.finish(start)
     except Fault as fault:
         gpu.workers.renew()
-        status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
-        return Timing(status, protocol.name, reason=fault.reason, seconds=time.perf_counter() - start)
+        # a fault ends verification and timing under the same names
+        failed = Timing(TimingStatus(fault.status), protocol.name, fault.reason, seconds=time.perf_counter() - start)
     except WrongOutput as wrong:
         gpu.workers.renew()
-        return Timing(TimingStatus.WRONG_OUTPUT, protocol.name, reason=str(wrong), seconds=time.perf_counter() - start)
+        spent = time.perf_counter() - start
+        failed = Timing(TimingStatus.WRONG_OUTPUT, protocol.name, str(wrong), seconds=spent)
     finally:
         if rounds:
             rounds.close()
+    return dict.fromkeys(kernels or names[:1], failed)
 
 
 @functools.cache
 def _state() -> GpuState:
-    return GpuState()
+    return GpuState(bus_id())
 
 
 def _uneven(conditions: dict[str, Any]) -> str:
@@ -105,7 +103,7 @@ class CudaRounds(Rounds):
     def __init__(
         self,
         gpu: Gpu,
-        kernel: tuple[Candidate, Build] | None,
+        kernels: Mapping[str, Kernel],
         operands: CudaOperands,
         protocol: Protocol,
         rng: np.random.Generator,
@@ -113,26 +111,32 @@ class CudaRounds(Rounds):
         beat: float,
     ) -> None:
         gemm, arena = operands.gemm, operands.arena
-        other = Layout.TN if gemm.layout is Layout.NN else Layout.NN
-        own = [name for name in names if not name.endswith(f" {other.upper()}")]
-        arms = [*names, CANDIDATE] if kernel else list(names)
-        subject = CANDIDATE if kernel else names[0]
-        super().__init__(arms, protocol, rng, beat=beat, references=own, subject=subject)
-        if len(own) < len(names):
+        read = {kernel.layout for kernel in kernels.values()} or {gemm.layout}
+        unread = tuple(f" {layout.upper()}" for layout in Layout if layout not in read)
+        references = [name for name in names if not name.endswith(unread)]
+        arms, subject = [*names, *kernels], next(iter(kernels), names[0])
+        super().__init__(arms, protocol, rng, beat=beat, references=references, subject=subject, kernels=kernels)
+        if len(references) < len(names) or len(read) > 1:
             operands.use_other_layout()
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, gpu.baselines
         self.drift = Drift()
         self.evicted = torch.empty(2 * gpu.l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
-        self._graphs: dict[int, tuple[int, list[int]]] = {}
-        """The candidate's, by number of launches: the worker's index of the graph, and the windows."""
+        self._graphs: dict[tuple[str, int], tuple[int, list[int]]] = {}
+        """The kernels', by number of launches: the worker's index of the graph, and the windows."""
         self._stream = operands.stream
         arena.place(snug=False)
-        self.plan = contract.plan_cuda(kernel[0].source, gemm, gpu.sms) if kernel else NO_PLAN
-        self.places = [arena.places(self.plan, window) for window in range(arena.windows)]
+        self.operand_places = [arena.operands(window) for window in range(arena.windows)]
+        self.slots = {name: slot for slot, name in enumerate(kernels)}
+        self._plans: dict[str, Plan] = {}
+        self._places: dict[str, list[dict[str, Place]]] = {}
         self._workers, self.worker = gpu.workers, gpu.workers.get(arena)
-        if kernel:
-            self.worker.load(Path(kernel[1].artifact), self.plan, self.places)
-        arena.fill_workspaces(self.plan, persistent=True)
+        for name, kernel in kernels.items():
+            plan = contract.plan_cuda(kernel.candidate.source, replace(gemm, layout=kernel.layout), gpu.sms)
+            slot, other = self.slots[name], kernel.layout is not gemm.layout
+            places = [arena.places(plan, window, slot=slot, other_layout=other) for window in range(arena.windows)]
+            self._plans[name], self._places[name] = plan, places
+            self.worker.load(Path(kernel.build.artifact), plan, places, slot)
+            arena.fill_workspaces(plan, persistent=True, slot=slot)
         self.worker.call("traced", START_S, on=not protocol.round_s)
         self._trace = None if protocol.round_s else KernelTrace()
         self.timeout_s = START_S
@@ -155,44 +159,54 @@ class CudaRounds(Rounds):
         seconds = self._replay(name, count, warm) / count if self.protocol.round_s else self._single(name, count)
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())
-        elif name != CANDIDATE and not self.check_elements:
+        elif name not in self.kernels and not self.check_elements:
             return seconds  # a library's result is looked at less often where many candidates wait
         # where they rotate, the outputs of the last few launches, else the last one's
         windows = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._rotates else [sequence[-1]]
         try:
             outputs = torch.stack([self._output(name, window) for window in windows])
             # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
-            least = self.gemm.accumulate if name == CANDIDATE else Accumulate.FP16
+            least = self.gemm.accumulate if name in self.kernels else Accumulate.FP16
             difference = self.operands.check(outputs, windows, self.check_elements, least)
         except WrongOutput as wrong:
-            if name == CANDIDATE:
+            if name in self.kernels:
                 raise
             self.operands.require_untouched()  # else it is the candidate that spoilt what both read
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
-        if name == CANDIDATE and self.check_elements:
+        if name in self.kernels and self.check_elements:
             self.max_difference = max(self.max_difference, difference)
         return seconds
 
-    def finish(self, seconds: float) -> Timing:
-        """Look at every launch of a round like the timed ones, at what must not have changed, and sum up."""
+    def finish(self, start: float) -> dict[str, Timing]:
+        """Look at every launch of a round like the timed ones, at what must not have changed, and sum up.
+
+        start: when the measurement began, as perf_counter gives it.
+        """
         self.operands.require_untouched()
-        damage = self.arena.damage(self.plan)
-        if damage:
-            raise WrongOutput(f"{damage} in a timed round")
-        self._audit()
+        for name, slot in self.slots.items():
+            damage = self.arena.damage(self._plans[name], slot)
+            if damage:
+                raise WrongOutput(f"{damage} in a timed round")
+            self._audit(name)
+        subjects = list(self.slots) or [self.subject]
         if self.protocol.selects:
-            return self.timing(float("nan"), seconds)
+            seconds = time.perf_counter() - start
+            return {name: self.timing(float("nan"), seconds, name) for name in subjects}
         empty, stream = self.worker.call("empty", self.timeout_s), self._stream.cuda_stream
         empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
         conditions = self.drift.summary()
         conditions["empty_us"] = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
-        if CANDIDATE in self.arms:
+        if self.slots:
             conditions["empty_us"][CANDIDATE] = empty["graph_s"] * 1e6
         if not self.protocol.round_s:
             conditions["host_call_to_done_us"] = self._host_us()
-        return replace(self.timing(empty_s * 1e6, seconds), conditions=conditions)
+        reason = self.drift.reason or _uneven(conditions)
+        if reason:
+            conditions["drifted"] = reason
+        seconds = time.perf_counter() - start
+        return {name: replace(self.timing(empty_s * 1e6, seconds, name), conditions=conditions) for name in subjects}
 
     def close(self) -> None:
         if not self.protocol.round_s:  # CUPTI slows what comes after it in the same process
@@ -215,36 +229,37 @@ class CudaRounds(Rounds):
 
     @property
     def _rotates(self) -> bool:
-        return self.arena.windows > 1 and self.places[0]["c"] != self.places[1]["c"]
+        return self.arena.windows > 1 and self.operand_places[0]["c"] != self.operand_places[1]["c"]
 
-    def _audit(self) -> None:
+    def _audit(self, name: str) -> None:
         """A round like the timed ones, in which the outputs of many launches are kept and each is looked at.
 
         Nothing tells the candidate that it is this round, so what it skips elsewhere it skips here.
         """
-        if not self.protocol.round_s or CANDIDATE not in self.arms:
+        if not self.protocol.round_s:
             return
-        count = max(self._graphs)
+        count = max(count for kernel, count in self._graphs if kernel == name)
         sequence = self._windows(count)
         kept = sorted(int(i) for i in self.rng.permutation(count)[: self.arena.records])
         self.operands.refresh()
-        self._poison(CANDIDATE)
+        self._poison(name)
         self.arena.recorded(len(kept)).view(torch.int16).fill_(POISON)
         torch.cuda.synchronize()
-        sources = [[self.places[sequence[i]]["c"].buffer, self.places[sequence[i]]["c"].offset] for i in kept]
-        size = 2 * self.gemm.m * self.gemm.n
-        self.worker.call("record", self.timeout_s, bindings=sequence, kept=kept, source=sources, size=size)
+        written = [self.operand_places[sequence[i]]["c"] for i in kept]
+        sources = [[place.buffer, place.offset] for place in written]
+        terms: dict[str, Any] = {"bindings": sequence, "kept": kept, "slot": self.slots[name]}
+        self.worker.call("record", self.timeout_s, source=sources, size=2 * self.gemm.m * self.gemm.n, **terms)
         self.operands.check(self.arena.recorded(len(kept)), [sequence[i] for i in kept], element_wise=True)
 
     def _sequence(self, name: str, count: int) -> list[int]:
         """The windows of an arm's launches; its graph is made with them."""
         key = (name, count)
-        if name == CANDIDATE:
-            if count not in self._graphs:
+        if name in self.slots:
+            if key not in self._graphs:
                 sequence = self._windows(count)
-                answer = self.worker.call("capture", self.timeout_s, bindings=sequence)
-                self._graphs[count] = (int(answer["graph"]), sequence)
-            return self._graphs[count][1]
+                answer = self.worker.call("capture", self.timeout_s, bindings=sequence, slot=self.slots[name])
+                self._graphs[key] = (int(answer["graph"]), sequence)
+            return self._graphs[key][1]
         if key not in self.operands.graphs:
             sequence = self._windows(count)
             launch = self._launcher(name)
@@ -270,25 +285,26 @@ class CudaRounds(Rounds):
         operands, arena = self.operands, self.arena
 
         def on_window(stream: int, window: int) -> None:
-            own = arena.address(self.places[window]["b"])
+            place = self.operand_places[window]
+            own = arena.address(place["b"])
             other = operands.other_b[min(window, len(operands.other_b) - 1)].data_ptr() if operands.other_b else own
             b_nn, b_tn = (own, other) if self.gemm.layout is Layout.NN else (other, own)
-            launch(stream, arena.address(self.places[window]["a"]), b_nn, b_tn, operands.output(window).data_ptr())
+            launch(stream, arena.address(place["a"]), b_nn, b_tn, operands.output(window).data_ptr())
 
         return on_window
 
     def _replay(self, name: str, count: int, warm: bool) -> float:
-        if name != CANDIDATE:
+        if name not in self.slots:
             self._workers.helpers.settle(self._stream.cuda_stream)
             return self.operands.graphs[name, count][0].time(int(warm))[0]
-        graph, _ = self._graphs[count]
+        graph, _ = self._graphs[name, count]
         return float(self.worker.call("time", self.timeout_s, graph=graph, warm=int(warm))["device_s"])
 
     def _single(self, name: str, count: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""
         self._sequence(name, count)
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
-        if name != CANDIDATE:
+        if name not in self.slots:
             graph, _ = self.operands.graphs[name, count]
             self.evicted.add_(1)
             self._workers.helpers.settle(self._stream.cuda_stream)
@@ -301,15 +317,15 @@ class CudaRounds(Rounds):
             return self._trace.span_s()
         self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
         time.sleep(gap)
-        return float(self.worker.call("once", self.timeout_s, graph=self._graphs[count][0])["seconds"])
+        return float(self.worker.call("once", self.timeout_s, graph=self._graphs[name, count][0])["seconds"])
 
     def _poison(self, name: str) -> None:
-        if name == CANDIDATE:
+        if name in self.slots:
             self.arena.poison_outputs()
-            self.arena.fill_workspaces(self.plan, persistent=False)
+            self.arena.fill_workspaces(self._plans[name], persistent=False, slot=self.slots[name])
         else:
             self.operands.poison_outputs()
         torch.cuda.synchronize()
 
     def _output(self, name: str, window: int) -> torch.Tensor:
-        return self.arena.c(window) if name == CANDIDATE else self.operands.output(window)
+        return self.arena.c(window) if name in self.slots else self.operands.output(window)

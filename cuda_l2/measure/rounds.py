@@ -3,17 +3,27 @@
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.records import Arm, Interval, Timing, TimingStatus
+from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus
 
 CANDIDATE = "candidate"
 SLOW_FACTOR = 5.0
 """A baseline this many times slower than the best is left out of the rounds, after one sample or two short ones."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A candidate that was built; layout: in which it reads B."""
+
+    candidate: Candidate
+    build: Build
+    layout: Layout
 
 
 class Rounds(ABC):
@@ -21,6 +31,7 @@ class Rounds(ABC):
 
     references: the arms that compete with the candidate, all by default; others are timed beside them.
     subject: the arm whose time the ratios are taken over, a baseline where there is no candidate.
+    kernels: the arms that are no baselines.
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
     """
 
@@ -33,9 +44,11 @@ class Rounds(ABC):
         beat: float = 0.0,
         references: Sequence[str] = (),
         subject: str = CANDIDATE,
+        kernels: Collection[str] = (CANDIDATE,),
     ) -> None:
         self.arms, self.protocol, self.rng, self.beat, self.subject = list(arms), protocol, rng, beat, subject
-        others = [[name for name in names if name != subject] for names in (references, arms)]
+        self.kernels = kernels
+        others = [[name for name in names if name != subject and name not in kernels] for names in (references, arms)]
         self.references = others[0] or others[1] or [subject]
         self.samples: dict[str, list[float]] = {name: [] for name in arms}  # seconds a launch
         self.launches = dict.fromkeys(arms, 0)
@@ -68,7 +81,7 @@ class Rounds(ABC):
         for name in self.arms:
             if once[name] < SLOW_FACTOR * min(once.values()) or once[name] < 1.0:
                 once[name] = min(once[name], self.sample(name, 1))  # the first was the warm-up
-        best_baseline = min(seconds for name, seconds in once.items() if name != CANDIDATE)
+        best_baseline = min(seconds for name, seconds in once.items() if name not in self.kernels)
         active = [name for name in self.arms if name == self.subject or once[name] <= SLOW_FACTOR * best_baseline]
         for name in self.arms:
             if name not in active:
@@ -103,30 +116,32 @@ class Rounds(ABC):
         """The strongest baseline so far."""
         return min(self.references, key=lambda name: statistics.median(self.samples[name]))
 
-    def ratio(self, baseline: str) -> Interval:
-        """t_baseline / t_candidate over paired rounds."""
-        ours, theirs = self.samples[self.subject], self.samples[baseline]
-        if len(theirs) < len(ours):  # timed once
-            middle = theirs[0] / statistics.median(ours)
+    def ratio(self, baseline: str, subject: str = "") -> Interval:
+        """t_baseline / t_subject over paired rounds."""
+        ours, theirs = self.samples[subject or self.subject], self.samples[baseline]
+        if len(theirs) != len(ours):  # one was timed once
+            middle = statistics.median(theirs) / statistics.median(ours)
             return Interval(middle, -float("inf"), float("inf"))
         interval = mean_interval if self.protocol.mean else median_interval
         return interval([t / o for t, o in zip(theirs, ours, strict=True)])
 
-    def timing(self, empty_call_us: float, seconds: float) -> Timing:
+    def timing(self, empty_call_us: float, seconds: float, subject: str = "") -> Timing:
+        """What was found about the subject, or about another of the kernels timed beside it."""
+        subject = subject or self.subject
         arms = {
             name: Arm(name, median_interval([s * 1e6 for s in samples]), len(samples), self.launches[name])
             for name, samples in self.samples.items()
         }
         reference = self.reference()
-        names = [name for name in arms if name != self.subject]
+        names = [name for name in arms if name != subject and name not in self.kernels]
         return Timing(
             status=TimingStatus.MEASURED,
             protocol=self.protocol.name,
-            candidate=arms[self.subject],
+            candidate=arms[subject],
             baselines=tuple(arms[name] for name in names),
             reference=reference,
-            speedup=self.ratio(reference),
-            speedups=tuple((name, self.ratio(name)) for name in names),
+            speedup=self.ratio(reference, subject),
+            speedups=tuple((name, self.ratio(name, subject)) for name in names),
             max_difference=self.max_difference,
             empty_call_us=empty_call_us,
             seconds=seconds,

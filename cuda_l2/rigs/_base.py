@@ -6,6 +6,7 @@ from typing import Any
 
 from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
 from cuda_l2.targets._base import Target
 
@@ -24,6 +25,10 @@ class Bench(ABC):
     @abstractmethod
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
         """Time a correct candidate. beat: a speedup surely below this needs no more digits."""
+
+    def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol) -> dict[str, Timing]:
+        """Time several correct kernels of the shape in one run, whichever layout of B each reads; by name."""
+        raise UserError("only CUDA kernels can be timed several in a run; choose a machine with an NVIDIA GPU")
 
     @abstractmethod
     def time_baselines(self, protocol: Protocol) -> Timing:
@@ -59,14 +64,18 @@ class Rig(ABC):
     """Candidates a search proposes at once."""
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
+    arms: tuple[str, ...]
+    """All names that baselines may have here; not every shape has every one."""
+    retunes = False
+    """Whether choices of baselines that were stored earlier are made anew."""
     wanted_arms: tuple[str, ...] = ()
     """Beginnings of the names of baselines that reports time; all where empty."""
     unwanted_arms: tuple[str, ...] = ()
     """Beginnings of the names of baselines that reports leave out."""
 
     @abstractmethod
-    def open(self, gemm: Gemm, seed: int) -> Bench:
-        """The stages for one shape; inputs come from the seed."""
+    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
+        """The stages for one shape; inputs come from the seed. both_layouts: for kernels that read either."""
 
     @abstractmethod
     def require_feasible(self, gemm: Gemm) -> None:

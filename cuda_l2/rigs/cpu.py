@@ -34,6 +34,7 @@ class CpuRig(Rig):
     target: CpuTarget
     suffix = ".c"
     builds_disturb = True
+    arms = TorchBaselines.names
 
     def __init__(self) -> None:
         self.target = cpu.detect()
@@ -43,7 +44,7 @@ class CpuRig(Rig):
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
-    def open(self, gemm: Gemm, seed: int) -> Bench:
+    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(gemm)
         return CpuBench(self, gemm, seed)
 

@@ -112,7 +112,7 @@ class CudaSession(GpuSession):
         self._fill(old, None)
         self.arena.b().copy_(case.b)
         self.arena.stage(case.a)
-        self._synchronize()
+        torch.cuda.synchronize()
         places = self.arena.places(self.plan)
         source, target = (["staging", 0], [places["a"].buffer, places["a"].offset])
         size = 2 * case.a.numel()
@@ -187,7 +187,6 @@ class CudaSession(GpuSession):
         if prefill is not None:
             first = first._replace(source=prefill.data_ptr())
         self._segments.fill([*self._operands(case), first, *others])
-        self._synchronize()
 
     def _result(self, case: Case) -> torch.Tensor:
         """C, once everything else is found as it must be."""
@@ -211,7 +210,3 @@ class CudaSession(GpuSession):
         """A and B in shared memory, and what they are to hold."""
         pairs = ((self.arena.a(), case.a), (self.arena.b(), case.b))
         return [Segment(there.data_ptr(), 2 * there.numel(), source=here.data_ptr()) for there, here in pairs]
-
-    @staticmethod
-    def _synchronize() -> None:
-        torch.cuda.synchronize()
