@@ -16,7 +16,7 @@ from mutation.subjects import SUBJECTS, Subject
 
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import cuda_alone, sanitizer
 from cuda_l2.execute.cuda_alone import Ended
 from cuda_l2.execute.sanitizer import Tool
@@ -260,6 +260,11 @@ def test_no_report_is_not_enough_to_pass(ended: Ended, status: VerdictStatus) ->
     with pytest.raises(Fault) as failure:
         sanitizer.judged(Tool.RACECHECK, ended)
     assert failure.value.status is status
+
+
+def test_a_fault_of_the_machine_is_no_verdict() -> None:
+    with pytest.raises(MachineError, match="out of memory"):
+        sanitizer.judged(Tool.MEMCHECK, Ended(1, "", machine="cuMemAlloc: out of memory"))
 
 
 def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> None:
