@@ -342,7 +342,7 @@ def bus_id() -> str:
     """PCI address of the current context's device, whatever number CUDA gives it."""
     device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
     name = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device))
-    return str(name.decode().rstrip("\0"))
+    return str(name.partition(b"\0")[0].decode())
 
 
 def memory_properties() -> driver.CUmemAllocationProp:
