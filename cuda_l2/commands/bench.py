@@ -47,6 +47,8 @@ class BenchSettings:
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
     retune: Annotated[bool, Parameter(negative=())] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    library: Path | None = None
+    """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
@@ -149,6 +151,7 @@ def _run_grid(settings: BenchSettings) -> None:
         compiled=settings.compile,
         full=settings.full,
         retune=settings.retune,
+        library=settings.library,
     )
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:
