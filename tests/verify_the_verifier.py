@@ -41,31 +41,20 @@ MUTATING = (PACKAGE / "families", TESTS / "mutation")
 
 
 class Book:
-    """Results on disk, one line each. Those count that were got with the verifier, families and operators of now.
+    """Results on disk, one line each. Those count that were got with the verifier, families and operators of now."""
 
-    stricter: the verifier has since only learnt to reject more. Then what it rejected stays rejected and known
-    equivalents accepted; all else that was accepted is judged again.
-    """
-
-    def __init__(self, folder: Path, stricter: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "verification.jsonl"
         self.version = _digest(*VERIFIER)
         mutating = _digest(*VERIFIER, *MUTATING)
         self._versions = {"cheat": self.version, "original": mutating, "mutant": mutating}
         self.judged: dict[tuple[str, str], Judged] = {}
-        self.earlier: set[tuple[str, str]] = set()
-        """What an earlier version judged."""
-        equivalent = sampling.equivalents()
         if self.path.exists():
             for line in self.path.read_text().splitlines():
                 fields = json.loads(line)
-                current = fields.pop("version") == self._versions[fields["kind"]]
-                judged = Judged(**fields)
-                if current or (stricter and (not judged.accepted or judged.id in equivalent)):
-                    self._keep(judged)
-                    if not current:
-                        self.earlier.add((judged.kind, judged.id))
+                if fields.pop("version") == self._versions[fields["kind"]]:
+                    self._keep(Judged(**fields))
 
     def known(self, kind: str, where: str, source: str) -> bool:
         found = self.judged.get((kind, where))
@@ -73,7 +62,6 @@ class Book:
 
     def add(self, judged: Judged) -> None:
         self._keep(judged)
-        self.earlier.discard((judged.kind, judged.id))
         with self.path.open("a") as file:
             file.write(json.dumps({"version": self._versions[judged.kind], **dataclasses.asdict(judged)}) + "\n")
 
@@ -140,8 +128,7 @@ def write(book: Book, folder: Path, cheats: Sequence[Cheat], environment: dict[s
     for item in wrong:
         print(f"rejected though not mutated: {item.id}: {item.status}: {item.reason}")
     print(json.dumps(figures, indent=1))
-    kept = {"judged_by_an_earlier_version": len(book.earlier)}
-    content = {"figures": figures | kept, "environment": environment, "equivalent": equivalent}
+    content = {"figures": figures, "environment": environment, "equivalent": equivalent}
     (folder / "verification.json").write_text(json.dumps(content, indent=1) + "\n")
     with (folder / "verification.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Judged)])
@@ -160,14 +147,9 @@ def main() -> int:
         action="append",
         help="mutate this one only (operators take turns over all subjects, so its sample may differ); may be repeated",
     )
-    parser.add_argument(
-        "--stricter",
-        action="store_true",
-        help="the verifier has only learnt to reject more: judge again what it accepted, but for known equivalents",
-    )
     parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
     options = parser.parse_args()
-    cheats, book = all_cheats(), Book(options.out, options.stricter or options.tables)
+    cheats, book = all_cheats(), Book(options.out)
     environment: dict[str, object] = {"cuda_l2": cuda_l2.__version__, "version": book.version}
     if options.tables:
         known = options.out / "verification.json"

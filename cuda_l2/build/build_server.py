@@ -5,7 +5,6 @@ starts them shares nothing with them but that pipe: Python's threads would share
 """
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,19 +16,16 @@ from cuda_l2.errors import UserError
 from cuda_l2.records import Build, Candidate, from_json
 from cuda_l2.targets.cuda import CudaTarget
 
-CORES_A_SERVER = 2
-BATCH = 3
-"""Candidates sent at once, and compiled at once: few, so that the first are ready early, but more than the server's
-cores, which else idle while it reads machine code."""
-NICENESS = 10
-"""Builds that nobody waits for leave the cores to verification and timing."""
+CORES_A_SERVER = 4
+BATCH = 4
+"""Candidates sent at once: few, so that the first are ready early."""
 
 
 class BuildServers:
     """As many processes as the host's cores can feed. A context manager; they start on first use."""
 
     def __init__(self, target: CudaTarget) -> None:
-        self._target = replace(target, cores=BATCH)
+        self._target = replace(target, cores=CORES_A_SERVER)
         count = max(1, target.cores // CORES_A_SERVER)
         self._pool = ThreadPoolExecutor(count)
         self._local = threading.local()
@@ -81,7 +77,6 @@ def main() -> None:
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415 - only in a server's own process
     from cuda_l2.records import to_json  # noqa: PLC0415
 
-    os.nice(NICENESS)
     for line in sys.stdin:
         message = json.loads(line)
         fields = message["target"] | {"capability": tuple(message["target"]["capability"])}

@@ -40,26 +40,6 @@ extern "C" __global__ void occupy(unsigned long long ns, uint4 *traffic, unsigne
   if (ns == 0) held[threadIdx.x] = 0;
 }
 
-// A small block for every multiprocessor that keeps tensor cores and shared memory busy for a while: what a candidate's
-// blocks beside it multiply takes several times as long, and is still being read when it seems to be over.
-extern "C" __global__ void __launch_bounds__(256) contend(unsigned long long ns) {
-  __shared__ uint4 words[64];
-  if (threadIdx.x < 64) words[threadIdx.x] = make_uint4(0, 0, 0, 0);
-  __syncthreads();
-  const unsigned at = (unsigned)__cvta_generic_to_shared(words + threadIdx.x % 64);
-  const unsigned long long start = now_ns();
-  float d[4] = {}, e[4] = {};
-  while (now_ns() - start < ns)
-    for (int i = 0; i < 64; i++) {
-      unsigned x, y, z, w;
-      asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(at));
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%4, %5}, {%0, %1, %2, %3};"
-                   : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(x), "r"(y), "r"(z), "r"(w));
-      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%4, %5}, {%0, %1, %2, %3};"
-                   : "+f"(e[0]), "+f"(e[1]), "+f"(e[2]), "+f"(e[3]) : "r"(x), "r"(y), "r"(z), "r"(w));
-    }
-}
-
 // Fills its shared memory: the next block to use the multiprocessor finds that word there.
 extern "C" __global__ void spoil_shared(unsigned long long word, unsigned long long bytes) {
   extern __shared__ char held[];

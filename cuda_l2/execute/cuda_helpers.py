@@ -12,7 +12,7 @@ from cuda_l2 import paths, scratch
 from cuda_l2.execute.cuda_driver import Graph, check
 
 SOURCE = Path(__file__).with_name("cuda_helpers.cu")
-NAMES = ("empty", "slow_copy", "occupy", "contend", "spoil_shared", "settle", "fill_segments", "look_at_segments")
+NAMES = ("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments")
 EMPTY_LAUNCHES = 64
 MAX_BLOCKS = 1024
 SETTLING_LAUNCHES = 4
@@ -43,9 +43,6 @@ class Helpers:
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         spoil_shared = self._functions["spoil_shared"]
         check("cuFuncSetAttribute", driver.cuFuncSetAttribute(spoil_shared, most, self._shared_bytes))
-        largest = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-        # else a candidate's blocks could not be beside it: the split of L1 changes only where nothing runs
-        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._functions["contend"], largest, 100))
         self._programmatic = major >= PROGRAMMATIC[0]
         self._empties: Graph | None = None
         self._alone: Graph | None = None
@@ -59,10 +56,6 @@ class Helpers:
         """Hold a share of the multiprocessors for so long; traffic: address and bytes of what they read and write."""
         values = [ns, traffic[0], traffic[1] // 16]
         self._launch("occupy", stream, max(1, int(self.sms * share)), 1024, values, shared_bytes=48 << 10)
-
-    def contend(self, stream: int, ns: int) -> None:
-        """Keep every multiprocessor's tensor cores and shared memory busy for so long, with room for other blocks."""
-        self._launch("contend", stream, self.sms, 256, [ns])
 
     def spoil_shared(self, stream: int, word: int) -> None:
         """Leave a 32-bit word all over the shared memory of every multiprocessor, once none holds any."""

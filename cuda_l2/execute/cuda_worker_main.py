@@ -46,9 +46,8 @@ class Worker:
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
         flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
-        streams = (int(check("cuStreamCreate", driver.cuStreamCreate(flag))) for _ in range(3))
-        self.beside, self.among, self.behind = streams
-        """More streams: for load beside the candidate, on its own multiprocessors, and for what takes its place."""
+        self.beside, self.behind = (int(check("cuStreamCreate", driver.cuStreamCreate(flag))) for _ in range(2))
+        """More streams: for load beside the candidate, and for what takes its place."""
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
         self.loaded: list[Loaded] = []
@@ -129,9 +128,8 @@ class Worker:
     ) -> dict[str, Any]:
         """Launch several times, each on poisoned C and scratch and spoiled shared memory; keep Cs in the record buffer.
 
-        In turns another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it, at
-        times with traffic, or keeps the tensor cores and shared memory of all of them busy. Yet another spoils shared
-        memory again wherever a block of the candidate has left.
+        Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it,
+        at times with traffic. A third spoils shared memory again wherever a block of the candidate has left.
         scratch: buffer, offset and bytes of each workspace.
         """
         stream = driver.CUstream(self.stream)
@@ -144,14 +142,11 @@ class Worker:
             turn, rest = divmod(i, LOAD_EVERY)
             if rest == 0:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
-            else:
-                self._wait()  # as above
-                self.helpers.contend(self.among, ns >> turn % 4)
             self.bound[0][0].launch(self.stream)
             self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
             target = self.buffers["record"].address + i * size
             check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, self._address(c), size, stream))
-        for each in (self.stream, self.beside, self.among, self.behind):
+        for each in (self.stream, self.beside, self.behind):
             self._wait(each)
         return {}
 

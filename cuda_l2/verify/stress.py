@@ -1,8 +1,8 @@
 """Builds of the same source whose threads sleep at random where they meet give the same bits.
 
-Each launch finds poisoned outputs and scratch and garbage in shared memory. They run beside load: half of the
-multiprocessors, and at times caches and memory too, taken every other time; the tensor cores and shared memory of all
-of them kept busy the others. Other blocks fill shared memory with garbage wherever one of theirs has left it.
+Each launch finds poisoned outputs and scratch and garbage in shared memory. They run beside load, with half of the
+multiprocessors, and at times caches and memory too, taken now and then; other blocks fill shared memory with garbage
+wherever one of theirs has left it.
 """
 
 import torch
