@@ -28,6 +28,8 @@ from cuda_l2.search import Progress, judge_group
 
 COMPILED = "torch.compile"
 """Beginning of the names of baselines that take seconds of tuning a shape."""
+AHEAD = 24
+"""Shapes of a library whose kernels are being built while one is measured: together they share many."""
 FAILURES_IN_A_ROW = 5
 """So many shapes that fail one after the other end a run: then it is not the shapes."""
 FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
@@ -114,9 +116,10 @@ class Sweep:
         """
         failures = 0
         pending = self.pending(gemms, results)
+        ahead = AHEAD if self._library else 1
         try:
             for number, gemm in enumerate(pending):
-                self._prefetch(pending[number + 1 : number + 2])
+                self._prefetch(pending[number + ahead if number else 1 : number + ahead + 1])
                 for measurement in self._outcomes(gemm, self._missing(gemm, results), results, on_stage):
                     results.append(measurement)
                 failures = failures + 1 if measurement.status == FAILED else 0

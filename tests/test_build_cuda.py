@@ -543,13 +543,11 @@ def test_one_kernel_under_several_contracts_is_compiled_once(monkeypatch: pytest
 
     monkeypatch.setattr(cuda_build, "compile_source", counted)
     body = SIMPLE + "// under several contracts"
-    texts = [source(body, "sm_90a"), source(body, "sm_90a", extra="coresident = true")]
-    texts += [source(body, "sm_90a", extra='edge = "programmatic"'), source(body, "sm_90a", args="a b m n k")]
-    builds = build_all([Candidate(text) for text in texts], target("sm_90a")) + [
-        build(source(body, "sm_90a", extra="#"))
-    ]
+    options = ["", "coresident = true", 'edge = "programmatic"', "#"]
+    texts = [source(body, "sm_90a", extra=extra) for extra in options]
+    good, twin, early, again = build_all([Candidate(text) for text in texts], target("sm_90a"))
+    short = build(source(body, "sm_90a", args="a b m n k"))
     assert len(compiled) == 1
-    good, twin, early, short, again = builds
     assert good.status is twin.status is again.status is BuildStatus.BUILT
     assert good.kernels == twin.kernels == again.kernels
     assert Path(good.artifact).read_bytes() == Path(again.artifact).read_bytes()

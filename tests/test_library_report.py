@@ -77,7 +77,7 @@ def test_the_fp16_class_meets_the_faster_of_both_autotuned_classes() -> None:
 
 
 def test_the_summary_tells_means_wins_and_losses_by_size() -> None:
-    slow = {key: (20.0, 20.0) for key in TIMES}
+    slow = dict.fromkeys(TIMES, (20.0, 20.0))
     text = summary(Header("gpu", {}, {}), [measured("64x64x64", TIMES), measured("8192x8192x8192", slow)])
     assert "| <= 23 | 1 | +17.65% |" in text and "| >= 34 | 1 | -50.00% |" in text
     assert "| all | 2 | -16.18% |" in text

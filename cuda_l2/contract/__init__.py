@@ -62,9 +62,12 @@ def code(source: str) -> str:
     return source[_match(source).end() :]
 
 
-def kernel_id(source: str) -> str:
-    """Hash of what is compiled, and for which architecture, 16 hex digits: one kernel may serve many contracts."""
-    arch = parse_cuda(source).arch
+def kernel_id(source: str, terms: CudaContract | None = None) -> str:
+    """Hash of what is compiled, and for which architecture, 16 hex digits: one kernel may serve many contracts.
+
+    terms: the source's contract, where it is read already.
+    """
+    arch = (terms or parse_cuda(source)).arch
     return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 

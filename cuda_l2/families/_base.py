@@ -23,7 +23,7 @@ from cuda_l2.targets._base import Target
 class Choice:
     """One position of a schedule and every value it can take on any target.
 
-    It sets the macro of its name, or is a matter of the launch: the contract alone, so that one kernel serves all values.
+    It sets the macro of its name, or is a matter of the launch alone, so that one kernel serves all its values.
     """
 
     name: str

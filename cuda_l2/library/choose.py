@@ -10,7 +10,7 @@ def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int, passes: 
     """At most `most` columns whose weighted sum over rows of the largest worth is large; in order of their number.
 
     worth_SK: of kernel K to case S, 0 where it does not serve it. The greedy choice is at least 63 % of the best sum;
-    swaps of one kernel for another then go on until none helps, or for so many passes.
+    swaps of one kernel for another then go on until none helps, or for so many passes. What adds nothing is left out.
     """
     weighted_SK = worth_SK * weights_S[:, None].astype(np.float32)
     chosen: list[int] = []
@@ -20,12 +20,16 @@ def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int, passes: 
         gains_K[chosen] = -1
         k = int(gains_K.argmax())
         if gains_K[k] <= 0:
-            return sorted(chosen)
+            break
         chosen.append(k)
         best_S = np.maximum(best_S, weighted_SK[:, k])
     for _ in range(passes):
         if not _swap_each(weighted_SK, chosen):
             break
+    for k in list(chosen):
+        others = [other for other in chosen if other != k]
+        if not (weighted_SK[:, k] > weighted_SK[:, others].max(axis=1, initial=0)).any():
+            chosen = others
     return sorted(chosen)
 
 

@@ -1,8 +1,8 @@
 """The dispatch table: which schedule serves a shape, and how fast it was measured. One CSV file a machine.
 
 Columns: m, n, k, layout, accumulate, edge, family, schedule, us. The schedule is written as `BM=128 BN=64 ...`, every
-choice of the family by name. A pool, the kernels to choose from, is such a file with the columns family and schedule
-alone, and without the choices that are a matter of the launch.
+choice of the family by name. A pool, the kernels to choose from, is a file with the columns layout (empty: either),
+family and schedule, the latter without the choices that are a matter of the launch.
 """
 
 import csv
@@ -19,7 +19,7 @@ from cuda_l2.targets._base import Target
 
 PLAIN, PROGRAMMATIC = EDGES = ("plain", "programmatic")
 COLUMNS = ("m", "n", "k", "layout", "accumulate", "edge", "family", "schedule", "us")
-POOL_COLUMNS = ("family", "schedule")
+POOL_COLUMNS = ("layout", "family", "schedule")
 
 Named = tuple[tuple[str, int], ...]
 
@@ -56,6 +56,7 @@ class PoolRow:
 
     family: str
     schedule: Named
+    layout: Layout | None = None
 
 
 def family_of(name: str) -> Family:
@@ -80,17 +81,18 @@ def schedule_of(text: str) -> Named:
 
 
 def read_table(path: Path) -> list[Row]:
-    """The rows of a table; UserError with file and line where one cannot be."""
+    """The rows of a table, one a shape and edge; UserError with file and line where one cannot be."""
     rows: dict[tuple[Gemm, str], Row] = {}
-    for where, fields in _lines(path, COLUMNS):
-        try:
-            row = _row(fields)
-        except (ValueError, UserError) as error:
-            raise UserError(f"{where}: {error}") from None
+    for where, row in _located(path):
         if (row.gemm, row.edge) in rows:
             raise UserError(f"{where}: {row.gemm} {row.edge} has a row already")
         rows[row.gemm, row.edge] = row
     return list(rows.values())
+
+
+def read_times(path: Path) -> list[Row]:
+    """The rows of a file like a table, but with any number of schedules a shape."""
+    return [row for _, row in _located(path)]
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
@@ -103,7 +105,8 @@ def read_pool(path: Path) -> list[PoolRow]:
     rows: dict[PoolRow, None] = {}
     for where, fields in _lines(path, POOL_COLUMNS):
         try:
-            row = PoolRow(fields["family"], schedule_of(fields["schedule"]))
+            layout = Layout(fields["layout"]) if fields["layout"] else None
+            row = PoolRow(fields["family"], schedule_of(fields["schedule"]), layout)
             compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
         except (ValueError, UserError) as error:
             raise UserError(f"{where}: {error}") from None
@@ -117,7 +120,15 @@ def read_pool(path: Path) -> list[PoolRow]:
 
 
 def write_pool(path: Path, rows: Iterable[PoolRow]) -> None:
-    _write(path, POOL_COLUMNS, [(row.family, schedule_text(row.schedule)) for row in rows])
+    _write(path, POOL_COLUMNS, [(row.layout or "", row.family, schedule_text(row.schedule)) for row in rows])
+
+
+def _located(path: Path) -> Iterator[tuple[str, Row]]:
+    for where, fields in _lines(path, COLUMNS):
+        try:
+            yield where, _row(fields)
+        except (ValueError, UserError) as error:
+            raise UserError(f"{where}: {error}") from None
 
 
 def _row(fields: Mapping[str, str]) -> Row:

@@ -1,14 +1,17 @@
 """Times many kernels on one shape after another, quickly: to choose among our own, not to report.
 
-One process keeps every kernel loaded and binds it to a shape's operands; each kernel's first output is compared with
-torch's, loosely. Samples are replays of a graph of back-to-back launches, on a warm chip, kernels in random order: one
-that is timed early on a cool chip looks up to 10 % faster. The process is thrown away after a hang or fault, which costs
-one kernel on one shape.
+One process keeps every kernel loaded and binds it to a shape's operands; each first output is compared with torch's,
+loosely. Samples are replays of a graph of back-to-back launches, on a warm chip and in random order: what is timed
+early on a cool chip looks up to 10 % faster. The process is thrown away after a hang or fault, which costs one kernel
+on one shape.
 """
 
+import functools
 import itertools
 import multiprocessing
+import pickle
 import random
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,13 +27,13 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 NEITHER, PLAIN, DEPENDENT = -1, 0, 1
 START_S = 120.0
 PATIENCE_S = 20.0
-"""Without a sign of life for so long, the kernel in turn hangs. Waits for other blocks' sums give up after three seconds."""
+"""Without a sign of life for so long, the kernel in turn hangs. A wait for other blocks' sums gives up after 3 s."""
 GRAPH_US = 70.0
 MAX_NODES = 32
 ROUNDS = 2
 FINAL_ROUNDS = 7
 LONG_US = 300.0
-"""From here on fewer finalists and rounds do, and kernels are compared as dependents only where they are plain finalists."""
+"""From here on fewer finalists and rounds do, and only the finalists are timed as dependents."""
 LIMITS = {Accumulate.FP32: 1e-3, Accumulate.FP16: 5e-2}
 """Relative RMS difference from torch's product; cuBLAS's own error is 2e-4 and 1e-2 at K = 16384."""
 
@@ -41,7 +44,7 @@ class Item:
 
     layout: Layout
     artifact: str  # path of the cubin
-    plan: Plan
+    plan: bytes  # pickled Plan
     dependent: bool  # it can also be launched as a programmatic dependent
 
 
@@ -124,6 +127,7 @@ class QuickTimer:
 
 def _serve(pipe: Connection, turn: Any, seed: int, finalists: int) -> None:
     """The process: shapes with items in, samples out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     bench = _Bench(turn, seed, finalists, lambda: pipe.send("alive"))
     pipe.send("ready")
     while True:
@@ -143,6 +147,7 @@ class _Arm:
     def __init__(self, index: int, edge: int, graph: Any, nodes: int) -> None:
         self.index, self.edge, self.graph, self.nodes = index, edge, graph, nodes
         self.samples: list[float] = []
+        self.first = float("nan")
 
     def sample(self) -> None:
         self.samples.append(self.graph.time()[0] * 1e6 / self.nodes)
@@ -159,14 +164,17 @@ class _Bench:
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(self.stream)
         self.helpers = Helpers(compiled_helpers(detect().arch))
         self.modules: dict[str, Any] = {}
-        self.tensors: dict[Any, Any] = {}
+        self.tensors: dict[str, Any] = {}
+        self.workspaces: dict[int, Any] = {}  # by what fills them
+        self.outgrown: list[Any] = []  # kernels of this shape are still bound to them
         self._warm_up()
 
     def time(self, gemm: Gemm, items: Sequence[Item]) -> list[Sampled]:
+        self.outgrown.clear()
         self._operands(gemm)
         samples = [Sampled() for _ in items]
         guess_us = max(1.5, gemm.flops / 650e6, gemm.bytes / 4e6)
@@ -187,7 +195,7 @@ class _Bench:
         for _ in range(ROUNDS):
             self._round(arms)
         for arm in arms:
-            samples[arm.index].first[arm.edge] = min(arm.samples)
+            samples[arm.index].first[arm.edge] = arm.first = min(arm.samples)
             arm.samples.clear()
         final, more = self._final(gemm, items, arms, guess_us)
         for _ in range(5 if guess_us > LONG_US else FINAL_ROUNDS):
@@ -214,10 +222,9 @@ class _Bench:
         count = self.finalists if guess_us < LONG_US else max(2, self.finalists - 1)
         found: list[_Arm] = []
         more: list[_Arm] = []
-        # the samples are gone by now: what they gave is read from the arms' own best
         for layout, edge in itertools.product(Layout, (PLAIN, DEPENDENT)):
             own = [arm for arm in arms if items[arm.index].layout is layout and arm.edge == edge]
-            found += sorted(own, key=lambda arm: arm.best)[:count]
+            found += sorted(own, key=lambda arm: arm.first)[:count]
         if guess_us >= LONG_US:
             for arm in found:
                 if items[arm.index].dependent:
@@ -232,17 +239,18 @@ class _Bench:
             self.modules[item.artifact] = Module(Path(item.artifact).read_bytes())
         stream, made = self.stream.cuda_stream, []
         nodes = max(1 if guess_us > LONG_US else 2, min(MAX_NODES, round(GRAPH_US / guess_us)))
+        plain: Plan = pickle.loads(item.plan)  # our own parent's
         pointers = {"a": self.a, "b": self.b[item.layout], "c": self.c.data_ptr()}
-        pointers |= {space.name: self._workspace(space) for space in item.plan.workspaces}
+        pointers |= {space.name: self._workspace(space) for space in plain.workspaces}
         for edge in edges:
-            plan = as_dependent(item.plan) if edge == DEPENDENT else item.plan
+            plan = as_dependent(plain) if edge == DEPENDENT else plain
             try:
                 bound = Loaded(self.modules[item.artifact], plan).bind(pointers)
             except LaunchError as error:
                 raise _Wrong(str(error)) from None
             if edge == edges[0]:
                 self._check(gemm, bound)
-            graph = Graph(stream, lambda stream, bound=bound: [bound.launch(stream) for _ in range(nodes)])  # type: ignore[misc]
+            graph = Graph(stream, functools.partial(_launch, bound, nodes))
             made.append(_Arm(index, edge, graph, nodes))
         return made
 
@@ -252,8 +260,8 @@ class _Bench:
         torch = self.torch
         difference = float(torch.linalg.vector_norm(self.c - self.reference, dtype=torch.float32) / self.norm)
         if not difference < LIMITS[gemm.accumulate]:
-            for tensor in [key for key in self.tensors if isinstance(key, tuple)]:
-                del self.tensors[tensor]  # a persistent workspace may not be as it was found
+            for fill, tensor in self.workspaces.items():
+                tensor.fill_(fill)  # it may not be as it was found
             raise _Wrong(f"wrong result: relative difference {difference:.2g}")
 
     def _operands(self, gemm: Gemm) -> None:
@@ -271,24 +279,32 @@ class _Bench:
         """The beginning of a buffer of normal numbers that serves every shape."""
         torch = self.torch
         if name not in self.tensors or self.tensors[name].numel() < size:
+            self.outgrown.append(self.tensors.get(name))
             self.tensors[name] = torch.randn(max(size, 1 << 24), dtype=torch.half, device="cuda")
         return self.tensors[name][:size]
 
     def _workspace(self, space: Any) -> int:
         """One buffer serves all that are filled alike: kernels leave persistent ones as they found them."""
-        key = (space.persistent, space.fill)
+        if not space.persistent:
+            return int(self._tensor("scratch", -(-space.bytes // 2)).data_ptr())
+        fill = space.fill - (1 << 32) if space.fill >= 1 << 31 else space.fill
         words = -(-space.bytes // 4)
-        if key not in self.tensors or self.tensors[key].numel() < words:
-            fill = space.fill - (1 << 32) if space.fill >= 1 << 31 else space.fill
-            shape = (max(2 * words, 1 << 22),)
-            self.tensors[key] = self.torch.full(shape, fill, dtype=self.torch.int32, device="cuda")
-        return int(self.tensors[key].data_ptr())
+        if fill not in self.workspaces or self.workspaces[fill].numel() < words:
+            shape = (max(2 * words, 1 << 23),)
+            self.outgrown.append(self.workspaces.get(fill))
+            self.workspaces[fill] = self.torch.full(shape, fill, dtype=self.torch.int32, device="cuda")
+        return int(self.workspaces[fill].data_ptr())
 
     def _warm_up(self) -> None:
         x = self._tensor("a", 8192 * 8192).view(8192, 8192)
         for _ in range(400):
             self.torch.mm(x, x)
         self.torch.cuda.synchronize()
+
+
+def _launch(bound: Any, times: int, stream: int) -> None:
+    for _ in range(times):
+        bound.launch(stream)
 
 
 class _Wrong(Exception):
