@@ -38,6 +38,7 @@ class Settings:
     protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
+    retune: bool = False  # baselines that choose an algorithm do so anew
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -84,6 +85,7 @@ class Optimizer:
         self._rng = np.random.default_rng(settings.seed)
         self.archive = Archive(settings.archive or paths.default_archive())
         self.rig = open_rig(settings.target)
+        self.rig.retunes = settings.retune
         self.rig.require_tools()
         self.target = self.rig.target
 

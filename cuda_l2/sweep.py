@@ -50,6 +50,7 @@ class SweepSettings:
     arms: tuple[str, ...] = ()  # beginnings of baselines' names; all where empty
     compiled: bool = False  # torch.compile too
     full: bool = False  # kernels also pass the checks that are too slow for a search
+    retune: bool = False  # baselines that choose an algorithm do so anew
     library: Path | None = None  # a table of kernels by shape: those are timed, in both layouts, with no search
     fallback: Path | None = None  # table.csv of an earlier run of the library: where it was slower, cuBLASLt serves
 
@@ -63,13 +64,26 @@ class Sweep:
         self._library = _by_size(read_table(settings.library)) if settings.library else None
         self._kernels = None if settings.baselines_only or self._library else _Kernels(settings)
         self.rig = self._kernels.rig if self._kernels else open_rig(settings.target)
-        known = [name for name, protocol in self.rig.protocols.items() if not protocol.selects]
-        for name in settings.protocols:
-            if name not in known:
-                self.close()
-                raise UserError(f"there is no protocol {name!r} to report under; choose from {', '.join(known)}")
+        try:
+            self._require_known_names()
+        except UserError:
+            self.close()
+            raise
+        self.rig.retunes = settings.retune
         self.rig.wanted_arms = settings.arms
         self.rig.unwanted_arms = () if settings.compiled else (COMPILED,)
+
+    def _require_known_names(self) -> None:
+        settings, rig = self.settings, self.rig
+        known = [name for name, protocol in rig.protocols.items() if not protocol.selects]
+        if not settings.protocols:
+            raise UserError(f"name a protocol to report under: {', '.join(known)}")
+        for name in settings.protocols:
+            if name not in known:
+                raise UserError(f"there is no protocol {name!r} to report under; choose from {', '.join(known)}")
+        for beginning in settings.arms:
+            if not any(name.startswith(beginning) for name in rig.arms):
+                raise UserError(f"no baseline's name begins with {beginning!r}; choose from {', '.join(rig.arms)}")
 
     def header(self, gemms: Sequence[Gemm]) -> Header:
         """What the figures of a run share with all others of its file."""

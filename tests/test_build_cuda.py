@@ -438,6 +438,15 @@ def test_the_sandbox_keeps_files_from_a_source_that_no_rule_read(tmp_path: Path)
     assert result.status is BuildStatus.FAILED and "treasure" not in result.log and "cannot open" in result.log
 
 
+def test_headers_that_name_the_folder_of_cccl_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CUTLASS includes <cccl/cuda/std/...> from CUDA 13 on; the rest of the toolkit may lie elsewhere."""
+    for wheel, plain in (("a/include/cccl", "b/include"), ("a/include", "a/include")):
+        folders = {"cccl": tmp_path / wheel, "cudart": tmp_path / plain}
+        monkeypatch.setattr(cuda_compiler, "_headers", folders.__getitem__)
+        found = cuda_compiler._toolkit_headers()
+        assert found == list(dict.fromkeys([tmp_path / wheel, tmp_path / plain, tmp_path / "a/include"]))
+
+
 AS_CUTLASS = "#if 0\n#include <cute/tensor.hpp>\n#endif\n"  # so that limits of its own hold for it
 
 

@@ -45,6 +45,8 @@ class BenchSettings:
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
     full: Annotated[bool, Parameter(negative=())] = False
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
+    retune: Annotated[bool, Parameter(negative=())] = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
     library: Path | None = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     fallback: Path | None = None
@@ -125,7 +127,9 @@ def _run_grid(settings: BenchSettings) -> None:
     if settings.fallback and not settings.library:
         raise UserError("--fallback goes with --library")
     if settings.library and (settings.baselines_only or budget_s):
-        raise UserError("--library times the kernels of a table: it goes neither with --baselines-only nor with --budget")
+        raise UserError(
+            "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
+        )
     layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
     if layouts is None:
         raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
@@ -154,6 +158,7 @@ def _run_grid(settings: BenchSettings) -> None:
         arms=_listed(settings.arms),
         compiled=settings.compile,
         full=settings.full,
+        retune=settings.retune,
         library=settings.library,
         fallback=settings.fallback,
     )

@@ -32,6 +32,8 @@ class OptimizeSettings:
     """How the winner is reported: standard (offline and server) or paper (10 s warm-up, 30 s measured)."""
     again: Annotated[bool, Parameter(negative=())] = False
     """Time candidates anew that the archive knows."""
+    retune: Annotated[bool, Parameter(negative=())] = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
 
@@ -64,6 +66,7 @@ def command(
         protocol=settings.protocol,
         again=settings.again,
         target=settings.target,
+        retune=settings.retune,
     )
     with Optimizer(search_settings) as optimizer:
         for gemm in gemms:

@@ -3,6 +3,7 @@
 docs/contract.md specifies it.
 """
 
+import functools
 import hashlib
 import re
 import tomllib
@@ -10,8 +11,9 @@ from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
 from cuda_l2.contract.cpu import CpuContract
-from cuda_l2.contract.cuda import CudaContract
+from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.records import Gemm
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
@@ -41,6 +43,18 @@ def parse_cuda(source: str) -> CudaContract:
     if not isinstance(contract, CudaContract):
         raise ContractError('this machine\'s candidates must say target = "cuda"')
     return contract
+
+
+@functools.lru_cache(maxsize=64)
+def plan_cuda(source: str, gemm: Gemm, sms: int) -> Plan:
+    """What is launched for a shape on a device of so many multiprocessors; ContractError where it is refused."""
+    contract = parse_cuda(source)
+    if gemm.layout not in contract.layouts:
+        raise ContractError(
+            f"the kernel reads B as {' or '.join(contract.layouts)} alone, as its contract says;"
+            f" the shape has {gemm.layout}: write {gemm.m}x{gemm.n}x{gemm.k}:{contract.layouts[0]}"
+        )
+    return contract.plan(gemm.m, gemm.n, gemm.k, sms)
 
 
 def code(source: str) -> str:
@@ -81,4 +95,5 @@ __all__ = [
     "parse",
     "parse_cpu",
     "parse_cuda",
+    "plan_cuda",
 ]

@@ -19,10 +19,11 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
-from cuda_l2.execute.cuda_arena import POISON, Place
-from cuda_l2.execute.cuda_driver import Graph
+from cuda_l2.execute.cuda_arena import Place
+from cuda_l2.execute.cuda_driver import Graph, bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.cupti import KernelTrace
+from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cuda_baselines import Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
@@ -88,7 +89,7 @@ def measure_cuda(
 
 @functools.cache
 def _state() -> GpuState:
-    return GpuState()
+    return GpuState(bus_id())
 
 
 def _uneven(conditions: dict[str, Any]) -> str:
@@ -142,7 +143,7 @@ class CudaRounds(Rounds):
         self._places: dict[str, list[dict[str, Place]]] = {}
         self._workers, self.worker = gpu.workers, gpu.workers.get(arena)
         for name, kernel in kernels.items():
-            plan = contract.parse_cuda(kernel.candidate.source).plan(gemm.m, gemm.n, gemm.k, gpu.sms)
+            plan = contract.plan_cuda(kernel.candidate.source, replace(gemm, layout=kernel.layout), gpu.sms)
             slot, other = self.slots[name], kernel.layout is not gemm.layout
             places = [arena.places(plan, window, slot=slot, other_layout=other) for window in range(arena.windows)]
             self._plans[name], self._places[name] = plan, places
