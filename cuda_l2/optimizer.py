@@ -1,9 +1,11 @@
 """The main job: search for a shape's best kernel, then report it from another run on other inputs."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -13,6 +15,9 @@ from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.library.kernel import Kernel
+from cuda_l2.llm._base import is_model
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
 from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Trial, VerdictStatus
@@ -20,6 +25,9 @@ from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.targets._base import Target
+
+if TYPE_CHECKING:
+    from cuda_l2.propose._model_policy import ModelPolicy
 
 FINALISTS = 3
 LAUNCHES_OF_ONE_CHECK = 25
@@ -38,6 +46,7 @@ class Settings:
     protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
+    model: ModelSettings = ModelSettings()  # where the policy is a language model
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -80,9 +89,17 @@ class Optimizer:
 
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
-        proposer_maker(settings.policy)
+        by_model = is_model(settings.policy)
+        if not by_model:
+            proposer_maker(settings.policy)
         self._rng = np.random.default_rng(settings.seed)
         self.archive = Archive(settings.archive or paths.default_archive())
+        self._model: ModelPolicy | None = None
+        if by_model:
+            from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional
+
+            self._model = _model_policy.ModelPolicy(settings.policy, settings.model, self.archive.path)
+        self._profiles: dict[tuple[str, str], str] = {}
         self.rig = open_rig(settings.target)
         self.rig.require_tools()
         self.target = self.rig.target
@@ -106,8 +123,9 @@ class Optimizer:
         self.require_feasible(gemm)
         settings, machine = self.settings, self.target.machine
         history = {trial.candidate.id: trial for trial in self.archive.trials(gemm, machine, SEARCH.name)}
-        space = space_for(families_for(gemm, self.target), gemm, self.target)
-        proposer = self._proposer(space, lambda: list(history.values()))
+        families = families_for(gemm, self.target)
+        # a model can write for a shape that no family serves
+        space = space_for(families, gemm, self.target) if families or not self._model else None
         reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
@@ -118,13 +136,14 @@ class Optimizer:
 
         with self.evaluator(gemm) as evaluator:
             on_stage("searching")
+            proposer = self._proposer(space, evaluator, lambda: list(history.values()))
             progress = search(
                 evaluator,
                 proposer,
                 self.archive,
                 budget_s=settings.budget_s,
                 max_trials=settings.trials,
-                first=[space.render(values, proposer.name) for values in space.defaults()],
+                first=[space.render(values, "default") for values in space.defaults()] if space else [],
                 again=settings.again,
                 on_progress=remember,
                 on_group=lambda: self._keep(proposer),
@@ -151,6 +170,8 @@ class Optimizer:
 
     def close(self) -> None:
         self.rig.close()
+        if self._model:
+            self._model.close()
         self.archive.close()
 
     def __enter__(self) -> "Optimizer":
@@ -159,14 +180,36 @@ class Optimizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _proposer(self, space: FamilySpace | UnionSpace, trials: Callable[[], list[Trial]]) -> Proposer:
+    def _proposer(
+        self, space: FamilySpace | UnionSpace | None, evaluator: Evaluator, trials: Callable[[], list[Trial]]
+    ) -> Proposer:
         """The proposer asked for, going on from its kept state."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
+        if self._model or space is None:
+            assert self._model
+            profile = partial(self._profile, evaluator)
+            return self._model.proposer(evaluator.gemm, self.target, trials, seed, profile)
         proposer = proposer_maker(self.settings.policy)(space, trials, seed)
         state = self.archive.load_policy(proposer.name, self.target.machine)
         if state:
             proposer.load_state(state)
         return proposer
+
+    def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
+        """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
+        if self.target.name == "cpu":
+            return ""
+        key = (str(trial.task), trial.candidate.id)
+        if key not in self._profiles:
+            try:
+                if not trial.profile:
+                    trial = evaluator.profile(trial)
+                    self.archive.append(trial)
+                self._profiles[key] = summary(trial.profile)
+            except UserError as error:  # of this kernel, or of every one: the search does without
+                print(f"cuda-l2: prompts go without the GPU's counters: {error}", file=sys.stderr)
+                self._profiles[key] = ""
+        return self._profiles[key]
 
     def _keep(self, proposer: Proposer) -> None:
         state = proposer.state()
