@@ -81,7 +81,7 @@ def serving(script: "list[Say] | Callable[[dict[str, Any], int], Say]") -> Itera
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     server = Server(f"http://127.0.0.1:{http.server_address[1]}/v1", from_list if isinstance(script, list) else script)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield server

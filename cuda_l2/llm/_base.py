@@ -68,7 +68,7 @@ class Request:
 
     messages: Messages
     answer_tokens: int
-    temperature: float | None = None
+    temperature: float = 1.0
     seed: int = 0  # of models that run here
 
 

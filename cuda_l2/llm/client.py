@@ -146,7 +146,7 @@ class Client:
             raise UserError(first.reply.reason)
         self.ended = first.reply.reason
 
-    def _sampling(self) -> dict[str, float | int | None]:
+    def _sampling(self) -> dict[str, float]:
         return {"temperature": self.settings.temperature, "answer_tokens": self.settings.answer_tokens}
 
     def _key(self, question: Question) -> str:

@@ -88,12 +88,9 @@ class LocalModel(Model):
     @torch.inference_mode()
     def _generate(self, inputs: Any, request: Request, room: int, deadline: float) -> torch.Tensor:
         options: dict[str, Any] = {"max_new_tokens": room, "pad_token_id": self._tokenizer.pad_token_id}
-        if request.temperature is not None:
-            options |= {"do_sample": request.temperature > 0}
-            if request.temperature > 0:
-                options["temperature"] = request.temperature
-        elif not self._model.generation_config.do_sample:
-            options["do_sample"] = True  # a group of equal answers would teach nothing
+        options["do_sample"] = request.temperature > 0
+        if request.temperature > 0:
+            options["temperature"] = request.temperature
         if not math.isinf(deadline):
             options["max_time"] = max(0.0, deadline - time.perf_counter())
         devices = [torch.cuda.current_device()] if self._device == "cuda" else []

@@ -112,7 +112,7 @@ class OpenAiModel(Model):
 
     def _try(self, client: openai.OpenAI, request: Request, deadline: float) -> "Reply | openai.BadRequestError":
         options: dict[str, Any] = {self._length_name: request.answer_tokens}
-        if request.temperature is not None and "temperature" not in self._dropped:
+        if "temperature" not in self._dropped:
             options["temperature"] = request.temperature
         messages: Any = [{"role": message.role, "content": message.text} for message in request.messages]
         body = bytearray()

@@ -32,8 +32,8 @@ class ModelSettings:
     """How often a question is sent again after a rate limit or a server's failure, each time after a longer pause."""
     repairs: int = 2
     """How often a model is shown what became of its failing kernel, to mend it."""
-    temperature: float | None = None
-    """Sampling temperature; the server's or model's own where not given."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token each time."""
     prompt_tokens: int = 32_000
     """A prompt has at most about so many tokens: exemplars and references are left out first."""
     answer_tokens: int = 16_384

@@ -52,6 +52,8 @@ def parse_answer(text: str, finish: str = "stop") -> Answer:
         return Answer(*sections, fault=Fault.CUT_OFF if finish == "length" else Fault.NO_CODE)
     if not blocks and finish == "length" and not _closed(source):
         return Answer(*sections, fault=Fault.CUT_OFF)
+    if not blocks:
+        source = source[: source.rfind("}") + 1]  # prose may follow
     return Answer(*sections, source=source.strip("\n") + "\n")
 
 
@@ -98,12 +100,9 @@ def _from_contract(block: str) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """A file given without fences: from its contract to its last closing brace."""
+    """A file given without fences, from its contract on; empty where there is none."""
     match = _CONTRACT.search(text)
-    if not match:
-        return ""
-    body = text[match.start() :]
-    return body[: body.rfind("}") + 1]
+    return text[match.start() :] if match and "}" in text[match.start() :] else ""
 
 
 def _closed(source: str) -> bool:

@@ -134,6 +134,7 @@ def result_json(result: Result) -> str:
             "seconds": result.search.seconds,
             "overhead": result.search.overhead,
             "interrupted": result.search.interrupted,
+            "policy": result.search.summary,
             "source": str(result.source_path) if result.source_path else None,
             "environment": result.best.environment if result.best else {},
         }
