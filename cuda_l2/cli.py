@@ -6,7 +6,20 @@ import sys
 from cyclopts import App
 
 from cuda_l2 import __version__
-from cuda_l2.commands import bench, check, doctor, index, optimize, profile, prompts, record, replay, show, throughput
+from cuda_l2.commands import (
+    bench,
+    check,
+    doctor,
+    exchanges,
+    index,
+    optimize,
+    profile,
+    prompts,
+    record,
+    replay,
+    show,
+    throughput,
+)
 from cuda_l2.errors import MachineError, UserError
 
 app = App(
@@ -20,7 +33,7 @@ app = App(
     ),
     help_format="plaintext",
 )
-for module in (optimize, show, check, profile, doctor, bench, record, replay, throughput, index, prompts):
+for module in (optimize, show, check, profile, doctor, bench, record, replay, throughput, index, prompts, exchanges):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
 app.register_install_completion_command(name="--install-completion")
 

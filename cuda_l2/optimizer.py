@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from cuda_l2 import paths
+from cuda_l2 import paths, sandbox
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
@@ -79,6 +79,11 @@ class Result:
         """The winner as a callable: kernel(a, b, out)."""
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.gemm}; search longer with --budget")
+        if is_model(self.best.candidate.proposer):
+            raise UserError(
+                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}, and if you trust it, load it"
+                " with cuda_l2.library.kernel.Kernel(result.gemm, result.best.candidate, result.best.build)"
+            )
         if self.target.name != "cpu":
             raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
         return Kernel(self.gemm, self.best.candidate, self.best.build)
@@ -136,7 +141,11 @@ class Optimizer:
 
         with self.evaluator(gemm) as evaluator:
             on_stage("searching")
-            proposer = self._proposer(space, evaluator, lambda: list(history.values()))
+            if self._model:
+                proposer = self._model_proposer(self._model, evaluator, lambda: list(history.values()))
+            else:
+                assert space is not None  # only a model does without families
+                proposer = self._proposer(space, lambda: list(history.values()))
             progress = search(
                 evaluator,
                 proposer,
@@ -180,20 +189,21 @@ class Optimizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _proposer(
-        self, space: FamilySpace | UnionSpace | None, evaluator: Evaluator, trials: Callable[[], list[Trial]]
-    ) -> Proposer:
+    def _proposer(self, space: FamilySpace | UnionSpace, trials: Callable[[], list[Trial]]) -> Proposer:
         """The proposer asked for, going on from its kept state."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        if self._model or space is None:
-            assert self._model
-            profile = partial(self._profile, evaluator)
-            return self._model.proposer(evaluator.gemm, self.target, trials, seed, profile)
         proposer = proposer_maker(self.settings.policy)(space, trials, seed)
         state = self.archive.load_policy(proposer.name, self.target.machine)
         if state:
             proposer.load_state(state)
         return proposer
+
+    def _model_proposer(
+        self, model: "ModelPolicy", evaluator: Evaluator, trials: Callable[[], list[Trial]]
+    ) -> Proposer:
+        """The language model asked for, going on from the exchanges in the archive."""
+        seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
+        return model.proposer(evaluator.gemm, self.target, trials, seed, partial(self._profile, evaluator))
 
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
         """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
@@ -222,11 +232,17 @@ class Optimizer:
         stored = {
             t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)
         }
-        finalists = sorted((stored | measured).values(), key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
+        known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
+        finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
         protocol = self.rig.protocols[FINALS.name]
         trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
         best = max(trials, key=lambda trial: trial.speedup)
         return best if best.speedup else finalists[0]
+
+    def _may_run(self, candidate: Candidate) -> bool:
+        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
+        sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self.settings.model.without_sandbox
+        return sandboxed or not is_model(candidate.proposer)
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""

@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def overhead(self) -> float:
-        """Share of the wall time that was neither building, verifying nor timing."""
+        """Share of the wall time that was neither building, verifying nor timing, nor waiting for a language model."""
         return 1 - sum(self.stage_seconds.values()) / self.seconds if self.seconds else 0.0
 
 
@@ -60,6 +60,8 @@ def search(
     def spent() -> bool:
         progress.seconds = time.perf_counter() - start
         progress.stage_seconds = {stage: s - before[stage] for stage, s in evaluator.stage_seconds.items()}
+        if proposer.waited_s:
+            progress.stage_seconds["waiting"] = proposer.waited_s
         return progress.seconds >= budget_s or (max_trials is not None and progress.proposed >= max_trials)
 
     try:

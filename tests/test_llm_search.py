@@ -25,7 +25,7 @@ from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.optimizer import Optimizer, Settings
+from cuda_l2.optimizer import Optimizer, Result, Settings
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._llm import FRUITLESS_ROUNDS, LlmProposer
 from cuda_l2.propose._prompt import Templates
@@ -200,9 +200,21 @@ def test_the_command_line_asks_an_endpoint_and_keeps_the_key_out(tmp_path) -> No
     result = json.loads(done.stdout)
     assert result["correct"] == 2 and "cost" in result["policy"]
     assert server.keys[0] == f"Bearer {KEY}"
+    listed = subprocess.run(
+        [sys.executable, "-m", "cuda_l2.cli", "exchanges", "64x48x80", "--archive", str(path), "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (exchange,) = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert exchange["cost"] == pytest.approx(1200e-6) and "void gemm" in exchange["reply"]["text"]
     assert KEY not in done.stdout + done.stderr
     for file in tmp_path.rglob("*"):
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+def test_a_models_kernel_is_not_loaded_into_this_process_by_the_way(evaluator, archive) -> None:
+    progress, _, _ = run(evaluator, archive, [Say(block(honest_source()))], 1)
+    with pytest.raises(UserError, match=r"openai:stub wrote.*library\.kernel\.Kernel"):
+        _ = Result(GEMM, evaluator.target, progress, {}, Path("kernel.c")).kernel
 
 
 def test_a_wrong_key_is_one_clear_line_and_status_2(tmp_path) -> None:

@@ -25,8 +25,12 @@ class LocalModel(Model):
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(rest, padding_side="left")
-            self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(rest, dtype="auto")
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                rest, padding_side="left", trust_remote_code=False
+            )
+            self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                rest, dtype="auto", trust_remote_code=False
+            )
         except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
             raise UserError(
                 f"cannot load the model {rest}: {one_line(str(error), 200)}; give a folder that transformers'"
@@ -101,7 +105,8 @@ class LocalModel(Model):
         return outputs
 
     def _reply(self, tokens: list[int], prompt_tokens: int, late: bool, seconds: float) -> Reply:
-        ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id}
+        own = self._model.generation_config.eos_token_id
+        ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *(own if isinstance(own, list) else [own])}
         stopped = next((i for i, token in enumerate(tokens) if token in ends), None)
         if stopped is None and late:
             return Reply(

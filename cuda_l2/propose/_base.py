@@ -147,6 +147,8 @@ class Proposer(ABC):
     """How many candidates it wants to propose at once; as many as the machine's rig says where it does not care."""
     deadline: float = math.inf
     """When the search ends, in time.perf_counter(); the search sets it."""
+    waited_s: float = 0.0
+    """Spent waiting for something outside this program, so not the loop's own."""
 
     @abstractmethod
     def propose(self, count: int) -> list[Candidate]:

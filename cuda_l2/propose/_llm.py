@@ -73,9 +73,7 @@ class LlmProposer(Proposer):
             if self._unjudged:
                 exchanges = [self._unjudged.popleft() for _ in range(min(count, len(self._unjudged)))]
             else:
-                exchanges = self._client.ask(
-                    str(self._gemm), self._target.machine, self._questions(count), self.deadline
-                )
+                exchanges = self._ask(self._questions(count))
             self._group = []
             candidates: list[Candidate] = []
             for exchange in exchanges:
@@ -99,6 +97,13 @@ class LlmProposer(Proposer):
     def summary(self) -> str:
         faults = [f"{count} answers {fault}" for fault, count in sorted(self._faults.items())]
         return ", ".join([self._client.summary(), *faults]) + (f"; ended: {self._ended}" if self._ended else "")
+
+    def _ask(self, questions: Sequence[Question]) -> list[Exchange]:
+        start = time.perf_counter()
+        try:
+            return self._client.ask(str(self._gemm), self._target.machine, questions, self.deadline)
+        finally:
+            self.waited_s += time.perf_counter() - start
 
     def _over(self) -> bool:
         if self._fruitless >= FRUITLESS_ROUNDS:
@@ -129,10 +134,10 @@ class LlmProposer(Proposer):
             questions.append(Question(messages, exchange.key, exchange.turn + 1))
         history = self._trials() if len(questions) < count else []
         while len(questions) < count:
-            questions.append(Question(self._ask(history)))
+            questions.append(Question(self._begin(history)))
         return questions
 
-    def _ask(self, history: Sequence[Trial]) -> Messages:
+    def _begin(self, history: Sequence[Trial]) -> Messages:
         """A new conversation's beginning; exemplars are drawn anew each time."""
         settings, model = self._client.settings, self._client.model
         measured = [(trial.reward, trial) for trial in history if trial.speedup and not math.isnan(trial.reward)]
