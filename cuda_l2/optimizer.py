@@ -81,7 +81,7 @@ class Result:
             raise UserError(f"no correct kernel was found for {self.gemm}; search longer with --budget")
         if is_model(self.best.candidate.proposer):
             raise UserError(
-                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}, and if you trust it, load it"
+                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
                 " with cuda_l2.library.kernel.Kernel(result.gemm, result.best.candidate, result.best.build)"
             )
         if self.target.name != "cpu":

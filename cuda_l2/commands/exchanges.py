@@ -32,7 +32,7 @@ def command(
     count
         At most so many.
     read
-        Print one exchange whole, prompt and answer: the beginning of its name in the list.
+        Print one exchange whole, prompt and answer: its name in the list.
     json
         Print the exchanges as JSON, one a line, prompts and answers included.
     """
@@ -50,7 +50,7 @@ def command(
     with Archive(path) as opened, ExchangeLog(path) as log:
         found = log.exchanges(task=task)
         if read is not None:
-            found = [exchange for exchange in found if exchange.key.startswith(read)]
+            found = [exchange for exchange in found if read in (exchange.key, _name(exchange))]
         if not found:
             raise UserError(f"{path} keeps no such exchange; searches with a language model do, see docs/llm.md")
         if read is not None:
@@ -59,6 +59,12 @@ def command(
             print("\n".join(to_json(exchange) for exchange in found[-count:]))
         else:
             _print_table(found[-count:], opened)
+
+
+def _name(exchange: "Exchange") -> str:
+    """Short: of what was asked, and how often before."""
+    digest, _, number = exchange.key.partition("-")
+    return f"{digest[:8]}-{number}"
 
 
 def _print_whole(exchange: "Exchange") -> None:
@@ -89,7 +95,7 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
             if trial:
                 became = f"{trial.status}, {trial.speedup:.3f}x" if trial.speedup else f"{trial.status}: {trial.reason}"
         table.add_row(
-            *(exchange.key[:10], exchange.created[:19], exchange.task, exchange.model, str(exchange.turn)),
+            *(_name(exchange), exchange.created[:19], exchange.task, exchange.model, str(exchange.turn)),
             *(f"{reply.prompt_tokens}+{reply.answer_tokens}", "" if exchange.cost is None else f"{exchange.cost:.4g}"),
             became[:120],
         )
