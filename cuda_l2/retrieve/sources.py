@@ -38,7 +38,9 @@ def installed_sources() -> list[Source]:
     for root in _package_roots("nvidia"):
         for include in sorted(root.glob("cu*/include")) + sorted(root.glob("*/include")):
             if (include / "cuda_fp16.h").is_file():
-                found.append(Source("cuda", include, (".",), ("cccl/", "cupti", "generated_", "cudaGL", "Open")))
+                found.append(
+                    Source("cuda", include, (".",), ("cccl/", "cupti", "sanitizer", "generated_", "cudaGL", "Open"))
+                )
             if (include / "cccl").is_dir():
                 found.append(Source("cccl", include / "cccl"))
     for root in _package_roots("cutlass_library"):
