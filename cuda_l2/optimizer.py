@@ -104,7 +104,8 @@ class Optimizer:
             from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional
 
             self._model = _model_policy.ModelPolicy(settings.policy, settings.model, self.archive.path)
-        self._profiles: dict[tuple[str, str], str] = {}
+        self._profiles: dict[tuple[str, str], str] = {}  # by task and candidate
+        self._profiles_here = True
         self.rig = open_rig(settings.target)
         self.rig.require_tools()
         self.target = self.rig.target
@@ -142,7 +143,7 @@ class Optimizer:
         with self.evaluator(gemm) as evaluator:
             on_stage("searching")
             if self._model:
-                proposer = self._model_proposer(self._model, evaluator, lambda: list(history.values()))
+                proposer = self._model_proposer(self._model, evaluator, lambda: list(history.values()), on_stage)
             else:
                 assert space is not None  # only a model does without families
                 proposer = self._proposer(space, lambda: list(history.values()))
@@ -199,27 +200,31 @@ class Optimizer:
         return proposer
 
     def _model_proposer(
-        self, model: "ModelPolicy", evaluator: Evaluator, trials: Callable[[], list[Trial]]
+        self,
+        model: "ModelPolicy",
+        evaluator: Evaluator,
+        trials: Callable[[], list[Trial]],
+        on_stage: Callable[[str], None],
     ) -> Proposer:
         """The language model asked for, going on from the exchanges in the archive."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        return model.proposer(evaluator.gemm, self.target, trials, seed, partial(self._profile, evaluator))
+        return model.proposer(evaluator.gemm, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
 
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
         """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
-        if self.target.name == "cpu":
-            return ""
         key = (str(trial.task), trial.candidate.id)
-        if key not in self._profiles:
+        if trial.profile:
+            self._profiles.setdefault(key, summary(trial.profile))
+        can = self.target.name == "cuda" and self._profiles_here and Path(trial.build.artifact).exists()
+        if key not in self._profiles and can:
             try:
-                if not trial.profile:
-                    trial = evaluator.profile(trial)
-                    self.archive.append(trial)
+                trial = evaluator.profile(trial)
+                self.archive.append(trial)
                 self._profiles[key] = summary(trial.profile)
-            except UserError as error:  # of this kernel, or of every one: the search does without
+            except UserError as error:  # mostly for every kernel alike, and trying takes time
                 print(f"cuda-l2: prompts go without the GPU's counters: {error}", file=sys.stderr)
-                self._profiles[key] = ""
-        return self._profiles[key]
+                self._profiles_here = False
+        return self._profiles.get(key, "")
 
     def _keep(self, proposer: Proposer) -> None:
         state = proposer.state()

@@ -44,7 +44,7 @@ def ask(client: Client, *questions: Question, deadline_s: float = 60.0):
 
 
 def test_policies_that_are_models_are_told_apart() -> None:
-    assert model_kinds() == ["hf", "openai"]
+    assert model_kinds() == ("hf", "openai")
     assert is_model("openai:gpt@http://x/v1") and is_model("hf:folder") and not is_model("schedule")
 
 
@@ -56,6 +56,8 @@ def test_policies_that_are_models_are_told_apart() -> None:
         ("openai:m@http://user:pass@host/v1", "environment"),
         ("openai:m@http://host/v1?key=abc", "environment"),
         ("openai:http://host/v1", "openai:NAME@URL"),
+        ("openai:m@http://[::1/v1", "server"),
+        ("openai:m@http://host:port/v1", "server"),
         ("hf:/no/such/folder", "save_pretrained"),
     ],
 )
@@ -70,6 +72,14 @@ def test_openais_own_endpoint_needs_a_key(monkeypatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(UserError, match="set OPENAI_API_KEY"):
         open_model("openai:gpt", QUICK)
+
+
+@pytest.mark.parametrize("wrong", ["sk-\u00e9\u00e9\u00e9\u00e9\u00e9\u00e9", "two words", "a\tb"])
+def test_a_key_that_cannot_be_one_is_one_clear_line(wrong, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", wrong)
+    with pytest.raises(UserError, match="OPENAI_API_KEY holds") as caught:
+        open_model("openai:m@http://localhost:1/v1", QUICK)
+    assert wrong not in str(caught.value)
 
 
 def test_model_names_may_hold_an_at_sign() -> None:
@@ -171,19 +181,12 @@ def test_a_host_that_is_not_there_is_one_clear_line(log) -> None:
         ask(client_of(server, log), question())
 
 
-def test_a_key_that_is_revoked_later_ends_the_questions_not_the_search(log) -> None:
+def test_a_key_that_is_revoked_later_is_counted(log) -> None:
     with serving([Say("fine"), Say("revoked", 401)]) as server:
         client = client_of(server, log)
         ask(client, question("a"))
         ask(client, question("b"))
-    assert "set OPENAI_API_KEY" in client.ended and "ended" in client.summary()
-
-
-def test_a_repair_that_is_refused_ends_nothing(log) -> None:
-    with serving([Say("too long", 400)]) as server:
-        client = client_of(server, log)
-        (exchange,) = ask(client, question(turn=1))
-    assert exchange.reply.outcome is Outcome.REFUSED and not client.ended
+    assert "set OPENAI_API_KEY" in client.failure and "1 refused" in client.summary()
 
 
 def test_options_a_server_does_not_know_are_left_out(log) -> None:
@@ -193,10 +196,12 @@ def test_options_a_server_does_not_know_are_left_out(log) -> None:
         return Say("temperature is fixed", 400) if "temperature" in request else Say("fine")
 
     with serving(script) as server:
-        client = client_of(server, log, ModelSettings(retries=0, temperature=1.0))
-        assert ask(client, question("a"))[0].reply.text == "fine"
-        ask(client, question("b"))
-    assert len(server.requests) == 4 and "max_completion_tokens" in server.requests[-1]
+        client = client_of(server, log, ModelSettings(retries=0, concurrency=3))
+        assert {exchange.reply.text for exchange in ask(client, *map(question, "abc"))} == {"fine"}
+        before = len(server.requests)
+        ask(client, question("d"))
+    assert len(server.requests) == before + 1  # it remembers
+    assert "max_completion_tokens" in server.requests[-1] and "temperature" not in server.requests[-1]
 
 
 def test_a_deadline_is_kept_and_the_time_counts(log) -> None:
@@ -308,6 +313,14 @@ def test_answers_of_megabytes_are_cut_and_odd_characters_do_no_harm(log) -> None
         (short,) = ask(client, question("b"))
     assert len(long.reply.text) == MAX_ANSWER_CHARS and long.reply.finish == "length"
     assert short.reply.text == "ab?c"
+
+
+def test_the_log_never_makes_an_archive_of_its_own(tmp_path) -> None:
+    (tmp_path / "empty.db").write_bytes(b"")
+    for name in ("missing.db", "empty.db"):
+        with pytest.raises(UserError, match="--archive"):
+            ExchangeLog(tmp_path / name)
+    assert not (tmp_path / "missing.db").exists() and (tmp_path / "empty.db").read_bytes() == b""
 
 
 def test_an_archive_of_before_takes_exchanges(tmp_path) -> None:

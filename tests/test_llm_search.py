@@ -148,9 +148,11 @@ def test_bad_answers_are_counted_and_the_search_goes_on(evaluator, archive, tmp_
 
 
 def test_a_model_that_never_gives_code_ends_the_search_with_a_word(evaluator, archive) -> None:
-    progress, server, _ = run(evaluator, archive, [Say("Hm.")], 50)
-    assert progress.proposed == 0 and len(server.requests) == FRUITLESS_ROUNDS
-    assert "nothing new" in progress.summary
+    for script in ([Say("Hm.")], [Say("Hm."), Say("the key was revoked", 401)]):
+        progress, server, _ = run(evaluator, archive, script, 50)
+        assert progress.proposed == 0 and len(server.requests) == FRUITLESS_ROUNDS
+        assert "nothing new" in progress.summary
+    assert "1 answers without code" in progress.summary and "set OPENAI_API_KEY" in progress.summary
 
 
 def test_a_model_that_repeats_itself_is_not_asked_for_ever(evaluator, archive) -> None:

@@ -7,10 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from llm_server import Say, serving
 from test_llm_prompts import TARGETS
 
+from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._model_policy import ModelPolicy
 from cuda_l2.propose._references import excerpts, query
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
 from cuda_l2.retrieve.chunks import MOST_CHARS, MOST_LINES, chunks, words
@@ -42,7 +47,7 @@ def folder(tmp_path) -> Path:
     (made / "copy.cuh").write_text(COPY)
     (made / "same.cuh").write_text(COPY)  # the same piece twice
     (made / "near.cuh").write_text(COPY.replace("sixteen bytes", "16 bytes, or so,"))
-    (made / "vector.h").write_text("inline __m512 widen(__m256i h) { return _mm512_cvtph_ps(h); }\n")
+    (made / "vector.h").write_text("inline __m512 widen(__m256i half) { return _mm512_cvtph_ps(half); }\n")
     (made / "notes.txt").write_text("cp.async is not code here")
     return made
 
@@ -148,6 +153,19 @@ def test_files_that_lead_out_of_a_folder_are_left_alone(folder, tmp_path) -> Non
     (folder / "big.h").write_text("x" * (2 << 20))
     (source,) = user_sources([folder])
     assert {file.path.name for file in files(source)} == {"copy.cuh", "same.cuh", "near.cuh", "vector.h"}
+
+
+def test_a_search_quotes_from_the_index(cache, folder, tmp_path) -> None:
+    refresh(user_sources([folder]))
+    target, settings = TARGETS["cpu"], ModelSettings(concurrency=1, repairs=0)
+    with serving([Say("no code")]) as server, Archive(tmp_path / "archive.db"):
+        policy = ModelPolicy(f"openai:stub@{server.address}", settings, tmp_path / "archive.db")
+        rng, stages = np.random.default_rng(0), []
+        proposer = policy.proposer(Gemm(64, 64, 64), target, list, rng, lambda trial: "", stages.append)
+        assert proposer.propose(1) == []
+        policy.close()
+    assert "user: vector.h, line 1" in server.prompts[0] and "_mm512_cvtph_ps" in server.prompts[0]
+    assert stages[0] == "waiting for openai:stub"
 
 
 def test_the_installed_headers_answer_what_kernels_ask(cache) -> None:

@@ -1,9 +1,10 @@
 """What every language model answers to, and how a user names one.
 
-A kind of model is one module here with a MODEL, chosen by the word before the colon: openai:NAME@URL, hf:PATH.
+A kind of model is one module in kinds/ with a MODEL, chosen by the word before the colon: openai:NAME@URL, hf:PATH.
 """
 
 import enum
+import functools
 import importlib
 import math
 import pkgutil
@@ -12,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cuda_l2.errors import UserError
+from cuda_l2.llm import kinds
 from cuda_l2.llm.settings import ModelSettings
-
-NOT_KINDS = ("budget", "client", "exchanges", "settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,9 @@ class Model(ABC):
         """Give back what the model holds."""
 
 
-def model_kinds() -> list[str]:
-    package = importlib.import_module(__package__ or "")
-    names = (info.name for info in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in names if not name.startswith("_") and name not in NOT_KINDS)
+@functools.cache
+def model_kinds() -> tuple[str, ...]:
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(kinds.__path__)))
 
 
 def is_model(policy: str) -> bool:
@@ -119,7 +118,7 @@ def open_model(policy: str, settings: ModelSettings) -> Model:
     if not rest:
         raise UserError(f"the policy {policy!r} names no model; write openai:MODEL@URL or hf:PATH_OR_ID")
     try:
-        module = importlib.import_module(f"{__package__}.{kind}")
+        module = importlib.import_module(f"{kinds.__name__}.{kind}")
     except ModuleNotFoundError as error:
         raise UserError(f"the policy {kind} needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
     model: Model = module.MODEL(rest, settings)

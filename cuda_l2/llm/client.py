@@ -36,7 +36,9 @@ class Client:
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.reused = 0
         self.ended = ""
-        """Why no more questions can be asked, in one line; empty while they can."""
+        """Why no more questions can be paid for, in one line; empty while they can."""
+        self.failure = ""
+        """Of the last question that was not answered: why."""
         self._asked: collections.Counter[str] = collections.Counter()
 
     def ask(self, task: str, machine: str, questions: Sequence[Question], deadline: float = math.inf) -> list[Exchange]:
@@ -136,15 +138,13 @@ class Client:
         return exchange
 
     def _judge(self, asked: Sequence[Exchange]) -> None:
-        """End where the model refuses whatever it is asked; a repair may be refused for its length alone."""
-        if not asked or not all(exchange.reply.permanent for exchange in asked):
-            return
-        first = next((exchange for exchange in asked if exchange.turn == 0), None)
-        if first is None:
-            return
-        if not self.outcomes[Outcome.ANSWERED] and not self.reused:
-            raise UserError(first.reply.reason)
-        self.ended = first.reply.reason
+        """UserError where nothing was ever answered and nothing will be."""
+        failures = [exchange.reply for exchange in asked if exchange.reply.outcome is not Outcome.ANSWERED]
+        if failures:
+            self.failure = failures[-1].reason
+        never = not self.outcomes[Outcome.ANSWERED] and not self.reused
+        if never and failures and all(reply.permanent for reply in failures):
+            raise UserError(failures[0].reason)
 
     def _sampling(self) -> dict[str, float]:
         return {"temperature": self.settings.temperature, "answer_tokens": self.settings.answer_tokens}

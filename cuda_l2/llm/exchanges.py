@@ -48,12 +48,15 @@ class Exchange:
 
 
 class ExchangeLog:
-    """The table of exchanges. Open the archive first: it owns the file. A context manager."""
+    """The table of exchanges in an archive that is there already. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            address = f"{path.resolve().as_uri()}?mode=rw"  # the archive makes the file, never this
+            self._db = sqlite3.connect(address, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+            if self._db.execute("PRAGMA user_version").fetchone() == (0,):
+                raise sqlite3.DatabaseError("it is no archive yet")
             self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise self._unusable(error) from None

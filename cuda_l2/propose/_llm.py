@@ -50,13 +50,14 @@ class LlmProposer(Proposer):
         environment: dict[str, Any],
         references: Callable[[str], list[str]] = lambda query: [],
         profile: Callable[[Trial], str] = lambda trial: "",
+        on_wait: Callable[[], None] = lambda: None,
     ) -> None:
         """references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing."""
         self.name = client.model.name
         self._size = self.group = client.settings.concurrency
         self._gemm, self._target, self._client, self._templates = gemm, target, client, templates
         self._trials, self._rng, self._references, self._profile = trials, rng, references, profile
-        self._contract, self._environment = contract, environment
+        self._contract, self._environment, self._on_wait = contract, environment, on_wait
         self._faults: collections.Counter[str] = collections.Counter()
         self._group: list[Exchange] = []
         self._repairs: collections.deque[tuple[Exchange, str]] = collections.deque()
@@ -99,6 +100,7 @@ class LlmProposer(Proposer):
         return ", ".join([self._client.summary(), *faults]) + (f"; ended: {self._ended}" if self._ended else "")
 
     def _ask(self, questions: Sequence[Question]) -> list[Exchange]:
+        self._on_wait()
         start = time.perf_counter()
         try:
             return self._client.ask(str(self._gemm), self._target.machine, questions, self.deadline)
@@ -107,7 +109,8 @@ class LlmProposer(Proposer):
 
     def _over(self) -> bool:
         if self._fruitless >= FRUITLESS_ROUNDS:
-            self._ended = f"nothing new in {self._fruitless} rounds of questions"
+            last = f", at last: {self._client.failure}" if self._client.failure else ""
+            self._ended = f"nothing new in {self._fruitless} rounds of questions{last}"
         late = time.perf_counter() >= self.deadline
         return late or bool(self._ended or (self._client.ended and not self._unjudged))
 

@@ -41,6 +41,7 @@ class ModelPolicy:
         trials: Callable[[], list[Trial]],
         rng: np.random.Generator,
         profile: Callable[[Trial], str],
+        on_stage: Callable[[str], None],
     ) -> LlmProposer:
         """The proposer for one shape."""
         return LlmProposer(
@@ -54,6 +55,7 @@ class ModelPolicy:
             environment=target.environment(),
             references=lambda query: self._excerpts(target, query),
             profile=profile,
+            on_wait=lambda: on_stage(f"waiting for {self._client.model.name}"),
         )
 
     def close(self) -> None:

@@ -40,8 +40,12 @@ class OpenAiModel(Model):
                 f"cannot read the model {rest!r}: write openai:NAME@URL, as in openai:m@http://localhost:8000/v1"
             )
         self._model, address = match.group(1), match.group(2) or paths.endpoint_address()
-        parts = urllib.parse.urlsplit(address)
-        if not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(address)
+            named = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            named = False
+        if not named:
             raise UserError(f"{address!r} is not the address of a server; it should look like http://localhost:8000/v1")
         if parts.username or parts.password or parts.query:
             raise UserError(
@@ -49,6 +53,8 @@ class OpenAiModel(Model):
                 f" variable {settings.key_variable}"
             )
         key = paths.endpoint_key(settings.key_variable)
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise UserError(f"{settings.key_variable} holds characters that no key has; set it again")
         if not key and match.group(2) is None:
             raise UserError(f"set {settings.key_variable} to your key for {address}")
         self.name, self.where = f"openai:{self._model}", address
@@ -102,18 +108,24 @@ class OpenAiModel(Model):
 
     def _one(self, client: openai.OpenAI, request: Request, deadline: float) -> Reply:
         start = time.perf_counter()
-        reply = self._try(client, request, deadline)
-        while isinstance(reply, openai.BadRequestError):
-            if not self._adapt(reply):
+        while True:
+            options = self._options(request)
+            reply = self._try(client, request, options, deadline)
+            if isinstance(reply, openai.BadRequestError) and self._adapt(reply, options):
+                continue
+            if isinstance(reply, openai.BadRequestError):
                 reply = self._failure(reply)
-                break
-            reply = self._try(client, request, deadline)
-        return replace(reply, seconds=time.perf_counter() - start)
+            return replace(reply, seconds=time.perf_counter() - start)
 
-    def _try(self, client: openai.OpenAI, request: Request, deadline: float) -> "Reply | openai.BadRequestError":
+    def _options(self, request: Request) -> dict[str, Any]:
         options: dict[str, Any] = {self._length_name: request.answer_tokens}
         if "temperature" not in self._dropped:
             options["temperature"] = request.temperature
+        return options
+
+    def _try(
+        self, client: openai.OpenAI, request: Request, options: dict[str, Any], deadline: float
+    ) -> "Reply | openai.BadRequestError":
         messages: Any = [{"role": message.role, "content": message.text} for message in request.messages]
         body = bytearray()
         try:
@@ -136,13 +148,13 @@ class OpenAiModel(Model):
         except _NotAnAnswer as error:
             return Reply(Outcome.FAILED, reason=one_line(f"{self.where} sent what is not a chat completion: {error}"))
 
-    def _adapt(self, error: openai.BadRequestError) -> bool:
-        """Whether a server refused an option that it can do without; the next requests go without it."""
+    def _adapt(self, error: openai.BadRequestError, options: dict[str, Any]) -> bool:
+        """Whether a server refused one of these options that it can do without; later requests go without it."""
         text = str(error)
-        if "max_completion_tokens" in text and self._length_name == "max_tokens":
+        if "max_completion_tokens" in text and "max_tokens" in options:
             self._length_name = "max_completion_tokens"
             return True
-        if "temperature" in text and "temperature" not in self._dropped:
+        if "temperature" in text and "temperature" in options:
             self._dropped.add("temperature")
             return True
         return False
