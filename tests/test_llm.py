@@ -204,6 +204,17 @@ def test_options_a_server_does_not_know_are_left_out(log) -> None:
     assert "max_completion_tokens" in server.requests[-1] and "temperature" not in server.requests[-1]
 
 
+def test_a_server_without_system_prompts_gets_it_with_the_question(log) -> None:
+    def script(request, number):
+        roles = [message["role"] for message in request["messages"]]
+        return Say("System role not supported", 400) if "system" in roles else Say("fine")
+
+    with serving(script) as server:
+        together = ask(client_of(server, log, ModelSettings(retries=0)), *[question("hello")] * 4)
+    assert {exchange.reply.text for exchange in together} == {"fine"}
+    assert server.requests[-1]["messages"] == [{"role": "user", "content": "you\n\nhello"}]
+
+
 def test_a_deadline_is_kept_and_the_time_counts(log) -> None:
     never = threading.Event()
     with serving([Say("late", wait=lambda: never.wait(20))]) as server:

@@ -1,6 +1,7 @@
 """Reading models' answers: whatever they look like, a whole file, or why there is none."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,17 @@ def test_a_whole_file_is_found(text) -> None:
     answer = parse_answer(text, finish)
     assert answer.fault is None
     assert [line for line in answer.source.splitlines() if line] == FILE.splitlines()
+
+
+ROOT = Path(__file__).parents[1]
+REAL = [*ROOT.glob("examples/*.cu"), *ROOT.glob("tests/cheats/honest*.c"), *ROOT.glob("tests/cuda_cheats/honest*.cu")]
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_real_kernels_come_through_unchanged(path) -> None:
+    source = path.read_text().strip("\n") + "\n"
+    for text in (f"Here:\n{block(source)}Done.", f"Here:\n{source}Done.", f"```cuda\n{source}"):
+        assert parse_answer(text).source == source
 
 
 def test_analysis_and_design_are_kept() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from cuda_l2.contract.text import contract_text
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
-from cuda_l2.llm._base import open_model
+from cuda_l2.llm._base import Message, Request, open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
@@ -276,6 +277,26 @@ def ask_for_real(policy: str, evaluator, archive):
 
 def test_a_local_model_answers_through_the_same_path(tiny, evaluator, archive) -> None:
     ask_for_real(f"hf:{tiny}", evaluator, archive)
+
+
+def test_a_local_model_that_knows_no_system_prompt_gets_it_with_the_question(tiny, tmp_path) -> None:
+    own = shutil.copytree(tiny, tmp_path / "own")
+    rule = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    (own / "chat_template.jinja").write_text(rule + "<{{ m['content'] }}>{% endfor %}")
+    model = open_model(f"hf:{own}", ONE)
+    messages = (Message("system", "you"), Message("user", "hello"))
+    assert model._text(messages) == "<you\n\nhello>"
+    (own / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    replies = []
+    open_model(f"hf:{own}", ONE).ask([Request(messages, 8)], lambda i, reply: replies.append(reply))
+    assert replies[0].permanent and "chat template" in replies[0].reason
+
+
+def test_a_prompt_beyond_a_local_models_window_is_one_clear_line(tiny, evaluator, archive) -> None:
+    with proposing(f"hf:{tiny}", evaluator, archive) as proposer:
+        proposer._client.model.window = 2000
+        with pytest.raises(UserError, match="larger window"):
+            proposer.propose(1)
 
 
 def test_a_real_openai_compatible_server_is_asked_the_same_way(tiny, evaluator, archive, tmp_path) -> None:

@@ -28,6 +28,13 @@ class Message:
 Messages = tuple[Message, ...]
 
 
+def without_system(messages: Messages) -> Messages:
+    """The conversation for a model that knows no system prompt: it goes before the first question."""
+    system = [message.text for message in messages if message.role == "system"]
+    first, *others = [message for message in messages if message.role != "system"]
+    return (Message(first.role, "\n\n".join([*system, first.text])), *others)
+
+
 class Outcome(enum.StrEnum):
     """What became of one question."""
 

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jinja2
 import torch
 import transformers
 
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
-from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request, one_line
+from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request, one_line, without_system
 from cuda_l2.llm.settings import ModelSettings
 
 LEAST_ANSWER = 16
@@ -66,7 +67,11 @@ class LocalModel(Model):
         began = time.perf_counter()
         if began >= deadline:
             return [Reply(Outcome.TIMED_OUT, reason="the time was up; give more with --budget")] * len(requests)
-        texts = [self._text(request.messages) for request in requests]
+        try:
+            texts = [self._text(request.messages) for request in requests]
+        except jinja2.TemplateError as error:
+            reason = one_line(f"the chat template of {self.where} does not take the conversation: {error}")
+            return [Reply(Outcome.REFUSED, reason=reason)] * len(requests)
         inputs = self._tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False, verbose=False)
         longest = inputs["input_ids"].shape[1]
         room = requests[0].answer_tokens
@@ -84,6 +89,8 @@ class LocalModel(Model):
             if len(requests) > 1:
                 return [reply for request in requests for reply in self._batch([request], deadline)]
             return [Reply(Outcome.REFUSED, reason=f"{self.where}: out of GPU memory; lower --prompt-tokens")]
+        except (RuntimeError, ValueError, IndexError, NotImplementedError) as error:  # a model that cannot do this
+            return [Reply(Outcome.REFUSED, reason=one_line(f"{self.where} fails: {error}"))] * len(requests)
         seconds = time.perf_counter() - began
         late = time.perf_counter() >= deadline
         prompts = inputs["attention_mask"].sum(1).tolist()
@@ -124,10 +131,16 @@ class LocalModel(Model):
     def _text(self, messages: Messages) -> str:
         """The conversation as the model was trained to read it, or plainly where nobody says how."""
         if self._tokenizer.chat_template:
-            turns = [{"role": message.role, "content": message.text} for message in messages]
-            text: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            return text
+            try:
+                return self._templated(messages)
+            except jinja2.TemplateError:  # many know no system prompt
+                return self._templated(without_system(messages))
         return "\n\n".join(message.text for message in messages) + "\n\n"
+
+    def _templated(self, messages: Messages) -> str:
+        turns = [{"role": message.role, "content": message.text} for message in messages]
+        text: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return text
 
 
 MODEL = LocalModel

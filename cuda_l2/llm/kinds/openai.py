@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
@@ -20,7 +20,7 @@ import openai
 
 from cuda_l2 import paths
 from cuda_l2.errors import UserError
-from cuda_l2.llm._base import Model, Outcome, Reply, Request, one_line
+from cuda_l2.llm._base import Model, Outcome, Reply, Request, one_line, without_system
 from cuda_l2.llm.settings import ModelSettings
 
 MAX_BODY_BYTES = 4 << 20
@@ -28,6 +28,15 @@ MAX_BODY_BYTES = 4 << 20
 LATE = "the time was up before the answer came; give more with --budget"
 READ_TIMEOUT_S = 600.0
 """A server that is silent for so long is given up; deadlines are usually earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a server wants to be asked, as far as it has said."""
+
+    length_name: str = "max_tokens"
+    temperature: bool = True
+    system: bool = True
 
 
 class OpenAiModel(Model):
@@ -61,8 +70,7 @@ class OpenAiModel(Model):
         self.secrets = (key,) if len(key) >= 8 else ()
         self._key, self._variable = key or "none", settings.key_variable
         self._retries, self._concurrency = settings.retries, settings.concurrency
-        self._dropped: set[str] = set()
-        self._length_name = "max_tokens"
+        self._form = _Form()
 
     def ask(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None], deadline: float = math.inf
@@ -109,24 +117,22 @@ class OpenAiModel(Model):
     def _one(self, client: openai.OpenAI, request: Request, deadline: float) -> Reply:
         start = time.perf_counter()
         while True:
-            options = self._options(request)
-            reply = self._try(client, request, options, deadline)
-            if isinstance(reply, openai.BadRequestError) and self._adapt(reply, options):
+            form = self._form
+            reply = self._try(client, request, form, deadline)
+            if isinstance(reply, openai.BadRequestError) and self._adapt(str(reply), form):
                 continue
             if isinstance(reply, openai.BadRequestError):
                 reply = self._failure(reply)
             return replace(reply, seconds=time.perf_counter() - start)
 
-    def _options(self, request: Request) -> dict[str, Any]:
-        options: dict[str, Any] = {self._length_name: request.answer_tokens}
-        if "temperature" not in self._dropped:
-            options["temperature"] = request.temperature
-        return options
-
     def _try(
-        self, client: openai.OpenAI, request: Request, options: dict[str, Any], deadline: float
+        self, client: openai.OpenAI, request: Request, form: "_Form", deadline: float
     ) -> "Reply | openai.BadRequestError":
-        messages: Any = [{"role": message.role, "content": message.text} for message in request.messages]
+        options: dict[str, Any] = {form.length_name: request.answer_tokens}
+        if form.temperature:
+            options["temperature"] = request.temperature
+        asked = request.messages if form.system else without_system(request.messages)
+        messages: Any = [{"role": message.role, "content": message.text} for message in asked]
         body = bytearray()
         try:
             create = client.chat.completions.with_streaming_response.create
@@ -148,16 +154,17 @@ class OpenAiModel(Model):
         except _NotAnAnswer as error:
             return Reply(Outcome.FAILED, reason=one_line(f"{self.where} sent what is not a chat completion: {error}"))
 
-    def _adapt(self, error: openai.BadRequestError, options: dict[str, Any]) -> bool:
-        """Whether a server refused one of these options that it can do without; later requests go without it."""
-        text = str(error)
-        if "max_completion_tokens" in text and "max_tokens" in options:
-            self._length_name = "max_completion_tokens"
-            return True
-        if "temperature" in text and "temperature" in options:
-            self._dropped.add("temperature")
-            return True
-        return False
+    def _adapt(self, refusal: str, form: "_Form") -> bool:
+        """Whether a server refused a part of this form that it can do without; later requests go without it."""
+        if "max_completion_tokens" in refusal and form.length_name == "max_tokens":
+            self._form = replace(self._form, length_name="max_completion_tokens")
+        elif "temperature" in refusal and form.temperature:
+            self._form = replace(self._form, temperature=False)
+        elif re.search(r"\bsystem\b", refusal, re.IGNORECASE) and form.system:
+            self._form = replace(self._form, system=False)
+        else:
+            return False
+        return True
 
     def _failure(self, error: openai.OpenAIError) -> Reply:
         if isinstance(error, openai.APITimeoutError):
