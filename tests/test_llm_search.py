@@ -30,7 +30,7 @@ from cuda_l2.optimizer import Optimizer, Result, Settings
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._llm import FRUITLESS_ROUNDS, LlmProposer
 from cuda_l2.propose._prompt import Templates
-from cuda_l2.records import Gemm
+from cuda_l2.records import Candidate, Gemm
 from cuda_l2.search import search
 
 GEMM = Gemm(128, 96, 160)
@@ -166,6 +166,8 @@ def test_what_was_paid_for_and_not_judged_is_judged_first_and_not_paid_again(eva
         policy = f"openai:stub@{server.address}"
         with proposing(policy, evaluator, archive) as proposer:
             (paid,) = proposer.propose(1)  # and the search is killed
+        other = Candidate(honest_source() + "/* of another search: later prompts differ */\n")
+        archive.append(next(evaluator.evaluate([other])))
         with proposing(policy, evaluator, archive) as proposer:
             progress = search(evaluator, proposer, archive, budget_s=60, max_trials=1)
     assert progress.best.candidate.id == paid.id and len(server.requests) == 1
