@@ -156,6 +156,14 @@ def test_faults_are_recorded_and_counted_not_fatal(say, outcome, log) -> None:
     assert f"1 {outcome}" in client.summary()
 
 
+def test_a_response_is_read_to_a_limit(log) -> None:
+    packed = Say(body=gzip.compress(b"x" * (50 << 20)), headers={"Content-Encoding": "gzip"})
+    for i, say in enumerate((Say(body=b"x" * (5 << 20)), packed)):
+        with serving([say]) as server:
+            (exchange,) = ask(client_of(server, log), question(str(i)))
+        assert exchange.reply.outcome is Outcome.FAILED and "more than 4 MiB" in exchange.reply.reason
+
+
 @pytest.mark.parametrize(
     ("say", "says"),
     [
@@ -165,14 +173,6 @@ def test_faults_are_recorded_and_counted_not_fatal(say, outcome, log) -> None:
         (Say(body=b'{"error": {"message": "pay", "code": "insufficient_quota"}}', status=429), "quota"),
     ],
 )
-def test_a_response_is_read_to_a_limit(log) -> None:
-    packed = Say(body=gzip.compress(b"x" * (50 << 20)), headers={"Content-Encoding": "gzip"})
-    for i, say in enumerate((Say(body=b"x" * (5 << 20)), packed)):
-        with serving([say]) as server:
-            (exchange,) = ask(client_of(server, log), question(str(i)))
-        assert exchange.reply.outcome is Outcome.FAILED and "more than 4 MiB" in exchange.reply.reason
-
-
 def test_what_can_never_work_is_one_clear_line(say, says, log) -> None:
     with serving([say]) as server, pytest.raises(UserError, match=says) as caught:
         ask(client_of(server, log), *map(question, "ab"))
