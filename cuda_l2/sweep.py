@@ -356,6 +356,8 @@ class _Kernels(Optimizer):
                     on_stage("choosing among the known")
                     winner = self._choose(evaluator, progress)
         if winner is None or not winner.speedup:
+            if not progress.trials:
+                raise _CannotMeasure(NO_KERNEL, f"no kernel was proposed; {progress.summary}")
             last = progress.trials[-1]
             what = f"no correct kernel among {len(progress.trials)}"
             raise _CannotMeasure(NO_KERNEL, f"{what}, the last one: {last.status}, {last.reason}")
