@@ -1,5 +1,5 @@
 # make demo: set up and run the main job.  make test: set up and run the tests.  make check: style and types.
-# make test-gpu: the tests that need an NVIDIA GPU.
+# make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
 
-.PHONY: demo test test-gpu check format bench clean
+.PHONY: demo test test-gpu check format bench tables clean
 
 demo: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s
@@ -34,6 +34,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
+
+# An interrupted run goes on from the results.jsonl that its folder holds.
+tables: $(VENV)/.run
+	$(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --out results/h200/grid-fp32
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -6,7 +6,22 @@ import sys
 from cyclopts import App
 
 from cuda_l2 import __version__
-from cuda_l2.commands import bench, check, doctor, optimize, profile, record, replay, show, tasks, throughput
+from cuda_l2.commands import (
+    bench,
+    check,
+    doctor,
+    exchanges,
+    index,
+    optimize,
+    profile,
+    prompts,
+    record,
+    replay,
+    select,
+    show,
+    tasks,
+    throughput,
+)
 from cuda_l2.errors import MachineError, UserError
 
 app = App(
@@ -20,7 +35,22 @@ app = App(
     ),
     help_format="plaintext",
 )
-for module in (optimize, show, check, profile, doctor, bench, record, replay, throughput, tasks):
+for module in (
+    optimize,
+    show,
+    check,
+    profile,
+    doctor,
+    bench,
+    record,
+    replay,
+    select,
+    throughput,
+    index,
+    prompts,
+    exchanges,
+    tasks,
+):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
 app.register_install_completion_command(name="--install-completion")
 

@@ -1,19 +1,24 @@
 """The main job: search for a shape's best kernel, then report it from another run on other inputs."""
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from cuda_l2 import paths
+from cuda_l2 import paths, sandbox
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.library.kernel import Kernel
+from cuda_l2.llm._base import is_model
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
 from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
@@ -21,6 +26,9 @@ from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.targets._base import Target
+
+if TYPE_CHECKING:
+    from cuda_l2.propose._model_policy import ModelPolicy
 
 FINALISTS = 3
 LAUNCHES_OF_ONE_CHECK = 25
@@ -39,6 +47,8 @@ class Settings:
     protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
+    retune: bool = False  # baselines that choose an algorithm do so anew
+    model: ModelSettings = ModelSettings()  # where the policy is a language model
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -71,6 +81,11 @@ class Result:
         """The winner as a callable: kernel(a, b, out)."""
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.gemm}; search longer with --budget")
+        if is_model(self.best.candidate.proposer):
+            raise UserError(
+                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
+                " with cuda_l2.library.kernel.Kernel(result.gemm, result.best.candidate, result.best.build)"
+            )
         if self.target.name != "cpu":
             raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
         return Kernel(self.gemm, self.best.candidate, self.best.build)
@@ -81,10 +96,20 @@ class Optimizer:
 
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
-        proposer_maker(settings.policy)
+        by_model = is_model(settings.policy)
+        if not by_model:
+            proposer_maker(settings.policy)
         self._rng = np.random.default_rng(settings.seed)
         self.archive = Archive(settings.archive or paths.default_archive())
+        self._model: ModelPolicy | None = None
+        if by_model:
+            from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional
+
+            self._model = _model_policy.ModelPolicy(settings.policy, settings.model, self.archive.path)
+        self._profiles: dict[tuple[str, str], str] = {}  # by task and candidate
+        self._profiles_here = True
         self.rig = open_rig(settings.target)
+        self.rig.retunes = settings.retune
         self.rig.require_tools()
         self.target = self.rig.target
 
@@ -107,8 +132,9 @@ class Optimizer:
         self.require_feasible(gemm)
         settings, machine = self.settings, self.target.machine
         history = {trial.candidate.id: trial for trial in self.archive.trials(gemm, machine, SEARCH.name)}
-        space = space_for(families_for(gemm, self.target), gemm, self.target)
-        proposer = self._proposer(space, lambda: list(history.values()))
+        families = families_for(gemm, self.target)
+        # a model can write for a shape that no family serves
+        space = space_for(families, gemm, self.target) if families or not self._model else None
         reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
@@ -119,13 +145,18 @@ class Optimizer:
 
         with self.evaluator(gemm) as evaluator:
             on_stage("searching")
+            if self._model:
+                proposer = self._model_proposer(self._model, evaluator, lambda: list(history.values()), on_stage)
+            else:
+                assert space is not None  # only a model does without families
+                proposer = self._proposer(space, lambda: list(history.values()))
             progress = search(
                 evaluator,
                 proposer,
                 self.archive,
                 budget_s=settings.budget_s,
                 max_trials=settings.trials,
-                first=[space.render(values, proposer.name) for values in space.defaults()],
+                first=[space.render(values, "default") for values in space.defaults()] if space else [],
                 again=settings.again,
                 on_progress=remember,
                 on_group=lambda: self._keep(proposer),
@@ -154,6 +185,8 @@ class Optimizer:
 
     def close(self) -> None:
         self.rig.close()
+        if self._model:
+            self._model.close()
         self.archive.close()
 
     def __enter__(self) -> "Optimizer":
@@ -171,6 +204,33 @@ class Optimizer:
             proposer.load_state(state)
         return proposer
 
+    def _model_proposer(
+        self,
+        model: "ModelPolicy",
+        evaluator: Evaluator,
+        trials: Callable[[], list[Trial]],
+        on_stage: Callable[[str], None],
+    ) -> Proposer:
+        """The language model asked for, going on from the exchanges in the archive."""
+        seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
+        return model.proposer(evaluator.gemm, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
+
+    def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
+        """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
+        key = (str(trial.task), trial.candidate.id)
+        if trial.profile:
+            self._profiles.setdefault(key, summary(trial.profile))
+        can = self.target.name == "cuda" and self._profiles_here and Path(trial.build.artifact).exists()
+        if key not in self._profiles and can:
+            try:
+                trial = evaluator.profile(trial)
+                self.archive.append(trial)
+                self._profiles[key] = summary(trial.profile)
+            except UserError as error:  # mostly for every kernel alike, and trying takes time
+                print(f"cuda-l2: prompts go without the GPU's counters: {error}", file=sys.stderr)
+                self._profiles_here = False
+        return self._profiles.get(key, "")
+
     def _keep(self, proposer: Proposer) -> None:
         state = proposer.state()
         if state:
@@ -182,11 +242,17 @@ class Optimizer:
         stored = {
             t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)
         }
-        finalists = sorted((stored | measured).values(), key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
+        known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
+        finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
         protocol = self.rig.protocols[FINALS.name]
         trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
         best = max(trials, key=lambda trial: trial.speedup)
         return best if best.speedup else finalists[0]
+
+    def _may_run(self, candidate: Candidate) -> bool:
+        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
+        sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self.settings.model.without_sandbox
+        return sandboxed or not is_model(candidate.proposer)
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""

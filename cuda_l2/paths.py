@@ -23,6 +23,16 @@ def compiler_name() -> str:
     return os.environ.get("CC", "cc")
 
 
+def endpoint_key(variable: str) -> str:
+    """The key of a language model's endpoint; empty where there is none."""
+    return os.environ.get(variable, "").strip()
+
+
+def endpoint_address() -> str:
+    """Where a language model is asked that was named without an address: as OpenAI's own client decides."""
+    return os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+
+
 def _folder(own: str, xdg: str, home: str) -> Path:
     if own in os.environ:
         return Path(os.environ[own])

@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def overhead(self) -> float:
-        """Share of the wall time that was neither building, verifying nor timing."""
+        """Share of the wall time that was neither building, verifying nor timing, nor waiting for a language model."""
         return 1 - sum(self.stage_seconds.values()) / self.seconds if self.seconds else 0.0
 
 
@@ -55,14 +55,17 @@ def search(
     progress = Progress()
     before = dict(evaluator.stage_seconds)
     start = time.perf_counter()
+    proposer.deadline = start + budget_s
 
     def spent() -> bool:
         progress.seconds = time.perf_counter() - start
         progress.stage_seconds = {stage: s - before[stage] for stage, s in evaluator.stage_seconds.items()}
+        if proposer.waited_s:
+            progress.stage_seconds["waiting"] = proposer.waited_s
         return progress.seconds >= budget_s or (max_trials is not None and progress.proposed >= max_trials)
 
     try:
-        for group in _groups(proposer, evaluator.rig.group, first or [], max_trials, progress):
+        for group in _groups(proposer, proposer.group or evaluator.rig.group, first or [], max_trials, progress):
             trials = []
             for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
@@ -92,7 +95,11 @@ def _groups(
         left = size if max_trials is None else min(size, max_trials - progress.proposed)
         if left <= 0:
             return
-        yield proposer.propose(left)
+        group = proposer.propose(left)
+        if not group:
+            progress.summary = proposer.summary()
+            return
+        yield group
 
 
 def judge_group(

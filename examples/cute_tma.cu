@@ -1,6 +1,7 @@
 /* cuda-l2
 target = "cuda"
 arch = "sm_90a"
+layouts = ["tn"]
 
 [[tensor_map]]
 name = "map_a"

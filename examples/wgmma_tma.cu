@@ -1,6 +1,7 @@
 /* cuda-l2
 target = "cuda"
 arch = "sm_90a"
+layouts = ["tn"]
 
 [names]
 stages = 4

@@ -496,6 +496,9 @@ def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_pat
         (["--grid", "8x8x8", "--seed", "-1"], "seed"),
         (["--grid", "8x8x8", "--target", "tpu"], "target"),
         (["--grid", "8x8x8", "--out", "/proc/nowhere"], "cannot write"),
+        (["--grid", "8x8x8", "--fallback", "table.csv"], "--library"),
+        (["--grid", "8x8x8", "--library", "t.csv", "--budget", "5s"], "--budget"),
+        (["--grid", "8x8x8", "--library", "missing.csv"], "cannot read"),
         (["--grid", "8x8x8", "--target", "cpu", "--protocols", "search"], "protocol"),
     ],
 )
@@ -576,6 +579,19 @@ def test_a_budget_searches(tmp_path) -> None:
     assert found.kernel in {trial.candidate.id for trial in opened_trials(tmp_path / "a.db", gemm)}
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"protocols": ()}, "name a protocol.*offline"),
+        ({"protocols": ("offline", "search")}, "no protocol 'search'"),
+        ({"arms": ("torch fp16", "cuBLAS")}, "begins with 'cuBLAS'.*torch fp16"),
+    ],
+)
+def test_what_no_machine_of_the_kind_has_ends_a_run_before_it_begins(settings, says) -> None:
+    with pytest.raises(UserError, match=says):
+        Sweep(SweepSettings(target="cpu", baselines_only=True, **settings))
+
+
 def opened_trials(path: Path, gemm: Gemm):
     from cuda_l2.archive import Archive  # noqa: PLC0415
 
@@ -586,9 +602,10 @@ def opened_trials(path: Path, gemm: Gemm):
 def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:
     gemms = read_grid(",".join(f"{i}x8x8" for i in range(2, 12)))
     with (
-        Sweep(SweepSettings(target="cpu", baselines_only=True, arms=("nobody",))) as opened,
+        Sweep(SweepSettings(target="cpu", baselines_only=True)) as opened,
         ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results,
     ):
+        opened.rig.wanted_arms = ("nobody",)
         with pytest.raises(UserError, match=r"5 shapes in a row failed.*no baseline is left"):
             opened.run(gemms, results)
         assert [m.status for m in results.measurements] == ["failed"] * 5

@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 from conftest import CHEATS
 
-COMMANDS = ("optimize", "show", "check", "doctor", "bench", "record", "replay")
+COMMANDS = (
+    "optimize",
+    "show",
+    "check",
+    "doctor",
+    "bench",
+    "record",
+    "replay",
+    "select",
+    "index",
+    "prompts",
+    "exchanges",
+    "tasks",
+)
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +50,11 @@ def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subproc
         (["optimize", "999999x999999x999999"], "memory"),
         (["optimize", "40000x400x4000", "--budget", "0.01s"], "budget"),
         (["show", "7x7x7", "--archive", "missing.db"], "optimize"),
+        (["select", "--layouts", "nn,nt"], "layout"),
+        (["select", "--accumulate", "fp8"], "accumulator"),
+        (["select", "--weights", "1,2"], "four numbers"),
+        (["select", "--most", "0"], "at least 1"),
+        (["select", "--grid", "nowhere.txt"], "nowhere.txt"),
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),
         (["record", "64x64x64", "out.jsonl", "--fix.NOTHING", "1"], "NOTHING"),
@@ -46,6 +64,13 @@ def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subproc
         (["show", "64x64x64", "--count", "0"], "at least 1"),
         (["record", "64x64x64", "/proc/nowhere/out.jsonl"], "cannot write"),
         (["bench", "64x64x64", "--out", "/proc/nowhere"], "cannot write"),
+        (["optimize", "64x64x64", "--policy", "openai:m@http://"], "server"),
+        (["optimize", "64x64x64", "--policy", "hf:nowhere/at/all"], "save_pretrained"),
+        (["optimize", "64x64x64", "--money", "1"], "--price-in"),
+        (["optimize", "64x64x64", "--policy", "openai:m@http://x/v1", "--prompts", "nowhere"], "cuda-l2 prompts"),
+        (["prompts", "/proc/nowhere"], "cannot write"),
+        (["index", "--folder", "nowhere"], "not a folder"),
+        (["exchanges", "--archive", "missing.db"], "docs/llm.md"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:

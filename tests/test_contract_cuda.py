@@ -5,9 +5,9 @@ import struct
 
 import pytest
 
-from cuda_l2.contract import ContractError, parse, parse_cpu, parse_cuda
+from cuda_l2.contract import ContractError, parse, parse_cpu, parse_cuda, plan_cuda
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.records import from_json, to_json
+from cuda_l2.records import Gemm, from_json, to_json
 
 WHOLE = """/* cuda-l2
 target = "cuda"
@@ -145,3 +145,18 @@ def test_a_contract_of_the_other_machine_is_refused() -> None:
 def test_plans_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         parse_cuda(WHOLE).plan(256, 128, 512, 132).launches = ()  # type: ignore[misc]
+
+
+def test_a_layout_that_the_kernel_does_not_read_is_refused_by_name() -> None:
+    one = WHOLE.replace('arch = "sm_90a"\n', 'arch = "sm_90a"\nlayouts = ["tn"]\n')
+    assert parse_cuda(one).layouts == ("tn",)
+    assert parse_cuda(WHOLE).layouts == ("nn", "tn")
+    assert plan_cuda(one, Gemm.parse("256x128x512:tn"), 132) == plan_cuda(WHOLE, Gemm(256, 128, 512), 132)
+    with pytest.raises(ContractError, match=r"reads B as tn alone.*shape has nn: write 256x128x512:tn"):
+        plan_cuda(one, Gemm(256, 128, 512), 132)
+
+
+@pytest.mark.parametrize("layouts", ['"tn"', "[]", '["tt"]', "[1]", '[["nn"]]', "[{ a = 1 }]"])
+def test_layouts_are_a_list_of_those_there_are(layouts: str) -> None:
+    with pytest.raises(ContractError, match="layouts must be a list"):
+        parse_cuda(WHOLE.replace('arch = "sm_90a"\n', f'arch = "sm_90a"\nlayouts = {layouts}\n'))

@@ -177,6 +177,7 @@ def test_single_numbers_and_numbered_dimensions() -> None:
         ('args = ["x", "sums", "columns"]', 'args = ["x", "sums", "m"]', "'m'"),
         ('name = "sums"', 'name = "out"', "twice"),
         ("parts = ", "rows = ", "twice or reserved"),
+        ('arch = "sm_80"', 'arch = "sm_80"\nlayouts = ["nn"]', "layouts"),
     ],
 )
 def test_what_a_contract_cannot_say_is_refused_by_name(old, new, says) -> None:

@@ -13,7 +13,8 @@ import pytest
 from cuda_l2 import paths
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.execute.arena import POISON, Arena
+from cuda_l2.execute.arena import Arena
+from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.worker import Fault, Worker
 from cuda_l2.library.kernel import POOL
 from cuda_l2.native import compiled

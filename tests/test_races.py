@@ -16,7 +16,7 @@ from mutation.subjects import SUBJECTS, Subject
 
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import cuda_alone, sanitizer
 from cuda_l2.execute.cuda_alone import Ended
 from cuda_l2.execute.sanitizer import Tool
@@ -25,7 +25,7 @@ from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.rigs import gpu_present
 from cuda_l2.targets.cuda import compile_only
 from cuda_l2.verify import races, stress
-from cuda_l2.verify._base import CheckFailed
+from cuda_l2.verify._base import CheckFailed, normal_case
 
 CHEATS = {cheat.name: cheat for cheat in all_cheats()}
 HONEST = sorted(name for name, cheat in CHEATS.items() if cheat.honest)
@@ -262,6 +262,11 @@ def test_no_report_is_not_enough_to_pass(ended: Ended, status: VerdictStatus) ->
     assert failure.value.status is status
 
 
+def test_a_fault_of_the_machine_is_no_verdict() -> None:
+    with pytest.raises(MachineError, match="out of memory"):
+        sanitizer.judged(Tool.MEMCHECK, Ended(1, "", machine="cuMemAlloc: out of memory"))
+
+
 def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> None:
     if gpu_present():
         pytest.skip("there is a GPU")
@@ -383,7 +388,7 @@ def test_shared_memory_holds_other_garbage_before_every_launch(opened: Callable[
     """Blocks write down what they find."""
     gemm = Gemm(64, 48 * 1024, 16)  # 96 KiB a block
     with opened(SHARED, str(gemm)) as session:
-        case = session.cases.get("garbage", 0, stress._make)
+        case = session.cases.get("garbage", 0, normal_case)
         first, second = (session.launch(case) for _ in range(2))
         assert first.isnan().float().mean() > 0.99
         assert second.isnan().float().mean() > 0.99

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cuda_l2.records import Build, BuildStatus, Gemm
+from cuda_l2.verify import special
 from cuda_l2.verify._base import Case, Cases, CheckFailed, Session, all_checks, logical_b
 from cuda_l2.verify._cpu import CpuReferences
 
@@ -90,3 +91,18 @@ def test_fp16_sums_pass_in_their_own_class_only() -> None:
             assert right
         except CheckFailed:
             assert not right
+
+
+def test_rows_and_columns_with_one_value_left_lie_all_over_special_inputs() -> None:
+    """So that a kernel that takes nearly empty ones for empty is found whichever values it looks at."""
+    gemm = Gemm(64, 48, 256)
+    cases = Cases(gemm, 3, CpuReferences())
+    special.CHECK.run(InProcess(gemm, cases, in_fp64))
+    case = cases.get("special", 0, lambda *_: pytest.fail("made before"))
+    for rows_RK in (case.a, logical_b(gemm, case).t()):
+        nonzero_R = (rows_RK != 0).sum(1)
+        sparse_R = nonzero_R[len(special.KINDS) :: special.SPARSE_EVERY]
+        assert len(sparse_R) > 10
+        assert (sparse_R <= 1).all()
+        places = rows_RK[len(special.KINDS) :: special.SPARSE_EVERY].abs().argmax(1)
+        assert len(set(places.tolist())) > len(places) // 2

@@ -90,13 +90,14 @@ def toolchain(compiler: Compiler) -> Toolchain:
         said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
         flags = json.dumps(_nvcc_command(nvcc, "", []))
     else:
-        headers = (NVRTC_HEADERS, _headers("cccl"), _headers("cudart"))
+        headers = (NVRTC_HEADERS, *_toolkit_headers())
         flags = json.dumps(_nvrtc_options("", list(headers)))
         with _server() as server:
             said = server.compiler
     version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
     nvdisasm = _utility("nvdisasm")
-    marks = [nvdisasm, *sorted(NVRTC_HEADERS.iterdir()), *(folder / "cuda.h" for folder in headers[2:])]
+    marks = [nvdisasm, *sorted(NVRTC_HEADERS.iterdir())]
+    marks += [folder / "cuda.h" for folder in headers if (folder / "cuda.h").exists()]
     return Toolchain(
         compiler=compiler,
         version=version.group(1) if version else "unknown",
@@ -121,6 +122,12 @@ def cutlass() -> tuple[Path, str] | None:
 
 def _stamp(path: Path) -> str:
     return f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}"
+
+
+def _toolkit_headers() -> list[Path]:
+    """Where NVRTC looks. From CUDA 13 on some ask for <cccl/...> too, and cccl may lie apart from the rest."""
+    cccl, cudart = _headers("cccl"), _headers("cudart")
+    return list(dict.fromkeys([cccl, cudart, *([cccl.parent] if cccl.name == "cccl" else [])]))
 
 
 def _headers(library: str) -> Path:
@@ -374,11 +381,12 @@ def _nvrtc() -> Path:
 @functools.cache
 def _readable() -> list[Path]:
     """What a server must read beside the system's folders: Python, its packages, NVRTC, headers, nvcc's toolkit."""
-    from cuda.pathfinder import find_nvidia_binary_utility, find_nvidia_header_directory  # noqa: PLC0415
+    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415
 
     folders = [Path(sys.prefix), Path(sys.base_prefix), Path(compile_server.__file__).parent, _nvrtc().parent]
     folders += [Path(path).resolve() for path in sys.path if path.endswith("-packages")]
-    folders += [Path(path) for path in map(find_nvidia_header_directory, ("cudart", "cccl")) if path]
+    with contextlib.suppress(UserError):  # nvcc knows its own
+        folders += _toolkit_headers()
     found = cutlass()
     folders += [found[0]] if found else []
     nvcc = find_nvidia_binary_utility("nvcc") or shutil.which("nvcc")

@@ -45,6 +45,12 @@ class BenchSettings:
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
     full: Annotated[bool, Parameter(negative=())] = False
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
+    retune: Annotated[bool, Parameter(negative=())] = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    library: Path | None = None
+    """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
+    fallback: Path | None = None
+    """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
@@ -118,6 +124,12 @@ def _run_grid(settings: BenchSettings) -> None:
     budget_s = 0.0 if settings.budget is None or settings.budget.strip() in NO_SEARCH else seconds(settings.budget)
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
+    if settings.fallback and not settings.library:
+        raise UserError("--fallback goes with --library")
+    if settings.library and (settings.baselines_only or budget_s):
+        raise UserError(
+            "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
+        )
     layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
     if layouts is None:
         raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
@@ -146,6 +158,9 @@ def _run_grid(settings: BenchSettings) -> None:
         arms=_listed(settings.arms),
         compiled=settings.compile,
         full=settings.full,
+        retune=settings.retune,
+        library=settings.library,
+        fallback=settings.fallback,
     )
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:

@@ -50,7 +50,13 @@ def command() -> None:
     )
     for good, what, found in _gpu():
         lines.append(("ok" if good else "--", what, found))
-    for package, needed_for in (("torch", "baselines and references"), ("optuna", "--policy tpe")):
+    for package, needed_for in (
+        ("torch", "baselines and references"),
+        ("optuna", "--policy tpe"),
+        ("openai", "--policy openai:NAME@URL"),
+        ("transformers", "--policy hf:PATH_OR_ID"),
+        ("bm25s", "cuda-l2 index"),
+    ):
         present = importlib.util.find_spec(package) is not None
         fatal |= package == "torch" and not present
         line(present, package, "installed" if present else "missing", f"needed for {needed_for}: pip install {package}")

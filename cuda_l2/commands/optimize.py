@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Gemm
 
 
@@ -23,7 +24,8 @@ class OptimizeSettings:
     trials: int | None = None
     """At most so many candidates a shape."""
     policy: str = "schedule"
-    """Who proposes: schedule (the embedded policy), random, or tpe (needs optuna)."""
+    """Who proposes: schedule (the embedded policy), random, tpe (needs optuna), or a language model, see docs/llm.md:
+    openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
     seed: int = 0
     """Seed of the search; inputs are always fresh."""
     archive: Path | None = None
@@ -32,8 +34,11 @@ class OptimizeSettings:
     """How the winner is reported: standard (offline and server) or paper (10 s warm-up, 30 s measured)."""
     again: Annotated[bool, Parameter(negative=())] = False
     """Time candidates anew that the archive knows."""
+    retune: Annotated[bool, Parameter(negative=())] = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
+    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings()
 
 
 def command(
@@ -64,6 +69,8 @@ def command(
         protocol=settings.protocol,
         again=settings.again,
         target=settings.target,
+        retune=settings.retune,
+        model=settings.model,
     )
     with Optimizer(search_settings) as optimizer:
         for gemm in gemms:

@@ -4,6 +4,9 @@ from cuda_l2.commands._options import require_target
 from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
 
+WARM_UP = 32
+"""Candidates not counted: the processes that build start with them."""
+
 
 def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str = "auto", seed: int = 0) -> None:
     """Judge distinct random schedules of a shape and print candidates a second, and where the time goes.
@@ -42,6 +45,8 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
         list(evaluator.evaluate([space.render(values, "default") for values in space.defaults()]))
         distinct = {candidate.id: candidate for candidate in proposer.propose(4 * candidates)}
         chosen = list(distinct.values())[:candidates]
+        others = [c for c in proposer.propose(2 * WARM_UP) if c.id not in distinct][:WARM_UP]
+        list(evaluator.evaluate(others))
         if len(chosen) < candidates:
             raise UserError(f"{gemm} has too few distinct schedules; ask for {len(chosen)}")
         before = dict(evaluator.stage_seconds)

@@ -3,6 +3,8 @@
 docs/contract.md specifies it, docs/tasks.md what it says for tasks other than matrix products.
 """
 
+import functools
+import hashlib
 import re
 import tomllib
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 from cuda_l2.contract import cpu, cuda_reader
 from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.cpu import CpuContract
-from cuda_l2.contract.cuda import CudaContract
+from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.records import Gemm
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
@@ -53,14 +56,56 @@ def _require_gemm(contract: CpuContract | CudaContract) -> None:
         )
 
 
+@functools.lru_cache(maxsize=64)
+def plan_cuda(source: str, gemm: Gemm, sms: int) -> Plan:
+    """What is launched for a shape on a device of so many multiprocessors; ContractError where it is refused."""
+    contract = parse_cuda(source)
+    if gemm.layout not in contract.layouts:
+        raise ContractError(
+            f"the kernel reads B as {' or '.join(contract.layouts)} alone, as its contract says;"
+            f" the shape has {gemm.layout}: write {gemm.m}x{gemm.n}x{gemm.k}:{contract.layouts[0]}"
+        )
+    return contract.plan(gemm.m, gemm.n, gemm.k, sms)
+
+
+def code(source: str) -> str:
+    """What is compiled: the text after the contract; ContractError where there is none."""
+    return source[_match(source).end() :]
+
+
+def kernel_id(source: str, terms: CudaContract | None = None) -> str:
+    """Hash of what is compiled, and for which architecture, 16 hex digits: one kernel may serve many contracts.
+
+    terms: the source's contract, where it is read already.
+    """
+    arch = (terms or parse_cuda(source)).arch
+    return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
+
+
 def _fields(source: str) -> dict[str, Any]:
-    match = _COMMENT.match(source)
-    if not match:
-        raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
     try:
-        return tomllib.loads(match.group(1))
+        return tomllib.loads(_match(source).group(1))
     except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
         raise ContractError(f"the contract is not TOML: {error}") from None
 
 
-__all__ = ["ContractError", "CpuContract", "CudaContract", "Interface", "evaluate", "parse", "parse_cpu", "parse_cuda"]
+def _match(source: str) -> re.Match[str]:
+    match = _COMMENT.match(source)
+    if not match:
+        raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
+    return match
+
+
+__all__ = [
+    "ContractError",
+    "CpuContract",
+    "CudaContract",
+    "Interface",
+    "code",
+    "evaluate",
+    "kernel_id",
+    "parse",
+    "parse_cpu",
+    "parse_cuda",
+    "plan_cuda",
+]

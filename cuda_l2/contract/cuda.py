@@ -14,10 +14,12 @@ from typing import NoReturn
 
 from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import Task
+from cuda_l2.records import Layout, Task
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """The least architecture a candidate asks for; an `a` one runs on that generation alone."""
+LAYOUTS = tuple(Layout)
+"""Of B that a candidate may read."""
 SCALARS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f"}
 TABLE_DTYPES = {"uint8": "B", "uint16": "H", "int32": "i", "uint32": "I"}
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4, "uint32": 4, "int32": 4, "uint8": 1}
@@ -171,6 +173,7 @@ class CudaContract:
     tables: tuple[Table, ...]
     tensor_maps: tuple[TensorMap, ...]
     launches: tuple[Launch, ...]
+    layouts: tuple[str, ...] = LAYOUTS
     interface: Interface = GEMM
 
     @property

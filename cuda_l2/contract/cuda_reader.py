@@ -10,6 +10,7 @@ from cuda_l2.contract.cuda import (
     EDGES,
     ELEMENT_BYTES,
     INTERLEAVES,
+    LAYOUTS,
     MAX_LAUNCHES,
     MAX_WORKSPACES,
     OUT_OF_BOUNDS,
@@ -34,6 +35,9 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     interface, fields = buffers.take(fields)
     reader = _Fields(fields, "the contract")
     arch = reader.one_of("arch", ARCHITECTURES)
+    if interface != buffers.GEMM and "layouts" in fields:
+        raise ContractError("layouts: only a matrix product's B has them")
+    layouts = reader.some_of("layouts", LAYOUTS)
     names = tuple((_name(name, "names"), _expression(value, f"names.{name}")) for name, value in reader.table("names"))
     workspaces = tuple(_workspace(item) for item in reader.list_of("workspace"))
     tables = tuple(_table(item) for item in reader.list_of("table"))
@@ -53,7 +57,7 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     if not 1 <= len(launches) <= MAX_LAUNCHES:
         raise ContractError(f"the contract needs between 1 and {MAX_LAUNCHES} [[launch]] entries")
     reader.finish()
-    return CudaContract(arch, names, workspaces, tables, maps, launches, interface=interface)
+    return CudaContract(arch, names, workspaces, tables, maps, launches, layouts, interface)
 
 
 class _Fields:
@@ -72,6 +76,13 @@ class _Fields:
         if value not in values:
             self.fail(f"{key} must be one of {', '.join(values)}" + ("" if value is None else f", not {value!r}"))
         return str(value)
+
+    def some_of(self, key: str, values: Sequence[str]) -> tuple[str, ...]:
+        """A list of some of these, in their order; all where it is left out."""
+        found = self.fields.pop(key, list(values))
+        if not isinstance(found, list) or not found or not all(value in values for value in found):
+            self.fail(f"{key} must be a list of some of {', '.join(values)}, not {found!r}")
+        return tuple(value for value in values if value in found)
 
     def name(self, key: str) -> str:
         return _name(self.fields.pop(key, None), f"{self.where}: {key}")

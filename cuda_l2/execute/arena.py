@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cuda_l2.execute.fills import GUARD_BYTE, POISON
 from cuda_l2.records import Gemm
 
 ALIGN = 4096
 LINE = 64
 GUARD_BYTES = 4096
-GUARD_BYTE = 0xA5
-POISON = 0x7DAD
-"""An fp16 NaN no kernel has reason to write: what an output holds before a launch."""
 MAX_SLOTS = 1024
 CALL_WORDS = 7
 """m, n, k and the byte offsets of A, B, C and the workspace, as the runner's struct call has them."""

@@ -35,6 +35,7 @@ class Ended:
     digests: tuple[str, ...] = ()
     refused: str = ""  # it cannot be launched as its contract says
     fault: str = ""  # what the driver said
+    machine: str = ""  # the same, where no candidate can be the cause
 
 
 def run(tool: Sequence[str], job: Job, folder: Path, timeout_s: float) -> Ended:

@@ -14,10 +14,10 @@ from cuda.bindings import driver
 
 from cuda_l2.execute.cuda_alone import Job
 from cuda_l2.execute.cuda_driver import DriverError, LaunchError, Loaded, check
+from cuda_l2.execute.fills import POISON, SCRATCH_BYTE
 from cuda_l2.records import from_json
 
-POISON = 0x7DAD
-SCRATCH_WORD = 0xFBFBFBFB
+SCRATCH_WORD = 0x01010101 * SCRATCH_BYTE
 WORKSPACE_ALIGN = 1024
 PATTERN = 65521
 """Operands repeat after so many normal numbers: a prime, so that rows differ."""
@@ -86,9 +86,9 @@ def main() -> None:
     except LaunchError as error:
         result = {"refused": str(error)}
     except DriverError as error:
-        result = {"fault": str(error)}
+        result = {"machine" if error.of_machine else "fault": str(error)}
     Path(sys.argv[2]).write_text(json.dumps(result))
-    sys.exit(int("fault" in result))
+    sys.exit(int("fault" in result or "machine" in result))
 
 
 if __name__ == "__main__":

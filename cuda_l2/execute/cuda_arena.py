@@ -15,12 +15,14 @@ from cuda.bindings import driver
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.cuda_driver import HANDLE_TYPE, MappedMemory, check, memory_properties
+from cuda_l2.execute.fills import GUARD_BYTE, POISON, SCRATCH_BYTE
+from cuda_l2.execute.segments import Segment
 from cuda_l2.records import Gemm, Layout
 
 GUARD_BYTES = 4096
-GUARD_BYTE = 0xA5
-POISON = 0x7DAD
-"""An fp16 NaN no kernel has reason to write: what an output holds before a launch."""
+GUARD_WORD, SCRATCH_WORD = 0x01010101 * GUARD_BYTE, 0x01010101 * SCRATCH_BYTE
+OUTSIDE = "wrote outside C and its workspaces"
+NOT_RESTORED = "left a persistent workspace other than it found it"
 WINDOWS = 4
 """Versions of A that timed launches alternate between, so that every launch changes the output."""
 WORKSPACE_ALIGN = 1024
@@ -48,13 +50,19 @@ class SharedBuffer:
         self.grain = int(grain)
         self._mapping = MappedMemory(self._handle, self.size, grain)
         self.address = self._mapping.address
+        self._views: dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous view; valid while the buffer is."""
-        return torch.as_tensor(_View(self.address + offset, shape, dtype), device="cuda")
+        """A contiguous view; valid while the buffer is. Kept: making one takes longer than a small launch."""
+        key = (offset, shape, dtype)
+        if key not in self._views:
+            with torch.inference_mode(False):  # may be written to in either mode later
+                self._views[key] = torch.as_tensor(_View(self.address + offset, shape, dtype), device="cuda")
+        return self._views[key]
 
     def close(self) -> None:
         if self.fd >= 0:
+            self._views = {}
             self._mapping.close()
             check("cuMemRelease", driver.cuMemRelease(self._handle))
             os.close(self.fd)
@@ -202,10 +210,32 @@ class CudaArena:
             start, size = self._workspaces[slot][workspace.name]
             words = buffer.tensor(start, (-(-size // 4),), torch.int32)
             if not workspace.persistent:
-                words.fill_(-1 - 0x04040404)  # bytes 0xFB: as floats and as counters, nothing useful
+                words.view(torch.uint8).fill_(SCRATCH_BYTE)
             elif persistent:
                 words.fill_(workspace.fill - (1 << 32) if workspace.fill >> 31 else workspace.fill)
             buffer.tensor(start + 4 * words.numel(), (GUARD_BYTES // 2,), torch.uint8).fill_(GUARD_BYTE)
+
+    def before_launch(self, plan: Plan, *, scratch: bool) -> list[Segment]:
+        """What memory beside the operands is to hold before a launch: poison in C, scratch, guards."""
+        segments = [Segment(self.c().data_ptr(), self._bytes["c"], POISON << 16 | POISON)]
+        for workspace in plan.workspaces:
+            if scratch and not workspace.persistent:
+                segments.append(self._workspace_segment(workspace.name, SCRATCH_WORD))
+        return segments + [self._guard_behind(workspace.name) for workspace in plan.workspaces if scratch]
+
+    def after_launch(self, plan: Plan) -> tuple[list[Segment], list[Segment]]:
+        """What memory must hold after it: guards, and persistent workspaces as they were filled."""
+        guards = [Segment(band.data_ptr(), band.numel(), GUARD_WORD) for band in self._guards if band.numel()]
+        guards += [self._guard_behind(workspace.name) for workspace in plan.workspaces]
+        return guards, [self._workspace_segment(w.name, w.fill) for w in plan.workspaces if w.persistent]
+
+    def _workspace_segment(self, name: str, word: int) -> Segment:
+        start, size = self._workspaces[0][name]
+        return Segment(self.buffers["workspace"].address + start, -(-size // 4) * 4, word)
+
+    def _guard_behind(self, name: str) -> Segment:
+        start, size = self._workspaces[0][name]
+        return Segment(self.buffers["workspace"].address + start + -(-size // 4) * 4, GUARD_BYTES // 2, GUARD_WORD)
 
     def damage(self, plan: Plan, slot: int = 0) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
@@ -220,9 +250,9 @@ class CudaArena:
                 restored.append((buffer.tensor(start, (words,), torch.int32) == fill).all())
         intact, *found = torch.stack([(torch.cat(bands) == GUARD_BYTE).all(), *restored]).tolist()
         if not intact:
-            return "wrote outside C and its workspaces"
+            return OUTSIDE
         if not all(found):
-            return "left a persistent workspace other than it found it"
+            return NOT_RESTORED
         return ""
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ the current CUDA context. PTX and driver names as in the CUDA driver API's refer
 """
 
 import ctypes
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,14 @@ PORTABLE_CLUSTER = 8
 HANDLE_TYPE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
+LAUNCH = "launch of "
+MACHINE_FAULTS = frozenset(
+    {"OUT_OF_MEMORY", "MAP_FAILED", "UNMAP_FAILED", "OPERATING_SYSTEM", "ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE"}
+    | {"NO_DEVICE", "DEVICE_UNAVAILABLE", "DEVICE_NOT_LICENSED", "NOT_INITIALIZED", "DEINITIALIZED", "SYSTEM_NOT_READY"}
+    | {"SYSTEM_DRIVER_MISMATCH", "MPS_CONNECTION_FAILED", "MPS_RPC_FAILURE", "MPS_SERVER_NOT_READY"}
+)
+
+
 class LaunchError(RuntimeError):
     """The candidate cannot be launched as its contract says."""
 
@@ -58,6 +67,8 @@ class DriverError(MachineError):
     def __init__(self, call: str, status: driver.CUresult) -> None:
         super().__init__(f"{call}: {status.name.removeprefix('CUDA_ERROR_').lower().replace('_', ' ')}")
         self.status = status
+        self.of_machine = status.name.removeprefix("CUDA_ERROR_") in MACHINE_FAULTS and not call.startswith(LAUNCH)
+        """Whether no candidate can be the cause; a launch that lacks memory asked for too much of it."""
 
 
 def check(call: str, result: tuple[Any, ...]) -> Any:
@@ -68,13 +79,23 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-class Loaded:
-    """A cubin's kernels, checked against a plan. Lives as long as the context."""
+class Module:
+    """A cubin in the context."""
 
-    def __init__(self, cubin: bytes, plan: Plan) -> None:
+    def __init__(self, cubin: bytes) -> None:
+        self.handle = check("cuModuleLoadData", driver.cuModuleLoadData(cubin))
+
+    def unload(self) -> None:
+        check("cuModuleUnload", driver.cuModuleUnload(self.handle))
+
+
+class Loaded:
+    """A cubin's kernels, checked against a plan. Lives as long as the context; several may share a module."""
+
+    def __init__(self, cubin: bytes | Module, plan: Plan) -> None:
         self.plan = plan
-        self._module = check("cuModuleLoadData", driver.cuModuleLoadData(cubin))
-        self._kernels = [_Kernel(self._module, launch) for launch in plan.launches]
+        self._module = cubin if isinstance(cubin, Module) else Module(cubin)
+        self._kernels = [_Kernel(self._module.handle, launch) for launch in plan.launches]
 
     def bind(self, pointers: Mapping[str, int]) -> "Bound":
         """The launches on these device addresses: a, b, c and every workspace of the plan."""
@@ -84,7 +105,7 @@ class Loaded:
         return Bound([kernel.bind(pointers, maps) for kernel in self._kernels])
 
     def unload(self) -> None:
-        check("cuModuleUnload", driver.cuModuleUnload(self._module))
+        self._module.unload()
 
 
 class Bound:
@@ -108,6 +129,7 @@ class _Kernel:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"the source defines no kernel {launch.kernel}")
         self._layout = self._parameters()
+        self._stream = -1  # that the configuration names
         self._prepare()
 
     def bind(self, pointers: Mapping[str, int], maps: Mapping[str, bytes]) -> Callable[[int], None]:
@@ -129,10 +151,11 @@ class _Kernel:
 
         def enqueue(stream: int) -> None:
             config = self.config
-            config.hStream = driver.CUstream(stream)
+            if stream != self._stream:
+                config.hStream, self._stream = driver.CUstream(stream), stream
             (status,) = driver.cuLaunchKernelEx(config, self.function, address, 0)
             if status != driver.CUresult.CUDA_SUCCESS:
-                raise DriverError(f"launch of {self.launch.kernel}", status)
+                raise DriverError(LAUNCH + self.launch.kernel, status)
 
         enqueue.keep = (buffers, array)  # type: ignore[attr-defined]
         return enqueue
@@ -223,6 +246,7 @@ def _config(launch: LaunchPlan) -> driver.CUlaunchConfig:
     return config
 
 
+@functools.lru_cache(maxsize=4096)
 def _encode(tensor_map: MapPlan, address: int) -> bytes:
     """The 128 bytes of a CUtensorMap."""
     status, encoded = driver.cuTensorMapEncodeTiled(
@@ -324,6 +348,13 @@ class MappedMemory:
     def close(self) -> None:
         check("cuMemUnmap", driver.cuMemUnmap(self.address, self._size))
         check("cuMemAddressFree", driver.cuMemAddressFree(self._base, self._reserved))
+
+
+def bus_id() -> str:
+    """PCI address of the current context's device, whatever number CUDA gives it."""
+    device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+    name = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device))
+    return str(name.partition(b"\0")[0].decode())
 
 
 def memory_properties() -> driver.CUmemAllocationProp:

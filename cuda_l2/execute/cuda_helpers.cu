@@ -1,5 +1,5 @@
 // The runtime's own kernels: what an empty launch costs, a producer that is slow on purpose, a load beside the
-// candidate, what it finds in shared memory.
+// candidate, what it finds in shared memory, what memory around a launch holds.
 
 __device__ unsigned long long now_ns() {
   unsigned long long t;
@@ -54,4 +54,64 @@ extern "C" __global__ void settle() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+
+// Pieces of memory, 2-byte aligned: each has another piece's bytes, or where that is null a repeated word's.
+constexpr unsigned MAX_SEGMENTS = 64;
+struct Segments {
+  unsigned char *at[MAX_SEGMENTS];
+  const unsigned char *source[MAX_SEGMENTS];
+  unsigned long long bytes[MAX_SEGMENTS];
+  unsigned word[MAX_SEGMENTS];
+};
+
+__device__ bool aligned(const void *x, const void *y) { return (((unsigned long long)x | (unsigned long long)y) & 15) == 0; }
+
+// One row of blocks a segment.
+extern "C" __global__ void fill_segments(const __grid_constant__ Segments segments) {
+  const unsigned each = blockIdx.y, word = segments.word[each];
+  unsigned char *at = segments.at[each];
+  const unsigned char *source = segments.source[each];
+  const unsigned long long bytes = segments.bytes[each], step = (unsigned long long)gridDim.x * blockDim.x;
+  const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+  const unsigned long long wide = aligned(at, source) ? bytes / 16 : 0;
+  for (unsigned long long i = first; i < wide; i += step)
+    ((uint4 *)at)[i] = source ? ((const uint4 *)source)[i] : make_uint4(word, word, word, word);
+  for (unsigned long long i = 16 * wide + first; i < bytes; i += step)
+    at[i] = source ? source[i] : (unsigned char)(word >> 8 * (i % 4));
+}
+
+// One row of blocks a segment: found[i] becomes 1 where it holds anything else. One more row copies bytes, aligned to 16
+// on both sides, and says in the last word of found whether a 16-bit word is among them.
+extern "C" __global__ void look_at_segments(const __grid_constant__ Segments segments, const uint4 *from,
+                                            unsigned long long copied, unsigned long long word, uint4 *to, int *found) {
+  const unsigned each = blockIdx.y;
+  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
+  const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+  bool differs = false;
+  if (each == gridDim.y - 1) {
+    const auto among = [&](unsigned x) { return (x & 0xffff) == word || x >> 16 == word; };
+    for (unsigned long long i = first; i < copied / 16; i += step) {
+      const uint4 x = __ldcg(from + i);
+      differs |= among(x.x) || among(x.y) || among(x.z) || among(x.w);
+      to[i] = x;
+    }
+    for (unsigned long long i = copied / 16 * 8 + first; i < copied / 2; i += step) {
+      const unsigned short x = __ldcg((const unsigned short *)from + i);
+      differs |= x == word;
+      ((unsigned short *)to)[i] = x;
+    }
+    if (differs) found[MAX_SEGMENTS] = 1;
+    return;
+  }
+  const unsigned wanted = segments.word[each];
+  const unsigned char *at = segments.at[each], *source = segments.source[each];
+  const unsigned long long bytes = segments.bytes[each], wide = aligned(at, source) ? bytes / 16 : 0;
+  for (unsigned long long i = first; i < wide; i += step) {
+    const uint4 x = __ldcg((const uint4 *)at + i), y = source ? __ldcg((const uint4 *)source + i) : make_uint4(wanted, wanted, wanted, wanted);
+    differs |= x.x != y.x || x.y != y.y || x.z != y.z || x.w != y.w;
+  }
+  for (unsigned long long i = 16 * wide + first; i < bytes; i += step)
+    differs |= __ldcg(at + i) != (source ? __ldcg(source + i) : (unsigned char)(wanted >> 8 * (i % 4)));
+  if (differs) found[each] = 1;
 }

@@ -2,7 +2,9 @@
 
 import ctypes
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cuda.bindings import driver
 
@@ -10,8 +12,9 @@ from cuda_l2 import paths, scratch
 from cuda_l2.execute.cuda_driver import Graph, check
 
 SOURCE = Path(__file__).with_name("cuda_helpers.cu")
-NAMES = ("empty", "slow_copy", "occupy", "spoil_shared", "settle")
+NAMES = ("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments")
 EMPTY_LAUNCHES = 64
+MAX_BLOCKS = 1024
 SETTLING_LAUNCHES = 4
 SYSTEM_SHARED_BYTES = 1024
 """Of every block, taken from the multiprocessor beside what it asks for."""
@@ -43,6 +46,7 @@ class Helpers:
         self._programmatic = major >= PROGRAMMATIC[0]
         self._empties: Graph | None = None
         self._alone: Graph | None = None
+        self._configs: dict[tuple[object, ...], driver.CUlaunchConfig] = {}
 
     def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
         """Copy 16-byte words after a while, having let a dependent kernel begin at once."""
@@ -62,6 +66,16 @@ class Helpers:
         """The same wherever a multiprocessor has half of its shared memory to give for a moment, so many times over."""
         size = ((self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES) // 128 * 128
         self._launch("spoil_shared", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
+
+    def fill_segments(self, stream: int, table: ctypes.Structure, count: int, most: int) -> None:
+        """Fill `count` pieces of memory of at most so many bytes; see `segments`."""
+        self._launch("fill_segments", stream, _blocks(most), 256, [], table=table, rows=count)
+
+    def look_at_segments(
+        self, stream: int, table: ctypes.Structure, count: int, most: int, values: Sequence[int]
+    ) -> None:
+        """Compare them, and copy more; see `segments`."""
+        self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
 
     def settle(self, stream: int) -> None:
         """Bring back the state in which a context launches fastest.
@@ -95,24 +109,42 @@ class Helpers:
         stream: int,
         blocks: int,
         threads: int,
-        values: list[int],
+        values: Sequence[int],
         *,
         shared_bytes: int = 0,
         programmatic: bool = False,
+        table: ctypes.Structure | None = None,
+        rows: int = 1,
     ) -> None:
-        """Parameters are 64-bit."""
+        """Parameters are the table, where there is one, and 64-bit values."""
         words = (ctypes.c_uint64 * max(1, len(values)))(*values)
-        array = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(words) + 8 * i for i in range(len(values))))
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
-        if programmatic:
-            edge = driver.CUlaunchAttribute()
-            edge.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            edge.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [edge], 1
+        places = [ctypes.addressof(table)] if table else []
+        places += [ctypes.addressof(words) + 8 * i for i in range(len(values))]
+        array = (ctypes.c_void_p * max(1, len(places)))(*places)
+        key = (stream, blocks, rows, threads, shared_bytes, programmatic)
+        config = self._configs.get(key)
+        if config is None:
+            config = self._configs[key] = _config(stream, (blocks, rows), threads, shared_bytes, programmatic)
         check(name, driver.cuLaunchKernelEx(config, self._functions[name], ctypes.addressof(array), 0))
+
+
+def _config(stream: int, grid: tuple[int, int], threads: int, shared_bytes: int, programmatic: bool) -> Any:
+    """Kept by who launches: making one takes longer than a launch."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1)
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
+    if programmatic:
+        edge = driver.CUlaunchAttribute()
+        edge.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        edge.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [edge], 1
+    return config
+
+
+def _blocks(most: int) -> int:
+    """For pieces of at most so many bytes: a thread takes up to 64 of them in small ones, more in large ones."""
+    return max(1, min(MAX_BLOCKS, most // (256 * 64)))
 
 
 def compiled_helpers(arch: str) -> Path:

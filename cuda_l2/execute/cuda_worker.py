@@ -4,9 +4,10 @@ The parent (here) makes the memory, the inputs and the references, and gives a w
 ends with its process. Starting one takes most of a second, so the next is started before it is needed.
 """
 
+import functools
 import json
 import os
-import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
+from cuda_l2.execute import messages
 from cuda_l2.execute.cuda_arena import CudaArena, Place
 from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
 from cuda_l2.execute.worker import Fault
@@ -24,6 +26,8 @@ from cuda_l2.records import VerdictStatus, to_json
 MAIN = "cuda_l2.execute.cuda_worker_main"
 START_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 20.0
+END_S = 5.0
+"""A process that closed its end is gone within this time."""
 MAX_MESSAGE_BYTES = 1 << 20
 
 
@@ -60,14 +64,17 @@ class CudaWorker:
 
         The first slot's takes the place of all that was loaded; the next slot's is loaded beside it.
         """
-        terms: dict[str, Any] = {"cubin": str(cubin), "plan": to_json(plan), "slot": slot}
+        terms: dict[str, Any] = {"cubin": str(cubin), "plan": _plan_text(plan), "slot": slot}
         self.call("load", LOAD_TIMEOUT_S, places=[_plain(p) for p in places], **terms)
 
     def bind(self, places: Sequence[dict[str, Place]]) -> None:
         self.call("bind", LOAD_TIMEOUT_S, places=[_plain(p) for p in places])
 
     def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
-        """Send one message and wait for its answer; Fault where it crashes, hangs or breaks the contract."""
+        """Send one message and wait for its answer; Fault where it crashes, hangs or breaks the contract.
+
+        MachineError where the machine is at fault.
+        """
         if not self._ready:
             try:
                 self._receive(START_TIMEOUT_S)
@@ -77,12 +84,15 @@ class CudaWorker:
         try:
             socket.send_fds(self._channel, [json.dumps({"op": op, **arguments}).encode()], list(descriptors))
         except (BrokenPipeError, ConnectionResetError):
-            raise self._dead("the process is gone") from None
+            raise self._dead("") from None
         answer = self._receive(timeout_s)
         if "refused" in answer:
             raise Fault(VerdictStatus.FORBIDDEN, answer["refused"])
         if "fault" in answer:
             raise self._dead(answer["fault"])
+        if "machine" in answer:
+            self._dead(answer["machine"])
+            raise MachineError(answer["machine"])
         return answer
 
     def close(self) -> None:
@@ -100,8 +110,7 @@ class CudaWorker:
         self.close()
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
-        ready, _, _ = select.select([self._channel], [], [], timeout_s)
-        if not ready:
+        if not messages.wait(self._channel, timeout_s):
             self.alive = False
             self._process.kill()
             raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.1f} s")
@@ -114,13 +123,21 @@ class CudaWorker:
         answer: dict[str, Any] = json.loads(data)
         return answer
 
-    def _dead(self, reason: str) -> Fault:
-        """What ended the process, in one line."""
+    def _dead(self, reason: str) -> Fault | MachineError:
+        """What ended the process, in one line; the process is ended where it is not."""
         self.alive = False
-        self._process.kill()
-        status = self._process.wait()
+        try:
+            status = self._process.wait(0 if reason else END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            status = 0
+        if status == -signal.SIGKILL:
+            return MachineError("a process that runs candidates was killed: is the host's memory short?")
         if not reason and self._process.stderr:
             reason = (self._process.stderr.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+        if reason.startswith("MemoryError"):
+            return MachineError("a process that runs candidates found no memory on the host")
         return Fault(VerdictStatus.CRASHED, reason or f"the worker ended with status {status}")
 
 
@@ -132,7 +149,11 @@ class CudaWorkers:
         self.helpers = Helpers(self._cubin)
         """The same kernels in this process's own context."""
         self._current = CudaWorker(self._cubin)
-        self._next = CudaWorker(self._cubin)
+        try:
+            self._next = CudaWorker(self._cubin)
+        except BaseException:
+            self._current.close()
+            raise
 
     def get(self, arena: CudaArena) -> CudaWorker:
         """A worker with no fault behind it, on this arena."""
@@ -155,6 +176,11 @@ class CudaWorkers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_text(plan: Plan) -> str:
+    return to_json(plan)
 
 
 def _plain(places: dict[str, Place]) -> dict[str, list[Any]]:

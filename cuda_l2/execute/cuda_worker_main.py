@@ -16,13 +16,16 @@ from typing import Any
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute import messages
 from cuda_l2.execute.cuda_driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
 from cuda_l2.execute.cuda_helpers import Helpers
 from cuda_l2.execute.cupti import KernelTrace
+from cuda_l2.execute.fills import POISON, SCRATCH_BYTE
 from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_DESCRIPTORS = 8
+AWAIT_S = 3600.0
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 LOAD_EVERY = 2
@@ -31,8 +34,6 @@ TRAFFIC_BYTES = 256 << 20
 """What such load reads and writes: several times any cache."""
 ROUNDS_BEHIND = 16
 """Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
-POISON, SCRATCH_BYTE = 0x7DAD, 0xFB
-"""What C and scratch workspaces hold before a launch."""
 
 
 class Worker:
@@ -50,6 +51,8 @@ class Worker:
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
         self.loaded: list[Loaded] = []
+        self.loaded_from = ("", "")
+        """The first one's cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
         self.bound: list[list[Bound]] = []
         """By slot and binding."""
         self.graphs: list[Graph] = []
@@ -73,11 +76,15 @@ class Worker:
     def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
         """Load a candidate and bind it to several sets of addresses, given as buffer and offset.
 
-        The first slot's throws away what was loaded before; the next slot's is loaded beside it.
+        The first slot's throws away what was loaded before, unless it is the same; the next slot's is loaded beside it.
         """
+        known = slot == 0 and bool(self.loaded) and self.loaded_from == (cubin, plan)
         if slot == 0:
-            self._unload()
-        self.loaded.append(Loaded(Path(cubin).read_bytes(), from_json(Plan, plan)))
+            self._unload(keep=int(known))
+        if not known:
+            self.loaded.append(Loaded(Path(cubin).read_bytes(), from_json(Plan, plan)))
+        if slot == 0:
+            self.loaded_from = (cubin, plan)
         self.bind(places, slot)
         return {}
 
@@ -160,16 +167,18 @@ class Worker:
 
         kept: numbers of launches in ascending order; source: each one's output; copies go to the record buffer in turn.
         """
-        places = {number: (index, place) for index, (number, place) in enumerate(zip(kept, source, strict=True))}
+        record = self.buffers["record"].address
+        copies = {
+            number: (record + index * size, self._address(place))
+            for index, (number, place) in enumerate(zip(kept, source, strict=True))
+        }
 
         def enqueue(stream: int) -> None:
+            handle = driver.CUstream(stream)
             for number, binding in enumerate(bindings):
                 self.bound[slot][binding].launch(stream)
-                if number in places:
-                    index, place = places[number]
-                    target = self.buffers["record"].address + index * size
-                    copied = driver.cuMemcpyDtoDAsync(target, self._address(place), size, driver.CUstream(stream))
-                    check("cuMemcpyDtoDAsync", copied)
+                if number in copies:
+                    check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(*copies[number], size, handle))
 
         graph = Graph(self.stream, enqueue)
         graph.once()
@@ -239,12 +248,13 @@ class Worker:
         """Until a stream is done; the candidate's if not given."""
         check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(stream or self.stream)))
 
-    def _unload(self) -> None:
+    def _unload(self, keep: int = 0) -> None:
+        """Throw away what is loaded, but for the first so many."""
         self._drop_graphs()
         self.bound = []
-        for loaded in self.loaded:
+        for loaded in self.loaded[keep:]:
             loaded.unload()
-        self.loaded = []
+        self.loaded = self.loaded[:keep]
 
     def _drop_graphs(self) -> None:
         for graph in self.graphs:
@@ -266,20 +276,23 @@ def main() -> None:
     }
     channel.send(b"{}")
     while True:
+        messages.wait(channel, AWAIT_S)
         data, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not data:
             return
         message = json.loads(data)
         if descriptors:
             message["descriptors"] = descriptors
+        operation = message.pop("op")
         try:
-            answer = operations[message.pop("op")](**message)
+            answer = operations[operation](**message)
         except LaunchError as error:
             answer = {"refused": str(error)}
         except DriverError as error:
-            answer = {"fault": str(error)}
+            mapping = operation == "attach"  # nothing of a candidate's is at work
+            answer = {"machine" if error.of_machine or mapping else "fault": str(error)}
         channel.send(json.dumps(answer).encode())
-        if "fault" in answer:
+        if "fault" in answer or "machine" in answer:
             os._exit(1)
 
 

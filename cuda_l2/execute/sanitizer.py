@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuda_l2 import scratch
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import cuda_alone
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import Gemm, VerdictStatus
@@ -86,10 +86,12 @@ def findings(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm, timeout_s: float) 
 
 
 def judged(tool: Tool, ended: cuda_alone.Ended) -> str:
-    """What a run under a tool found; Fault where it says nothing of the candidate, or the candidate ended it."""
+    """What a run under a tool found; Fault where the candidate ended it, MachineError where the machine did."""
     found = parse(ended.output)
     if found:
         return found
+    if ended.machine:
+        raise MachineError(f"under {tool}: {ended.machine}")
     if ended.refused:
         raise Fault(VerdictStatus.FORBIDDEN, ended.refused)
     if ended.status is None:

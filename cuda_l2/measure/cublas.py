@@ -257,9 +257,10 @@ class LtProduct:
         self._a = self._matrix(k, m, k)
         self._c = self._matrix(n, m, n)
 
-    def algorithms(self, requested: int = REQUESTED_ALGORITHMS) -> list[Algorithm]:
+    @functools.cached_property
+    def algorithms(self) -> tuple[Algorithm, ...]:
         """What the heuristic returns, its own choice first; empty where the library cannot compute this product."""
-        lt = self._blas.lt
+        lt, requested = self._blas.lt, REQUESTED_ALGORITHMS
         preference = ctypes.c_void_p()
         _check("cublasLtMatmulPreferenceCreate", lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
         limit = ctypes.c_uint64(self._blas.workspace_bytes)
@@ -276,9 +277,9 @@ class LtProduct:
         )
         lt.cublasLtMatmulPreferenceDestroy(preference)
         if status == 15:  # not supported
-            return []
+            return ()
         _check("cublasLtMatmulAlgoGetHeuristic", status)
-        return [self._algorithm(result) for result in results[: found.value] if result.state == 0]
+        return tuple(self._algorithm(result) for result in results[: found.value] if result.state == 0)
 
     def supports(self, algorithm: Algorithm) -> bool:
         """Whether a stored algorithm still runs here within the workspace."""

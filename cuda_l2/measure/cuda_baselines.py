@@ -7,9 +7,11 @@ place from device addresses and may be captured into a CUDA graph once it has be
 """
 
 import contextlib
+import datetime
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,8 +38,11 @@ CACHE_VERSION = 2
 """Of what is stored and of how it is measured; another one tunes anew."""
 PAPER_WARMUP, PAPER_ROUNDS = 50, 100
 PROBE_US = 500.0
-LONG_US, HEAT_S = 40.0, 0.06
-"""Launches this long bring the chip to its power limit, within this time: tuning starts from there, not from idle."""
+LONG_US, HEAT_S, REHEAT_S = 40.0, 0.2, 0.05
+"""Launches this long bring the chip to its power limit: tuning starts from there, not from idle. Power settles over
+some 100 ms; a layout that is tuned right behind the other one needs less."""
+IDLE_SIZES = 4
+"""So many products that nobody times stay set up: a search's winner is reported after it."""
 SHORT_US = 2000.0
 """A sample below this is timed behind another one, so that no host time is in it; in a longer one it is negligible."""
 
@@ -46,6 +51,12 @@ COMPILED = "torch.compile max-autotune"
 BLAS, HEURISTIC, AUTOTUNED = "cuBLAS", "cuBLASLt-heuristic", "cuBLASLt-AutoTuning"
 AUTOTUNED_32F = f"{AUTOTUNED}-32F"
 """The fp32 class's choice, beside that of the fp16 class, which is not always faster."""
+ARMS = (
+    *(TORCH, TORCH_DEFAULT),
+    *(f"{kind} {layout.name}" for kind in (BLAS, HEURISTIC, AUTOTUNED, AUTOTUNED_32F) for layout in Layout),
+    COMPILED,
+)
+"""Every name; see `Baselines.arms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class Tuned:
     nn: TunedLayout | None
     tn: TunedLayout | None
     seconds: float
+    created: str  # when the choice was made; it is kept until another is asked for
 
     def of(self, layout: Layout) -> TunedLayout | None:
         return self.nn if layout is Layout.NN else self.tn
@@ -110,14 +122,34 @@ class Baselines:
         self._products: dict[tuple[Gemm, Layout], LtProduct] = {}
         self._tuned: dict[Gemm, Tuned] = {}
         self._compiled: dict[Gemm, cuda_torch.Compiled] = {}
-        self._pool = torch.cuda.MemPool()
         self._rng = random.Random(0)
+        self.retunes = False
+        """Whether choices that earlier processes stored are made anew."""
+        self._holders: Counter[tuple[int, int, int]] = Counter()
+        self._idle: dict[tuple[int, int, int], None] = {}
+        """Sizes that nobody holds any more, the oldest first."""
+
+    def hold(self, gemm: Gemm) -> None:
+        """Keep what is made for this size until it is released as often as it was held."""
+        size = (gemm.m, gemm.n, gemm.k)
+        self._holders[size] += 1
+        self._idle.pop(size, None)
+
+    def release(self, gemm: Gemm) -> None:
+        """The size's graphs are gone: it is forgotten once enough others came after it."""
+        size = (gemm.m, gemm.n, gemm.k)
+        self._holders[size] -= 1
+        if self._holders[size] <= 0:
+            del self._holders[size]
+            self._idle[size] = None
+        while len(self._idle) > IDLE_SIZES:
+            self._forget(next(iter(self._idle)))
 
     def arms(self, gemm: Gemm) -> tuple[str, ...]:
         """The names that `launcher` takes for this product."""
         names = [TORCH] + [TORCH_DEFAULT] * (gemm.accumulate is Accumulate.FP32)
         names += [f"{BLAS} {layout.name}" for layout in Layout]
-        served = [layout for layout in Layout if self._product(_plain(gemm), layout).algorithms()]
+        served = [layout for layout in Layout if self._product(_plain(gemm), layout).algorithms]
         kinds = [HEURISTIC, AUTOTUNED] + [AUTOTUNED_32F] * (gemm.accumulate is Accumulate.FP16)
         names += [f"{kind} {layout.name}" for kind in kinds for layout in served]
         return (*names, COMPILED) if cuda_torch.can_compile() else tuple(names)
@@ -134,7 +166,7 @@ class Baselines:
         known = self._tuned.get(plain)
         if known is None or known.method != settings.method:
             path = self._path(plain, settings)
-            known = self._recall(path, plain, settings)
+            known = None if self.retunes else self._recall(path, plain, settings)
             if known is None:
                 known = self._tune(plain, buffers, settings)
                 store(path, known)
@@ -153,7 +185,7 @@ class Baselines:
             return cuda_torch.torch_matmul(gemm, default=True)
         if name == COMPILED:
             if gemm not in self._compiled:
-                self._compiled[gemm] = cuda_torch.Compiled(gemm, self._stream, self._pool)
+                self._compiled[gemm] = cuda_torch.Compiled(gemm, self._stream)
             return self._compiled[gemm].launch
         kind, layout = _split(name)
         if kind == AUTOTUNED_32F:
@@ -197,6 +229,7 @@ class Baselines:
                 "returned": len(found.algorithms),
                 "returned_index": found.chosen,
                 "regret": found.regret,
+                "tuned": tuned.created,
             }
         return described
 
@@ -215,6 +248,17 @@ class Baselines:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _forget(self, size: tuple[int, int, int]) -> None:
+        self._idle.pop(size, None)
+
+        def of_size(gemm: Gemm) -> bool:
+            return (gemm.m, gemm.n, gemm.k) == size
+
+        for key in [key for key in self._products if of_size(key[0])]:
+            self._products.pop(key).close()
+        self._tuned = {gemm: tuned for gemm, tuned in self._tuned.items() if not of_size(gemm)}
+        self._compiled = {gemm: compiled for gemm, compiled in self._compiled.items() if not of_size(gemm)}
+
     def _product(self, plain: Gemm, layout: Layout) -> LtProduct:
         if (plain, layout) not in self._products:
             self._products[plain, layout] = LtProduct(self._blas, plain, layout)
@@ -223,7 +267,7 @@ class Baselines:
     def _algorithm(self, kind: str, gemm: Gemm, layout: Layout) -> Algorithm:
         plain = _plain(gemm)
         if kind == HEURISTIC:
-            algorithms = self._product(plain, layout).algorithms()
+            algorithms = self._product(plain, layout).algorithms
             if algorithms:
                 return algorithms[0]
         elif plain not in self._tuned:
@@ -254,14 +298,18 @@ class Baselines:
     def _tune(self, plain: Gemm, buffers: Buffers, settings: TuneSettings) -> Tuned:
         started = time.perf_counter()
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
-        nn, tn = (self._tune_layout(plain, layout, buffers, settings) for layout in (Layout.NN, Layout.TN))
+        layouts = ((Layout.NN, HEAT_S), (Layout.TN, REHEAT_S))
+        nn, tn = (self._tune_layout(plain, layout, buffers, settings, heat_s) for layout, heat_s in layouts)
         seconds = time.perf_counter() - started
-        return Tuned(plain.m, plain.n, plain.k, plain.accumulate, settings.method, nn, tn, seconds)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return Tuned(plain.m, plain.n, plain.k, plain.accumulate, settings.method, nn, tn, seconds, now)
 
-    def _tune_layout(self, plain: Gemm, layout: Layout, buffers: Buffers, settings: TuneSettings) -> TunedLayout | None:
+    def _tune_layout(
+        self, plain: Gemm, layout: Layout, buffers: Buffers, settings: TuneSettings, heat_s: float
+    ) -> TunedLayout | None:
         product = self._product(plain, layout)
         runs: list[tuple[Algorithm, Enqueue]] = []
-        for algorithm in product.algorithms():
+        for algorithm in product.algorithms:
             run = on(_reading(layout, product.launcher(algorithm)), buffers)
             with contextlib.suppress(CublasError):  # the heuristic promises less than it checks
                 run(self._stream)
@@ -273,7 +321,7 @@ class Baselines:
         if settings.paper:
             selection = self._paper_rounds(plain, layout, product, [algorithm for algorithm, _ in runs])
         else:
-            selection = self._replay_rounds(enqueues, settings)
+            selection = self._replay_rounds(enqueues, settings, heat_s)
         return TunedLayout(
             tuple(algorithm for algorithm, _ in runs),
             tuple(" + ".join(captured_kernels(self._stream, enqueue)) for enqueue in enqueues),
@@ -283,8 +331,8 @@ class Baselines:
             selection.regret,
         )
 
-    def _replay_rounds(self, enqueues: Sequence[Enqueue], settings: TuneSettings) -> Selection:
-        """Interleaved replays of back-to-back launches."""
+    def _replay_rounds(self, enqueues: Sequence[Enqueue], settings: TuneSettings, heat_s: float) -> Selection:
+        """Interleaved replays of back-to-back launches, of all and then of the best, on a warm chip."""
         with graphs(self._stream, enqueues[:1]) as (probe,):
             once_us = probe.time()[0] * 1e6
         few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
@@ -294,11 +342,12 @@ class Baselines:
         launches = max(1, min(settings.max_launches, round(min(most, max(least, 8 * one_us)) / one_us)))
         sample_us = launches * one_us
         warm = 1 if sample_us < SHORT_US else 0
-        rounds = int(settings.max_s * 1e6 / (len(enqueues) * sample_us * (1 + warm)))
+        finalists = min(settings.effort.finalists, len(enqueues))
+        rounds = int(settings.max_s * 1e6 / (finalists * sample_us * (1 + warm)))
         effort = replace(settings.effort, max_rounds=max(8, min(settings.effort.max_rounds, rounds)))
         with graphs(self._stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:
-            for _ in range(int(HEAT_S * 1e6 / sample_us) if one_us > LONG_US else 0):
-                timed[0].replay()
+            for number in range(int(heat_s * 1e6 / sample_us) if one_us > LONG_US else 0):
+                timed[number % len(timed)].replay()
 
             def time_round(arms: Sequence[int]) -> list[float]:
                 times = dict.fromkeys(arms, 0.0)

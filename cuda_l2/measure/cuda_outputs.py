@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import torch
 
-from cuda_l2.execute.cuda_arena import OTHER_B, POISON, CudaArena
+from cuda_l2.execute.cuda_arena import OTHER_B, CudaArena
 from cuda_l2.execute.cuda_driver import Graph
+from cuda_l2.execute.fills import POISON
 from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
 from cuda_l2.records import Accumulate, Layout
 from cuda_l2.tolerances import SUMMATION_NOISE

@@ -39,11 +39,12 @@ def torch_matmul(gemm: Gemm, *, default: bool = False) -> Launch:
 class Compiled:
     """torch.compile's max-autotune of `a @ b`: what Inductor chose, Triton or ATen, run as its own code runs it.
 
-    Whatever the code allocates comes from `pool`, which nothing else may use while graphs of it live.
+    Whatever the code allocates comes from a pool of its own, which nothing else may use while graphs of it live.
     """
 
-    def __init__(self, gemm: Gemm, stream: int, pool: torch.cuda.MemPool) -> None:
-        self._operands, self._settings, self._pool = _operands(gemm), switches(gemm), pool
+    def __init__(self, gemm: Gemm, stream: int) -> None:
+        self._operands, self._settings = _operands(gemm), switches(gemm)
+        self._pool = torch.cuda.MemPool()
         self._product = InPlace(gemm)
         a, b, c = random_operands(gemm)
         torch.cuda.synchronize()

@@ -123,7 +123,9 @@ def collect(cubin: Path, plan: Plan, gemm: Gemm) -> dict[str, float]:
         if not unknown:
             break
         wanted = [counter for counter in wanted if counter not in unknown]
-    raise UserError(why_not(ended.output) or f"Nsight Compute read nothing: {ended.refused or ended.fault}")
+    raise UserError(
+        why_not(ended.output) or f"Nsight Compute read nothing: {ended.refused or ended.fault or ended.machine}"
+    )
 
 
 def find() -> Path:

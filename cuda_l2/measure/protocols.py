@@ -23,8 +23,14 @@ class Protocol:
     selects: bool = False  # chooses among candidates: against the usual strongest baseline only, poor ones cut short
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
     rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together
+    heat_s: float = 0.0  # kernels long enough to reach the chip's power limit run this long before every timed replay
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
+
+HEAT_S = 0.005
+"""So that the pauses between samples, about half a millisecond, do not leave the chip cooler than work does."""
+MIN_BRIEF_ROUNDS = 9
+"""With so many the interval lies within the second smallest and second largest."""
 
 SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, selects=True, check_every=6)
 FINALS = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
@@ -39,12 +45,22 @@ CUDA_PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         replace(SEARCH, round_s=0.0004, min_rounds=6, max_rounds=9),
-        replace(FINALS, round_s=0.001),
-        replace(OFFLINE, round_s=0.002, min_rounds=15, max_rounds=60),
-        replace(ROTATING, round_s=0.002, min_rounds=15, max_rounds=60),
+        replace(FINALS, round_s=0.001, heat_s=HEAT_S),
+        replace(OFFLINE, round_s=0.002, min_rounds=15, max_rounds=60, heat_s=HEAT_S),
+        replace(ROTATING, round_s=0.002, min_rounds=15, max_rounds=60, heat_s=HEAT_S),
         replace(SERVER, min_rounds=40, max_rounds=120),
         replace(SERVER, name="server-10ms", gap_s=0.01, min_rounds=40, max_rounds=120),
         PAPER,
     )
 }
 """Device time has no jitter of a host's pipes: shorter rounds say as much."""
+
+
+def brief(protocol: Protocol) -> Protocol:
+    """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs."""
+    if protocol.measure_s:
+        return protocol
+    least = max(MIN_BRIEF_ROUNDS, protocol.min_rounds // 2)
+    return replace(
+        protocol, round_s=protocol.round_s / 4, min_rounds=least, max_rounds=2 * least, halfwidth=2 * protocol.halfwidth
+    )

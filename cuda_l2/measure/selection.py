@@ -1,4 +1,4 @@
-"""Which of several arms is fastest, from interleaved rounds: few for all, then more for those that are close."""
+"""Which of several arms is fastest, from interleaved rounds: few for all, then more for the best that are close."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,9 +16,10 @@ class Effort:
     """How long to look."""
 
     first_rounds: int = 3  # of all arms
-    near: float = 1.05  # arms up to this many times slower than the best are timed again
+    finalists: int = 4  # the best of these are timed again, in rounds of their own
+    near: float = 1.05  # but only those up to this many times slower than the best
     batch_rounds: int = 4  # rounds between looks at the intervals
-    max_rounds: int = 32  # of the close ones, the first rounds included
+    max_rounds: int = 32  # of the finalists
     clear: float = 0.005  # stop once no other arm can be faster than the choice by more than this
 
 
@@ -28,12 +29,15 @@ class Selection:
 
     chosen: int
     times_us: tuple[float, ...]  # medians
-    rounds: tuple[int, ...]
+    rounds: tuple[int, ...]  # that the medians are of
     regret: float  # how much faster the best other arm may be: upper end of 95 % intervals over paired rounds
 
 
 def select(time_round: TimeRound, count: int, effort: Effort) -> Selection:
-    """The fastest of `count` arms. One round more than is counted warms up."""
+    """The fastest of `count` arms. One round more than is counted warms up.
+
+    Finalists are judged by their later rounds alone: which arm wins can depend on how warm the chip is.
+    """
     everyone = list(range(count))
     samples: list[list[float]] = [[] for _ in everyone]
 
@@ -47,9 +51,13 @@ def select(time_round: TimeRound, count: int, effort: Effort) -> Selection:
 
     time_round(everyone)
     run(everyone, effort.first_rounds)
-    limit = effort.near * statistics.median(samples[fastest(everyone)])
-    close = [arm for arm in everyone if statistics.median(samples[arm]) <= limit]
+    ranked = sorted(everyone, key=lambda arm: statistics.median(samples[arm]))
+    limit = effort.near * statistics.median(samples[ranked[0]])
+    close = [arm for arm in ranked[: effort.finalists] if statistics.median(samples[arm]) <= limit]
     chosen, regret = close[0], 0.0
+    if len(close) > 1:
+        for arm in close:
+            samples[arm] = []
     while len(close) > 1:
         rounds = min(effort.batch_rounds, effort.max_rounds - len(samples[close[0]]))
         if rounds <= 0:

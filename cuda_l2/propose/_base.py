@@ -4,6 +4,7 @@ A proposer is one module here with a PROPOSER, named on the command line by --po
 """
 
 import importlib
+import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -142,10 +143,16 @@ class Proposer(ABC):
     """Writes candidates, and learns from what became of them."""
 
     name: str
+    group: int | None = None
+    """How many candidates it wants to propose at once; as many as the machine's rig says where it does not care."""
+    deadline: float = math.inf
+    """When the search ends, in time.perf_counter(); the search sets it."""
+    waited_s: float = 0.0
+    """Spent waiting for something outside this program, so not the loop's own."""
 
     @abstractmethod
     def propose(self, count: int) -> list[Candidate]:
-        """A group of candidates; may repeat known ones."""
+        """A group of candidates, at most `count`; may repeat known ones. None end the search."""
 
     @abstractmethod
     def observe(self, trials: Sequence[Trial]) -> None:
@@ -175,7 +182,8 @@ def proposer_names() -> list[str]:
 def proposer_maker(name: str) -> Maker:
     """The maker of a proposer by name; UserError where there is none or what it needs is not installed."""
     if name not in proposer_names():
-        raise UserError(f"there is no policy {name!r}; choose from {', '.join(proposer_names())}")
+        models = "a language model as openai:NAME@URL or hf:PATH_OR_ID"
+        raise UserError(f"there is no policy {name!r}; choose from {', '.join(proposer_names())}, or {models}")
     try:
         module = importlib.import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:

@@ -58,6 +58,8 @@ def describe(gemm: Gemm, progress: Progress, budget_s: float) -> str:
     ]
     if progress.best:
         lines.append(f"best {progress.best.speedup:.3f}x, reward {progress.best.reward:.3f}")
+    if progress.summary:
+        lines.append(f"policy: {progress.summary}")
     last = progress.last
     if last and last.reason:
         lines.append(f"last rejected: {last.reason[:100]}")

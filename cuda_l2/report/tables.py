@@ -21,7 +21,10 @@ def print_result(result: Result) -> None:
     best, search = result.best, result.search
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
     if best is None:
-        console.print(f"{result.gemm}: no correct kernel among {search.proposed} candidates; rejected: {rejected}")
+        said = f"; policy: {search.summary}" if search.summary else ""
+        console.print(
+            f"{result.gemm}: no correct kernel among {search.proposed} candidates; rejected: {rejected}{said}"
+        )
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
     table = Table(title=f"{result.gemm} on {result.target.model}", title_justify="left")
@@ -134,6 +137,7 @@ def result_json(result: Result) -> str:
             "seconds": result.search.seconds,
             "overhead": result.search.overhead,
             "interrupted": result.search.interrupted,
+            "policy": result.search.summary,
             "source": str(result.source_path) if result.source_path else None,
             "environment": result.best.environment if result.best else {},
         }

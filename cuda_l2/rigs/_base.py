@@ -64,6 +64,10 @@ class Rig(ABC):
     """Candidates a search proposes at once."""
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
+    arms: tuple[str, ...]
+    """All names that baselines may have here; not every shape has every one."""
+    retunes = False
+    """Whether choices of baselines that were stored earlier are made anew."""
     wanted_arms: tuple[str, ...] = ()
     """Beginnings of the names of baselines that reports time; all where empty."""
     unwanted_arms: tuple[str, ...] = ()

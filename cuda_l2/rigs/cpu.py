@@ -34,6 +34,7 @@ class CpuRig(Rig):
     target: CpuTarget
     suffix = ".c"
     builds_disturb = True
+    arms = TorchBaselines.names
 
     def __init__(self) -> None:
         self.target = cpu.detect()

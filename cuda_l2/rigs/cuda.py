@@ -1,10 +1,11 @@
 """An NVIDIA GPU: candidates in a worker process, NVIDIA's libraries and all references in this one."""
 
+import contextlib
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,11 +13,11 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
-from cuda_l2.errors import UserError
+from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
-from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines, Buffers
+from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
@@ -27,15 +28,22 @@ from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
 from cuda_l2.verify import Cases, verify
+from cuda_l2.verify._base import CACHE_BYTES
 from cuda_l2.verify._cuda import CudaReferences, CudaSession
 
 WORKSPACE_BYTES = 256 << 20
 RUNS = 3
-"""A run whose clocks drifted between arms is repeated, at most so often; the last one says that it drifted."""
+LONG_RUN_S = 2.0
+"""A run whose clocks drifted between arms is repeated, at most so often, and no more once it took so long: kernels that
+differ in power differ in clock. The last one says that it drifted."""
 CACHED_BYTES = 8 << 30
 """Memory that torch may hold unused when the next shape comes."""
 CACHES_ROTATED = 2.2
 """Rotating operands take this many times the L2 cache together."""
+MAX_ROTATED = 512
+CASES = 18
+"""Of inputs that one verification draws."""
+T = TypeVar("T")
 
 
 class CudaRig(Rig):
@@ -44,26 +52,30 @@ class CudaRig(Rig):
     target: CudaTarget
     suffix = ".cu"
     group = 32
+    arms = ARMS
 
     def __init__(self) -> None:
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
         self.protocols = CUDA_PROTOCOLS
-        self.workers = CudaWorkers(self.target.arch)
-        self.baselines = Baselines()
+        with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
+            self.baselines = stack.enter_context(Baselines())
+            self.workers = stack.enter_context(CudaWorkers(self.target.arch))
+            self.builders = BuildServers(self.target)
+            stack.callback(self.builders.close)
+            self._opened = stack.pop_all()
         self.gpu = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
-        self.builders = BuildServers(self.target)
 
     def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(gemm)
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
+        self.baselines.retunes = self.retunes
         return CudaBench(self, gemm, seed, both_layouts)
 
     def require_feasible(self, gemm: Gemm) -> None:
-        # arena with staging and records, private copies in fp16 and fp32, references in fp64
-        need = 24 * (gemm.m * gemm.k + gemm.k * gemm.n) + 40 * gemm.m * gemm.n + 4 * WORKSPACE_BYTES
+        need = self._needed_bytes(gemm)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         if need > free:
@@ -71,6 +83,20 @@ class CudaRig(Rig):
                 f"{gemm} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
                 f" {free / 2**30:.1f} GiB are free; choose a smaller shape, or end what else runs on the GPU"
             )
+
+    def _needed_bytes(self, gemm: Gemm) -> int:
+        inputs, outputs = gemm.m * gemm.k + gemm.k * gemm.n, gemm.m * gemm.n  # elements
+        # arena with staging and records, private copies in fp16 and fp32, references in fp64
+        plain = 24 * inputs + 40 * outputs + 4 * WORKSPACE_BYTES
+        # all cases of the checks, with what is expected of each
+        cases = min(CACHE_BYTES["cuda"], CASES * 2 * inputs + CASES * 4 * outputs)
+        # shared and private operands of every window, B in both layouts, and what the arena has beside them
+        rotating = self.rotated(gemm) * (6 * inputs + 4 * outputs) + 2 * inputs + 2 * WORKSPACE_BYTES
+        return plain + cases + rotating
+
+    def rotated(self, gemm: Gemm) -> int:
+        """So many operands are met in turn where none is to be in the cache when it comes again."""
+        return min(MAX_ROTATED, max(2, int(CACHES_ROTATED * self.target.l2_bytes / gemm.bytes) + 1))
 
     def require_tools(self) -> None:
         sanitizer.find()
@@ -85,9 +111,7 @@ class CudaRig(Rig):
         self.builders.build(candidates)  # the cache has them when they are asked for
 
     def close(self) -> None:
-        self.builders.close()
-        self.workers.close()
-        self.baselines.close()
+        self._opened.close()
 
 
 class CudaBench(Bench):
@@ -98,10 +122,15 @@ class CudaBench(Bench):
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator("cuda").manual_seed(seed)
         self._workspace_bytes = WORKSPACE_BYTES + 16 * gemm.m * gemm.n
-        self._arena = CudaArena(gemm, self._workspace_bytes, both_layouts=both_layouts)
         self._rotating: CudaOperands | None = None
-        self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
         self._operands: CudaOperands | None = None
+        with contextlib.ExitStack() as stack:
+            rig.baselines.hold(gemm)
+            stack.callback(rig.baselines.release, gemm)
+            self._arena = stack.enter_context(CudaArena(gemm, self._workspace_bytes, both_layouts=both_layouts))
+            self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
+            stack.callback(self._cases.close)
+            self._opened = stack.pop_all()
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         return self._rig.builders.build(candidates)
@@ -111,12 +140,11 @@ class CudaBench(Bench):
         self._prepare()
         rig = self._rig
         places = (self._arena, rig.workers, self._cases, rig.target.sms, self._stress_builds)
-        return verify(partial(CudaSession, candidate, build, *places), full=full)
+        return self._retried(lambda: verify(partial(CudaSession, candidate, build, *places), full=full))
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
-        gemm = self._gemm
-        plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, self._rig.target.sms)
-        return collect(Path(build.artifact), plan, gemm)
+        plan = contract.plan_cuda(candidate.source, self._gemm, self._rig.target.sms)
+        return collect(Path(build.artifact), plan, self._gemm)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
         kernels = {CANDIDATE: Kernel(candidate, build, self._gemm.layout)}
@@ -135,9 +163,11 @@ class CudaBench(Bench):
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
+        gpu, names = self._rig.gpu, self._names(protocol)
         for _ in range(RUNS):
-            timings = measure_cuda(self._rig.gpu, kernels, operands, protocol, self._rng, self._names(protocol), beat)
-            if not any("drifted" in timing.conditions for timing in timings.values()):
+            timings = self._retried(lambda: measure_cuda(gpu, kernels, operands, protocol, self._rng, names, beat))
+            drifted = any("drifted" in timing.conditions for timing in timings.values())
+            if not drifted or max(timing.seconds for timing in timings.values()) > LONG_RUN_S:
                 break
         return timings
 
@@ -149,8 +179,16 @@ class CudaBench(Bench):
             if operands:
                 operands.close()
                 operands.arena.close()
-        self._cases.close()
-        self._arena.close()  # also where nothing was verified or timed
+        self._opened.close()
+
+    def _retried(self, work: Callable[[], T]) -> T:
+        """A fault of the machine is no verdict on what ran: once more in a fresh process, then it ends the run."""
+        try:
+            return work()
+        except (MachineError, torch.cuda.OutOfMemoryError):
+            self._rig.workers.renew()
+            torch.cuda.empty_cache()
+            return work()
 
     def _stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
         sources = [stressed(candidate.source, seed, counts=counts) for seed in seeds]
@@ -179,10 +217,13 @@ class CudaBench(Bench):
 
     def _rotating_operands(self) -> CudaOperands:
         if self._rotating is None:
-            count = max(2, int(CACHES_ROTATED * self._rig.target.l2_bytes / self._gemm.bytes) + 1)
-            rotate, both = min(count, 512), self._both_layouts
+            rotate, both = self._rig.rotated(self._gemm), self._both_layouts
             arena = CudaArena(self._gemm, self._workspace_bytes, rotate=rotate, both_layouts=both)
-            self._rotating = CudaOperands(arena, self._generator)
+            try:
+                self._rotating = CudaOperands(arena, self._generator)
+            except BaseException:
+                arena.close()
+                raise
         return self._rotating
 
     def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:

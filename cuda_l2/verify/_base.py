@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute.arena import POISON
+from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
 
@@ -67,22 +67,26 @@ class Cases:
         self.gemm, self._seed, self.references = gemm, seed, references
         self.device = references.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        """Randomness of the checks themselves: the caller's own generator is left alone."""
+        self.rng = np.random.default_rng([seed, self.generator.initial_seed()])
+        """Randomness of the checks themselves: the caller's own generators are left alone."""
         self._cases: OrderedDict[tuple[str, int], Case] = OrderedDict()
+        self._bytes = 0  # of all of them
 
     def get(self, name: str, index: int, make: Callable[["Cases", torch.Generator], Case]) -> Case:
         key = (name, index)
         if key not in self._cases:
             mixed = np.random.SeedSequence([self._seed, index, *name.encode()]).generate_state(1, np.uint64)[0]
             self._cases[key] = make(self, torch.Generator(self.device).manual_seed(int(mixed >> 1)))
+            self._bytes += self._cases[key].bytes
         self._cases.move_to_end(key)
-        while len(self._cases) > 1 and sum(c.bytes for c in self._cases.values()) > CACHE_BYTES[self.device.type]:
-            self._cases.popitem(last=False)
+        while len(self._cases) > 1 and self._bytes > CACHE_BYTES[self.device.type]:
+            self._bytes -= self._cases.popitem(last=False)[1].bytes
         return self._cases[key]
 
     def close(self) -> None:
         """Give the memory of every case back."""
         self._cases.clear()
+        self._bytes = 0
 
     def normal(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """A (M x K) and B (K x N) of standard normal numbers, fp32."""

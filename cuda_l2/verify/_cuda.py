@@ -14,8 +14,10 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_arena import POISON, CudaArena
+from cuda_l2.execute.cuda_arena import NOT_RESTORED, OUTSIDE, CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
+from cuda_l2.execute.fills import POISON
+from cuda_l2.execute.segments import Copied, Segment, Segments
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
@@ -89,6 +91,7 @@ class CudaSession(GpuSession):
         self.programmatic = self.plan.programmatic
         self.timeout_s = LAUNCH_TIMEOUT_S + self.gemm.flops / SLOWEST_GFLOPS * 1e-9
         arena.place(snug=True)
+        self._segments = Segments(workers.helpers)
         self.worker = workers.get(arena)
         places = arena.places(self.plan)
         self.worker.load(Path(build.artifact), self.plan, [places])
@@ -109,7 +112,7 @@ class CudaSession(GpuSession):
         self._fill(old, None)
         self.arena.b().copy_(case.b)
         self.arena.stage(case.a)
-        self._synchronize()
+        torch.cuda.synchronize()
         places = self.arena.places(self.plan)
         source, target = (["staging", 0], [places["a"].buffer, places["a"].offset])
         size = 2 * case.a.numel()
@@ -163,7 +166,7 @@ class CudaSession(GpuSession):
 
     def plan_for(self, gemm: Gemm) -> Plan:
         """What would be launched for another shape; ContractError where the contract refuses it."""
-        return contract.parse_cuda(self.candidate.source).plan(gemm.m, gemm.n, gemm.k, self.sms)
+        return contract.plan_cuda(self.candidate.source, gemm, self.sms)
 
     def sanitizes(self) -> bool:
         """Whether compute-sanitizer works on this machine; UserError where it is not installed."""
@@ -179,34 +182,31 @@ class CudaSession(GpuSession):
             self._workers.renew()  # whatever failed may have left something behind
 
     def _fill(self, case: Case, prefill: torch.Tensor | None, keep: bool = False) -> None:
-        arena = self.arena
-        arena.a().copy_(case.a)
-        arena.b().copy_(case.b)
-        if prefill is None:
-            arena.c().view(torch.int16).fill_(POISON)
-        else:
-            arena.c().copy_(prefill)
-        if not keep:
-            arena.fill_workspaces(self.plan, persistent=False)
-        self._synchronize()
+        """Operands, and what all else holds before a launch. keep: leave workspaces as they are."""
+        first, *others = self.arena.before_launch(self.plan, scratch=not keep)
+        if prefill is not None:
+            first = first._replace(source=prefill.data_ptr())
+        self._segments.fill([*self._operands(case), first, *others])
 
     def _result(self, case: Case) -> torch.Tensor:
+        """C, once everything else is found as it must be."""
         arena = self.arena
-        damage = arena.damage(self.plan)
-        if damage:
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, damage)
-        same = [
-            (x.view(torch.int16) == y.view(torch.int16)).all() for x, y in ((arena.a(), case.a), (arena.b(), case.b))
-        ]
-        found = arena.c().clone()
-        unwritten = (found.view(torch.int16) == POISON).any()
-        a_same, b_same, poison = torch.stack([*same, unwritten]).tolist()
-        if not (a_same and b_same):
+        guards, persistent = arena.after_launch(self.plan)
+        c = arena.c()
+        found = torch.empty_like(c)
+        copied = Copied(c.data_ptr(), 2 * c.numel(), POISON, found.data_ptr())
+        kept, unwritten = self._segments.look([*guards, *persistent, *self._operands(case)], copied)
+        if not all(kept[: len(guards)]):
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
+        if not all(kept[len(guards) : -2]):
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, NOT_RESTORED)
+        if not all(kept[-2:]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs")
-        if poison:
+        if unwritten:
             require_written(found)
         return found
 
-    @staticmethod
-    def _synchronize() -> None:
-        torch.cuda.synchronize()
+    def _operands(self, case: Case) -> list[Segment]:
+        """A and B in shared memory, and what they are to hold."""
+        pairs = ((self.arena.a(), case.a), (self.arena.b(), case.b))
+        return [Segment(there.data_ptr(), 2 * there.numel(), source=here.data_ptr()) for there, here in pairs]

@@ -8,6 +8,8 @@ import torch
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands
 
+SPARSE_EVERY = 4
+"""One row of A in so many, and one column of B, has a single value left: zeros elsewhere must not be taken for all."""
 KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal", "sparse")
 SMALLEST_STEP = 2.0**-24  # between subnormal fp16 numbers
 FP16_OVERFLOW = 65520.0  # from here on, rounding to nearest gives infinity
@@ -56,6 +58,8 @@ def _make(cases: Cases, generator: torch.Generator, kinds: Sequence[str], first:
                 a[row] *= 2.0**-20
             case "sparse":  # zeros nearly everywhere must not be taken for zeros
                 a[row], b[:, row % gemm.n] = _one_left(a[row], at), _one_left(b[:, row % gemm.n], at)
+    _leave_one(a[len(kinds) :: SPARSE_EVERY], generator)
+    _leave_one(b.t()[len(kinds) :: SPARSE_EVERY], generator)
     case = operands(gemm, a, b)
     finite = case.a.float().nan_to_num(0.0, 0.0, 0.0).abs()
     # sums in any order differ by a few roundings of the sum of magnitudes
@@ -70,6 +74,15 @@ def _one_left(values_K: torch.Tensor, at: int) -> torch.Tensor:
     left = torch.zeros_like(values_K)
     left[at] = values_K[at]
     return left
+
+
+def _leave_one(rows_RK: torch.Tensor, generator: torch.Generator) -> None:
+    """Zeros in each row, but for one value at a random place of its own."""
+    rows, k = rows_RK.shape
+    at_R1 = torch.randint(k, (rows, 1), generator=generator, device=rows_RK.device)
+    left_R1 = rows_RK.gather(1, at_R1)
+    rows_RK.zero_()
+    rows_RK.scatter_(1, at_R1, left_R1)
 
 
 CHECK = SpecialValues()

@@ -1,0 +1,102 @@
+"""cuda-l2 exchanges: what language models were asked, what they answered, what it cost."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+
+if TYPE_CHECKING:
+    from cuda_l2.archive import Archive
+    from cuda_l2.llm.exchanges import Exchange
+
+
+def command(
+    shape: str | None = None,
+    /,
+    *,
+    archive: Path | None = None,
+    count: int = 20,
+    read: str | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """List the exchanges with language models that the archive keeps, the latest last.
+
+    Parameters
+    ----------
+    shape
+        Only about this shape.
+    archive
+        File that keeps the trials and exchanges.
+    count
+        At most so many.
+    read
+        Print one exchange whole, prompt and answer: its name in the list.
+    json
+        Print the exchanges as JSON, one a line, prompts and answers included.
+    """
+    from cuda_l2 import paths
+    from cuda_l2.archive import Archive
+    from cuda_l2.llm.exchanges import ExchangeLog
+    from cuda_l2.records import Gemm, to_json
+
+    task = str(Gemm.parse(shape)) if shape else ""
+    path = archive or paths.default_archive()
+    if count < 1:
+        raise UserError(f"the number of exchanges must be at least 1, not {count}")
+    if not path.exists():
+        raise UserError(f"there is no archive {path}; a search with a language model makes one, see docs/llm.md")
+    with Archive(path) as opened, ExchangeLog(path) as log:
+        found = log.exchanges(task=task)
+        if read is not None:
+            found = [exchange for exchange in found if read in (exchange.key, _name(exchange))]
+        if not found:
+            raise UserError(f"{path} keeps no such exchange; searches with a language model do, see docs/llm.md")
+        if read is not None:
+            _print_whole(found[-1])
+        elif json:
+            print("\n".join(to_json(exchange) for exchange in found[-count:]))
+        else:
+            _print_table(found[-count:], opened)
+
+
+def _name(exchange: "Exchange") -> str:
+    """Short: of what was asked, and how often before."""
+    digest, _, number = exchange.key.partition("-")
+    return f"{digest[:8]}-{number}"
+
+
+def _print_whole(exchange: "Exchange") -> None:
+    for message in exchange.messages:
+        print(f"----- {message.role}\n{message.text}")
+    reply = exchange.reply
+    print(f"----- {exchange.model}, {reply.outcome}\n{reply.text or reply.reason}")
+
+
+def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cuda_l2.propose._answer import parse_answer
+    from cuda_l2.records import Candidate
+
+    trials = {(str(trial.task), trial.candidate.id): trial for trial in archive.trials()}
+    table = Table()
+    for name in ("exchange", "when", "task", "model", "turn", "tokens", "cost", "what came of it"):
+        table.add_column(name)
+    for exchange in exchanges:
+        reply = exchange.reply
+        became = f"{reply.outcome}: {reply.reason}"
+        if not reply.reason:
+            answer = parse_answer(reply.text, reply.finish)
+            trial = trials.get((exchange.task, Candidate(answer.source).id))
+            became = f"answer {answer.fault}" if answer.fault else "not judged yet"
+            if trial:
+                became = f"{trial.status}, {trial.speedup:.3f}x" if trial.speedup else f"{trial.status}: {trial.reason}"
+        table.add_row(
+            *(_name(exchange), exchange.created[:19], exchange.task, exchange.model, str(exchange.turn)),
+            *(f"{reply.prompt_tokens}+{reply.answer_tokens}", "" if exchange.cost is None else f"{exchange.cost:.4g}"),
+            became[:120],
+        )
+    Console(markup=False, highlight=False, width=160).print(table)

@@ -1,0 +1,52 @@
+"""cuda-l2 index: let models read the headers that are installed here."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def command(
+    *,
+    folder: Annotated[list[Path] | None, Parameter(negative=())] = None,
+    anew: Annotated[bool, Parameter(negative=())] = False,
+    query: str | None = None,
+) -> None:
+    """Build or refresh the index of CUDA, CCCL, CUTLASS and ATen headers, and of your own folders.
+
+    Prompts to language models quote from it. Only files that changed are read again; an interrupted run goes on.
+
+    Parameters
+    ----------
+    folder
+        A folder of code of your own; may be given several times. Folders of the last run that are not given again are
+        taken out.
+    anew
+        Throw the index away first.
+    query
+        Afterwards, show what the index finds for these words.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    from cuda_l2.retrieve.index import Index, Progress, index_folder, refresh
+    from cuda_l2.retrieve.sources import installed_sources, user_sources
+
+    sources = [*installed_sources(), *user_sources(folder or [])]
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
+    with Bar(*columns, transient=True, console=Console(stderr=True)) as bar:
+        row = bar.add_task("", total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(row, completed=progress.done, total=progress.files)
+
+        progress = refresh(sources, show, anew=anew)
+    names = ", ".join(dict.fromkeys(source.name for source in sources))
+    print(
+        f"{progress.pieces} pieces of {progress.files} files ({names}); {progress.read} files read,"
+        f" {progress.removed} gone; in {index_folder()}"
+    )
+    if query is not None:
+        for piece in Index().search(query):
+            print(f"\n{piece.name}, line {piece.line}, score {piece.score:.1f}\n{piece.text}")

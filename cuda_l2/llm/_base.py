@@ -1,0 +1,138 @@
+"""What every language model answers to, and how a user names one.
+
+A kind of model is one module in kinds/ with a MODEL, chosen by the word before the colon: openai:NAME@URL, hf:PATH.
+"""
+
+import enum
+import functools
+import importlib
+import math
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cuda_l2.errors import UserError
+from cuda_l2.llm import kinds
+from cuda_l2.llm.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; role is system, user or assistant."""
+
+    role: str
+    text: str
+
+
+Messages = tuple[Message, ...]
+
+
+def without_system(messages: Messages) -> Messages:
+    """The conversation for a model that knows no system prompt: it goes before the first question."""
+    system = [message.text for message in messages if message.role == "system"]
+    first, *others = [message for message in messages if message.role != "system"]
+    return (Message(first.role, "\n\n".join([*system, first.text])), *others)
+
+
+class Outcome(enum.StrEnum):
+    """What became of one question."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"  # asking again would not help: the key, the model's name, the request itself
+    UNREACHABLE = "unreachable"  # no server there
+    RATE_LIMITED = "rate-limited"
+    TIMED_OUT = "timed-out"
+    FAILED = "failed"  # the server's or the model's own fault
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A model's answer to one question, or why there is none."""
+
+    outcome: Outcome
+    text: str = ""
+    finish: str = ""  # why the model stopped: stop, length, or a server's own word
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    reason: str = ""  # one line that says what to do; empty when answered
+    seconds: float = 0.0
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.outcome is Outcome.ANSWERED) == bool(self.reason):
+            raise ValueError("a reply has a reason exactly when it is not an answer")
+
+    @property
+    def permanent(self) -> bool:
+        """Whether the next question would fare no better."""
+        return self.outcome in (Outcome.REFUSED, Outcome.UNREACHABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question to a model."""
+
+    messages: Messages
+    answer_tokens: int
+    temperature: float = 1.0
+    seed: int = 0  # of models that run here
+
+
+class Model(ABC):
+    """A language model."""
+
+    name: str
+    """As in candidates' `proposer`: openai:NAME."""
+    where: str
+    """Address or path."""
+    window: int | None = None
+    """Tokens of prompt and answer together, where that is known."""
+    secrets: tuple[str, ...] = ()
+    """What must not be written anywhere."""
+
+    def count_tokens(self, text: str) -> int:
+        """About how many tokens a text has, rather too many than too few."""
+        return len(text) // 3 + 1
+
+    @abstractmethod
+    def ask(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None], deadline: float = math.inf
+    ) -> None:
+        """Ask all, several at once; on_reply is called in this thread with each request's index, as replies come.
+
+        deadline: in time.perf_counter(); what has not come by then is timed out.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give back what the model holds."""
+
+
+@functools.cache
+def model_kinds() -> tuple[str, ...]:
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(kinds.__path__)))
+
+
+def is_model(policy: str) -> bool:
+    """Whether a policy is a language model by its name."""
+    kind, colon, _ = policy.partition(":")
+    return bool(colon) and kind in model_kinds()
+
+
+def open_model(policy: str, settings: ModelSettings) -> Model:
+    """The model of this name; UserError where there is none or what it needs is not installed."""
+    kind, _, rest = policy.partition(":")
+    if not rest:
+        raise UserError(f"the policy {policy!r} names no model; write openai:MODEL@URL or hf:PATH_OR_ID")
+    try:
+        module = importlib.import_module(f"{kinds.__name__}.{kind}")
+    except ModuleNotFoundError as error:
+        raise UserError(f"the policy {kind} needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
+    model: Model = module.MODEL(rest, settings)
+    return model
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """A message of someone else's as one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,183 @@
+"""Asks a model within a budget and keeps every exchange; what is stored already is not paid for again."""
+
+import collections
+import hashlib
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
+from cuda_l2.llm.budget import Budget
+from cuda_l2.llm.exchanges import Exchange, ExchangeLog
+from cuda_l2.llm.settings import ModelSettings
+
+MAX_ANSWER_CHARS = 400_000
+"""What is kept of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask, and which exchange it goes on from."""
+
+    messages: Messages
+    parent: str = ""
+    turn: int = 0
+
+
+class Client:
+    """One model, asked for one purpose."""
+
+    def __init__(self, model: Model, log: ExchangeLog, settings: ModelSettings, purpose: str = "propose") -> None:
+        self.model, self.log, self.settings, self.purpose = model, log, settings, purpose
+        self.budget = Budget(settings)
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self.reused = 0
+        self.ended = ""
+        """Why no more questions can be paid for, in one line; empty while they can."""
+        self.failure = ""
+        """Of the last question that was not answered: why."""
+        self._asked: collections.Counter[str] = collections.Counter()
+
+    def ask(self, task: str, machine: str, questions: Sequence[Question], deadline: float = math.inf) -> list[Exchange]:
+        """The exchanges, in order; fewer than questions where the budget does not pay for all.
+
+        UserError where the model has never answered and asking again would not help (a wrong key, an unknown host), or
+        where the budget does not pay for the first question.
+        """
+        keys = [self._key(question) for question in questions]
+        found = [self.log.answered(key) for key in keys]
+        new = self._affordable([i for i, stored in enumerate(found) if stored is None], questions)
+        self.reused += len(questions) - found.count(None)
+        requests = [self._request(questions[i], keys[i]) for i in new]
+        start = time.perf_counter()
+        if self.settings.model_seconds is not None:
+            deadline = min(deadline, start + self.settings.model_seconds - self.budget.seconds)
+
+        def keep(index: int, reply: Reply) -> None:
+            i = new[index]
+            found[i] = self._keep((task, machine), keys[i], questions[i], self._clean(reply))
+
+        try:
+            self.model.ask(requests, keep, deadline)
+        finally:
+            self.budget.seconds += time.perf_counter() - start
+        exchanges = [exchange for exchange in found if exchange is not None]
+        self._judge([exchange for i, exchange in enumerate(found) if exchange is not None and i in new])
+        return exchanges
+
+    def summary(self) -> str:
+        """What was asked and spent, in a few words."""
+        asked = sum(self.outcomes.values())
+        parts = [f"{asked} questions to {self.model.name}", f"{self.budget.tokens} tokens"]
+        if self.budget.priced:
+            parts.append(f"cost {self.budget.money:.4g}")
+        if self.reused:
+            parts.append(f"{self.reused} answers stored before")
+        failed = {name: count for name, count in self.outcomes.items() if name != Outcome.ANSWERED}
+        parts += [f"{count} {name}" for name, count in sorted(failed.items())]
+        return ", ".join(parts) + (f"; ended: {self.ended}" if self.ended else "")
+
+    def close(self) -> None:
+        self.model.close()
+        self.log.close()
+
+    def _affordable(self, indices: list[int], questions: Sequence[Question]) -> list[int]:
+        """Those that can be paid for together, each at its dearest."""
+        chosen: list[int] = []
+        prompts, answers = 0, 0
+        for i in indices:
+            prompts += self._count(questions[i].messages)
+            answers += self.settings.answer_tokens
+            reason = self.budget.refusal(prompts, answers)
+            if reason and not self.outcomes and not chosen:
+                raise UserError(self._too_dear(reason, prompts))
+            if reason:
+                self.ended = "" if chosen else reason  # what is asked may cost less than it could
+                break
+            chosen.append(i)
+        return chosen
+
+    def _too_dear(self, reason: str, prompt_tokens: int) -> str:
+        answer_tokens = self.settings.answer_tokens
+        cost = f", which cost {self.budget.cost(prompt_tokens, answer_tokens):.4g}" if self.budget.priced else ""
+        return (
+            f"{reason}; one question may take {prompt_tokens + answer_tokens} tokens{cost}: raise the budget, or lower"
+            " --answer-tokens or --prompt-tokens"
+        )
+
+    def _keep(self, about: tuple[str, str], key: str, question: Question, reply: Reply) -> Exchange:
+        if reply.outcome is Outcome.TIMED_OUT:  # it may be billed all the same
+            spent = (self._count(question.messages), self.settings.answer_tokens)
+        elif reply.outcome is Outcome.ANSWERED:
+            spent = (
+                reply.prompt_tokens or self._count(question.messages),
+                reply.answer_tokens or self.model.count_tokens(reply.text),
+            )
+        else:
+            spent = (0, 0)
+        self.budget.spend(*spent)
+        self.outcomes[reply.outcome] += 1
+        exchange = Exchange(
+            key=key,
+            purpose=self.purpose,
+            task=about[0],
+            machine=about[1],
+            model=self.model.name,
+            address=self.model.where,
+            messages=question.messages,
+            reply=reply,
+            parent=question.parent,
+            turn=question.turn,
+            settings=self._sampling(),
+            cost=self.budget.cost(*spent) if self.budget.priced else None,
+        )
+        self.log.append(exchange)
+        return exchange
+
+    def _judge(self, asked: Sequence[Exchange]) -> None:
+        """UserError where nothing was ever answered and nothing will be."""
+        failures = [exchange.reply for exchange in asked if exchange.reply.outcome is not Outcome.ANSWERED]
+        if failures:
+            self.failure = failures[-1].reason
+        never = not self.outcomes[Outcome.ANSWERED] and not self.reused
+        if never and failures and all(reply.permanent for reply in failures):
+            raise UserError(failures[0].reason)
+
+    def _sampling(self) -> dict[str, float]:
+        return {"temperature": self.settings.temperature, "answer_tokens": self.settings.answer_tokens}
+
+    def _key(self, question: Question) -> str:
+        """Hash of the question and of how often it was asked before: each asking has an answer of its own."""
+        messages = [asdict(message) for message in question.messages]
+        asked = [self.model.name, self.model.where, self.purpose, self._sampling(), messages]
+        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
+        number = self._asked[digest]
+        self._asked[digest] += 1
+        return f"{digest}-{number}"
+
+    def _request(self, question: Question, key: str) -> Request:
+        seed = int(hashlib.sha256(key.encode()).hexdigest()[:12], 16)
+        return Request(question.messages, self.settings.answer_tokens, self.settings.temperature, seed)
+
+    def _count(self, messages: Messages) -> int:
+        return sum(self.model.count_tokens(message.text) for message in messages)
+
+    def _clean(self, reply: Reply) -> Reply:
+        """Without the endpoint's key, should it come back, and without what no text holds; of bounded length."""
+
+        def clean(text: str) -> str:
+            text = text.replace("\0", "").encode(errors="replace").decode()
+            for secret in self.model.secrets:
+                text = text.replace(secret, "[key]")
+            return text
+
+        cut = len(reply.text) > MAX_ANSWER_CHARS
+        return replace(
+            reply,
+            text=clean(reply.text[:MAX_ANSWER_CHARS]),
+            finish="length" if cut else clean(reply.finish)[:40],
+            reason=clean(reply.reason),
+        )

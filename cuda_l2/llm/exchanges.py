@@ -1,0 +1,124 @@
+"""Every exchange with a language model, append-only, in a table of its own in the archive's file.
+
+What was paid for is there once `append` returns, and answers a later question that is the same, so that a search
+that was killed does not pay twice. Keys of endpoints are never part of an exchange.
+"""
+
+import datetime
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import Message, Messages, Outcome, Reply
+
+BUSY_TIMEOUT_S = 30.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS exchanges (
+    number INTEGER PRIMARY KEY, key TEXT NOT NULL, purpose TEXT NOT NULL, task TEXT NOT NULL, machine TEXT NOT NULL,
+    model TEXT NOT NULL, address TEXT NOT NULL, parent TEXT NOT NULL, turn INTEGER NOT NULL, settings TEXT NOT NULL,
+    messages TEXT NOT NULL, outcome TEXT NOT NULL, reply TEXT NOT NULL, cost REAL, created TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS exchanges_by_key ON exchanges (key);
+CREATE INDEX IF NOT EXISTS exchanges_by_task ON exchanges (task, machine, model);
+"""
+_COLUMNS = "key, purpose, task, machine, model, address, parent, turn, settings, messages, reply, cost, created"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One question and what came back."""
+
+    key: str  # hash of what was asked and how often before; equal keys may share an answer
+    purpose: str  # what for: "propose"
+    task: str
+    machine: str
+    model: str
+    address: str
+    messages: Messages
+    reply: Reply
+    parent: str = ""  # key of the exchange that this one goes on from
+    turn: int = 0  # how many repairs came before
+    settings: dict[str, Any] = field(default_factory=dict)
+    cost: float | None = None  # in the unit of the user's prices
+    created: str = ""  # UTC, ISO 8601
+
+
+class ExchangeLog:
+    """The table of exchanges in an archive that is there already. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            address = f"{path.resolve().as_uri()}?mode=rw"  # the archive makes the file, never this
+            self._db = sqlite3.connect(address, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+            if self._db.execute("PRAGMA user_version").fetchone() == (0,):
+                raise sqlite3.DatabaseError("it is no archive yet")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+
+    def append(self, exchange: Exchange) -> None:
+        """Store one exchange; it is there after a kill once this returns."""
+        created = exchange.created or datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        row = {
+            **asdict(exchange),
+            "settings": json.dumps(exchange.settings),
+            "messages": json.dumps([[message.role, message.text] for message in exchange.messages]),
+            "outcome": str(exchange.reply.outcome),
+            "reply": json.dumps(asdict(exchange.reply)),
+            "created": created,
+        }
+        names = [*_COLUMNS.split(", "), "outcome"]
+        query = f"INSERT INTO exchanges ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        try:
+            self._db.execute(query, [row[name] for name in names])
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+
+    def answered(self, key: str) -> Exchange | None:
+        """The stored answer to the same question."""
+        found = self._select("key = ? AND outcome = ?", (key, str(Outcome.ANSWERED)), "number LIMIT 1")
+        return found[0] if found else None
+
+    def exchanges(self, *, purpose: str = "", task: str = "", machine: str = "", model: str = "") -> list[Exchange]:
+        """Exchanges in the order in which they ended; empty arguments match all."""
+        wanted = {"purpose": purpose, "task": task, "machine": machine, "model": model}
+        given = {name: value for name, value in wanted.items() if value}
+        return self._select(" AND ".join(["1", *(f"{name} = ?" for name in given)]), given.values(), "number")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> "ExchangeLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _select(self, where: str, values: Iterable[object], order: str) -> list[Exchange]:
+        try:
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM exchanges WHERE {where} ORDER BY {order}", tuple(values)
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+        return [_exchange(dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
+
+    def _unusable(self, error: sqlite3.Error) -> UserError:
+        return UserError(f"cannot keep exchanges in the archive {self.path}: {error}; choose another with --archive")
+
+
+def _exchange(row: dict[str, Any]) -> Exchange:
+    reply = json.loads(row["reply"])
+    return Exchange(
+        **{
+            **row,
+            "settings": json.loads(row["settings"]),
+            "messages": tuple(Message(role, text) for role, text in json.loads(row["messages"])),
+            "reply": Reply(**{**reply, "outcome": Outcome(reply["outcome"])}),
+        }
+    )

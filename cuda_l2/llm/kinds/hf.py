@@ -1,0 +1,146 @@
+"""A model that runs in this process through transformers: hf:PATH_OR_ID. Code that comes with a model is never run."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jinja2
+import torch
+import transformers
+
+from cuda_l2.errors import UserError
+from cuda_l2.execute.lock import machine_lock
+from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request, one_line, without_system
+from cuda_l2.llm.settings import ModelSettings
+
+LEAST_ANSWER = 16
+"""Tokens that must be left for an answer in the model's window."""
+
+
+class LocalModel(Model):
+    """Generates on the GPU where there is one, else on the CPU; a group of answers at once."""
+
+    def __init__(self, rest: str, settings: ModelSettings) -> None:
+        self.name, self.where = f"hf:{rest}", rest
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                rest, padding_side="left", trust_remote_code=False
+            )
+            self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                rest, dtype="auto", trust_remote_code=False
+            )
+        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+            raise UserError(
+                f"cannot load the model {rest}: {one_line(str(error), 200)}; give a folder that transformers'"
+                " save_pretrained wrote, or the id of a model on the Hub"
+            ) from None
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            self._model.to(self._device).eval()
+        except torch.OutOfMemoryError:
+            raise UserError(f"the model {rest} does not fit this GPU's memory; take a smaller one") from None
+        if self._tokenizer.pad_token_id is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.convert_ids_to_tokens(0)
+        self.window = getattr(self._model.config, "max_position_embeddings", None)
+        self._concurrency = settings.concurrency
+
+    def count_tokens(self, text: str) -> int:
+        return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def ask(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None], deadline: float = math.inf
+    ) -> None:
+        for start in range(0, len(requests), self._concurrency):
+            batch = requests[start : start + self._concurrency]
+            for i, reply in enumerate(self._batch(batch, deadline)):
+                on_reply(start + i, reply)
+
+    def close(self) -> None:
+        del self._model
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _batch(self, requests: Sequence[Request], deadline: float) -> list[Reply]:
+        began = time.perf_counter()
+        if began >= deadline:
+            return [Reply(Outcome.TIMED_OUT, reason="the time was up; give more with --budget")] * len(requests)
+        try:
+            texts = [self._text(request.messages) for request in requests]
+        except jinja2.TemplateError as error:
+            reason = one_line(f"the chat template of {self.where} does not take the conversation: {error}")
+            return [Reply(Outcome.REFUSED, reason=reason)] * len(requests)
+        inputs = self._tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False, verbose=False)
+        longest = inputs["input_ids"].shape[1]
+        room = requests[0].answer_tokens
+        if self.window is not None:
+            room = min(room, self.window - longest)
+        if room < LEAST_ANSWER:
+            if len(requests) > 1:  # the longest must not keep the others from being answered
+                return [reply for request in requests for reply in self._batch([request], deadline)]
+            reason = f"a prompt of {longest} tokens does not fit the window of {self.window} of {self.where}"
+            return [Reply(Outcome.REFUSED, reason=f"{reason}; lower --prompt-tokens")]
+        try:
+            outputs = self._generate(inputs, requests[0], room, deadline)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if len(requests) > 1:
+                return [reply for request in requests for reply in self._batch([request], deadline)]
+            return [Reply(Outcome.REFUSED, reason=f"{self.where}: out of GPU memory; lower --prompt-tokens")]
+        except (RuntimeError, ValueError, IndexError, NotImplementedError) as error:  # a model that cannot do this
+            return [Reply(Outcome.REFUSED, reason=one_line(f"{self.where} fails: {error}"))] * len(requests)
+        seconds = time.perf_counter() - began
+        late = time.perf_counter() >= deadline
+        prompts = inputs["attention_mask"].sum(1).tolist()
+        return [self._reply(row[longest:].tolist(), prompts[i], late, seconds) for i, row in enumerate(outputs.cpu())]
+
+    @torch.inference_mode()
+    def _generate(self, inputs: Any, request: Request, room: int, deadline: float) -> torch.Tensor:
+        options: dict[str, Any] = {"max_new_tokens": room, "pad_token_id": self._tokenizer.pad_token_id}
+        options["do_sample"] = request.temperature > 0
+        if request.temperature > 0:
+            options["temperature"] = request.temperature
+        if not math.isinf(deadline):
+            options["max_time"] = max(0.0, deadline - time.perf_counter())
+        devices = [torch.cuda.current_device()] if self._device == "cuda" else []
+        # other searches' timings must not share the machine with a model at work
+        with machine_lock(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(request.seed)
+            outputs: torch.Tensor = self._model.generate(**inputs.to(self._device), **options)
+        return outputs
+
+    def _reply(self, tokens: list[int], prompt_tokens: int, late: bool, seconds: float) -> Reply:
+        own = self._model.generation_config.eos_token_id
+        ends = {self._tokenizer.eos_token_id, self._tokenizer.pad_token_id, *(own if isinstance(own, list) else [own])}
+        stopped = next((i for i, token in enumerate(tokens) if token in ends), None)
+        if stopped is None and late:
+            return Reply(
+                Outcome.TIMED_OUT,
+                reason="the time was up before the answer was whole; give more with --budget",
+                prompt_tokens=prompt_tokens,
+                answer_tokens=len(tokens),
+                seconds=seconds,
+            )
+        text = self._tokenizer.decode(tokens[:stopped], skip_special_tokens=True)
+        finish = "length" if stopped is None else "stop"
+        count = len(tokens) if stopped is None else stopped
+        return Reply(Outcome.ANSWERED, text, finish, prompt_tokens, count, seconds=seconds)
+
+    def _text(self, messages: Messages) -> str:
+        """The conversation as the model was trained to read it, or plainly where nobody says how."""
+        if self._tokenizer.chat_template:
+            try:
+                return self._templated(messages)
+            except jinja2.TemplateError:  # many know no system prompt
+                return self._templated(without_system(messages))
+        return "\n\n".join(message.text for message in messages) + "\n\n"
+
+    def _templated(self, messages: Messages) -> str:
+        turns = [{"role": message.role, "content": message.text} for message in messages]
+        text: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return text
+
+
+MODEL = LocalModel

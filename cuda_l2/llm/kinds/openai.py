@@ -1,0 +1,228 @@
+"""A model behind any OpenAI-compatible endpoint: openai:NAME@URL, or openai:NAME for OpenAI's own.
+
+Retries with backoff are the client's; the bound on an answer's size and the deadline are kept here, because a server
+may keep neither.
+"""
+
+import json
+import math
+import queue
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx2
+import openai
+
+from cuda_l2 import paths
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import Model, Outcome, Reply, Request, one_line, without_system
+from cuda_l2.llm.settings import ModelSettings
+
+MAX_BODY_BYTES = 4 << 20
+"""A server that sends more is not read any further."""
+LATE = "the time was up before the answer came; give more with --budget"
+READ_TIMEOUT_S = 600.0
+"""A server that is silent for so long is given up; deadlines are usually earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a server wants to be asked, as far as it has said."""
+
+    length_name: str = "max_tokens"
+    temperature: bool = True
+    system: bool = True
+
+
+class OpenAiModel(Model):
+    """Asks over HTTP, several questions at once."""
+
+    def __init__(self, rest: str, settings: ModelSettings) -> None:
+        match = re.fullmatch(r"(.+?)(?:@(https?://.*))?", rest)
+        if not match or (match.group(2) is None and "://" in rest):
+            raise UserError(
+                f"cannot read the model {rest!r}: write openai:NAME@URL, as in openai:m@http://localhost:8000/v1"
+            )
+        self._model, address = match.group(1), match.group(2) or paths.endpoint_address()
+        try:
+            parts = urllib.parse.urlsplit(address)
+            named = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            named = False
+        if not named:
+            raise UserError(f"{address!r} is not the address of a server; it should look like http://localhost:8000/v1")
+        if parts.username or parts.password or parts.query:
+            raise UserError(
+                f"the address of {self._model} must hold no user, password or query; put the key into the environment"
+                f" variable {settings.key_variable}"
+            )
+        key = paths.endpoint_key(settings.key_variable)
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise UserError(f"{settings.key_variable} holds characters that no key has; set it again")
+        if not key and match.group(2) is None:
+            raise UserError(f"set {settings.key_variable} to your key for {address}")
+        self.name, self.where = f"openai:{self._model}", address
+        self.secrets = (key,) if len(key) >= 8 else ()
+        self._key, self._variable = key or "none", settings.key_variable
+        self._retries, self._concurrency = settings.retries, settings.concurrency
+        self._form = _Form()
+
+    def ask(
+        self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None], deadline: float = math.inf
+    ) -> None:
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        done: queue.SimpleQueue[tuple[int, Reply | BaseException]] = queue.SimpleQueue()
+        for i in range(len(requests)):
+            todo.put(i)
+        client = openai.OpenAI(
+            base_url=self.where, api_key=self._key, max_retries=self._retries, timeout=READ_TIMEOUT_S
+        )
+
+        def work() -> None:
+            while True:
+                try:
+                    i = todo.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    done.put((i, self._one(client, requests[i], deadline)))
+                except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                    done.put((i, error))
+
+        # daemons: an interrupt must not wait for a server
+        for _ in range(min(self._concurrency, len(requests))):
+            threading.Thread(target=work, daemon=True).start()
+        waiting = set(range(len(requests)))
+        try:
+            while waiting:
+                try:
+                    left = None if math.isinf(deadline) else max(0.0, deadline - time.perf_counter())
+                    i, reply = done.get(timeout=left)
+                except queue.Empty:
+                    break
+                waiting.remove(i)
+                if isinstance(reply, BaseException):
+                    raise reply
+                on_reply(i, reply)
+        finally:
+            client.close()
+        for i in sorted(waiting):
+            on_reply(i, Reply(Outcome.TIMED_OUT, reason=LATE))
+
+    def _one(self, client: openai.OpenAI, request: Request, deadline: float) -> Reply:
+        start = time.perf_counter()
+        while True:
+            form = self._form
+            reply = self._try(client, request, form, deadline)
+            if isinstance(reply, openai.BadRequestError) and self._adapt(str(reply), form):
+                continue
+            if isinstance(reply, openai.BadRequestError):
+                reply = self._failure(reply)
+            return replace(reply, seconds=time.perf_counter() - start)
+
+    def _try(
+        self, client: openai.OpenAI, request: Request, form: "_Form", deadline: float
+    ) -> "Reply | openai.BadRequestError":
+        options: dict[str, Any] = {form.length_name: request.answer_tokens}
+        if form.temperature:
+            options["temperature"] = request.temperature
+        asked = request.messages if form.system else without_system(request.messages)
+        messages: Any = [{"role": message.role, "content": message.text} for message in asked]
+        body = bytearray()
+        try:
+            create = client.chat.completions.with_streaming_response.create
+            with create(model=self._model, messages=messages, **options) as response:
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        return Reply(Outcome.FAILED, reason=f"{self.where} sent more than {MAX_BODY_BYTES >> 20} MiB")
+                    if time.perf_counter() > deadline:
+                        return Reply(Outcome.TIMED_OUT, reason=LATE)
+                retries = int(response.retries_taken)
+            return replace(_reply(bytes(body)), retries=retries)
+        except openai.BadRequestError as error:
+            return error
+        except openai.OpenAIError as error:
+            return self._failure(error)
+        except httpx2.HTTPError as error:
+            return Reply(Outcome.FAILED, reason=one_line(f"{self.where} broke off: {error or type(error).__name__}"))
+        except _NotAnAnswer as error:
+            return Reply(Outcome.FAILED, reason=one_line(f"{self.where} sent what is not a chat completion: {error}"))
+
+    def _adapt(self, refusal: str, form: "_Form") -> bool:
+        """Whether a server refused a part of this form that it can do without; later requests go without it."""
+        if "max_completion_tokens" in refusal and form.length_name == "max_tokens":
+            self._form = replace(self._form, length_name="max_completion_tokens")
+        elif "temperature" in refusal and form.temperature:
+            self._form = replace(self._form, temperature=False)
+        elif re.search(r"\bsystem\b", refusal, re.IGNORECASE) and form.system:
+            self._form = replace(self._form, system=False)
+        else:
+            return False
+        return True
+
+    def _failure(self, error: openai.OpenAIError) -> Reply:
+        if isinstance(error, openai.APITimeoutError):
+            return Reply(Outcome.TIMED_OUT, reason=f"{self.where} was silent for {READ_TIMEOUT_S:.0f} s")
+        if isinstance(error, openai.APIConnectionError):
+            cause = one_line(str(error.__cause__ or error), 120)
+            return Reply(
+                Outcome.UNREACHABLE,
+                reason=f"cannot reach {self.where} ({cause}); is the server running, is the address right?",
+            )
+        if not isinstance(error, openai.APIStatusError):
+            return Reply(Outcome.FAILED, reason=one_line(f"{self.where}: {error}"))
+        status, said = error.status_code, one_line(str(error.message), 200)
+        match status:
+            case 401 | 403:
+                advice = f"{self.where} refuses the key ({said}); set {self._variable} to one that is valid there"
+                return Reply(Outcome.REFUSED, reason=advice)
+            case 404 | 405:
+                advice = f"{self.where} has no model {self._model}, or no chat ({said}); addresses usually end in /v1"
+                return Reply(Outcome.REFUSED, reason=advice)
+            case 429 if "insufficient_quota" in str(error.body):
+                return Reply(Outcome.REFUSED, reason=f"{self.where}: the account's quota is spent ({said})")
+            case 429:
+                advice = f"{self.where} limits the rate ({said}); lower --concurrency or raise --retries"
+                return Reply(Outcome.RATE_LIMITED, reason=advice, retries=self._retries)
+            case 400 | 413 | 422:
+                return Reply(Outcome.REFUSED, reason=f"{self.where} refuses the request ({said})")
+        return Reply(Outcome.FAILED, reason=f"{self.where} failed ({said})", retries=self._retries)
+
+
+class _NotAnAnswer(Exception):
+    """The body of a response is not what the interface says."""
+
+
+def _reply(body: bytes) -> Reply:
+    """The answer in the body of a response, read with as little faith as possible."""
+    try:
+        fields = json.loads(body)
+        choice = fields["choices"][0]
+        message = choice["message"]
+        usage = fields.get("usage") or {}
+        content = message.get("content")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        raise _NotAnAnswer(body[:100].decode(errors="replace")) from None
+    if isinstance(content, list):  # parts, as some servers send them
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return Reply(
+        Outcome.ANSWERED,
+        text=content if isinstance(content, str) else "",
+        finish=str(choice.get("finish_reason") or ""),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        answer_tokens=_count(usage, "completion_tokens"),
+    )
+
+
+def _count(usage: Any, name: str) -> int:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and 0 <= value < 1 << 40 else 0
+
+
+MODEL = OpenAiModel

@@ -1,0 +1,68 @@
+"""What a user says about a language model; the same names are options of the command line."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How to ask a language model."""
+
+    prompts: Path | None = None
+    """Folder with prompt templates of your own, as `cuda-l2 prompts FOLDER` writes them."""
+    tokens: int | None = None
+    """Budget: tokens of prompts and answers together, for the whole command."""
+    money: float | None = None
+    """Budget: what it may cost, in the unit of the prices; needs both prices."""
+    price_in: float | None = None
+    """Price of a million prompt tokens."""
+    price_out: float | None = None
+    """Price of a million answer tokens."""
+    model_seconds: float | None = None
+    """Budget: seconds of waiting for the model, for the whole command."""
+    concurrency: int = 4
+    """Questions asked at once; as many candidates make a group."""
+    retries: int = 4
+    """How often a question is sent again after a rate limit or a server's failure, each time after a longer pause."""
+    repairs: int = 2
+    """How often a model is shown what became of its failing kernel, to mend it."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token each time."""
+    prompt_tokens: int = 32_000
+    """A prompt has at most about so many tokens: exemplars and references are left out first."""
+    answer_tokens: int = 16_384
+    """An answer is cut off after so many tokens."""
+    exemplars: int = 2
+    """Scored kernels shown in a prompt."""
+    reference_tokens: int = 3_000
+    """Tokens of retrieved headers in a prompt; needs the index of `cuda-l2 index`."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the endpoint's key."""
+    without_sandbox: Annotated[bool, Parameter(negative=())] = False
+    """Build and run a model's kernels also where no sandbox shuts them off from the file system."""
+
+    def __post_init__(self) -> None:
+        for option, value in (
+            *(("--tokens", self.tokens), ("--money", self.money), ("--model-seconds", self.model_seconds)),
+            *(("--concurrency", self.concurrency), ("--prompt-tokens", self.prompt_tokens)),
+            ("--answer-tokens", self.answer_tokens),
+        ):
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise UserError(f"{option} must be a number above 0, not {value}")
+        for option, value in (
+            *(("--price-in", self.price_in), ("--price-out", self.price_out), ("--temperature", self.temperature)),
+            *(("--retries", self.retries), ("--repairs", self.repairs), ("--exemplars", self.exemplars)),
+            ("--reference-tokens", self.reference_tokens),
+        ):
+            if value is not None and not (value >= 0 and math.isfinite(value)):
+                raise UserError(f"{option} must not be negative, as {value} is")
+        if (self.price_in is None) != (self.price_out is None):
+            raise UserError("give both prices, --price-in and --price-out, or neither")
+        if self.money is not None and self.price_in is None:
+            raise UserError("--money needs the prices of a million tokens: --price-in and --price-out")

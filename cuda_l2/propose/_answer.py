@@ -1,0 +1,136 @@
+"""Reading a model's answer: performance analysis, algorithm design, code. Whatever it looks like, this returns."""
+
+import enum
+import re
+from dataclasses import dataclass
+
+_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
+_QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
+_HEADING = re.compile(r"^\W{0,8}(performance analysis|algorithm design|code)\W{0,4}$", re.MULTILINE | re.IGNORECASE)
+
+
+class Fault(enum.StrEnum):
+    """Why an answer gives no candidate."""
+
+    NO_CODE = "without code"
+    CUT_OFF = "cut off"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said. Exactly one of `source` and `fault` is there."""
+
+    analysis: str = ""
+    design: str = ""
+    source: str = ""
+    fault: Fault | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.source) == (self.fault is not None):
+            raise ValueError("an answer has a source exactly when it has no fault")
+
+
+def parse_answer(text: str, finish: str = "stop") -> Answer:
+    """The parts of an answer. finish: why the model stopped; `length` where it was cut off.
+
+    Of several blocks of code the last whole file counts: models correct themselves. A file given in pieces, contract
+    apart from code, is put together. A block without a contract is taken where there is no better: the build says what
+    it lacks.
+    """
+    text = _THOUGHT.sub("", text.replace("\r\n", "\n"))
+    blocks, open_block = _blocks(text)
+    sections = _sections(text)
+    if open_block is not None and (finish == "length" or not _closed(open_block)):
+        if not any(_whole(block) for block in blocks):
+            return Answer(*sections, fault=Fault.CUT_OFF)
+    elif open_block is not None:
+        blocks.append(open_block)
+    source = _source(blocks) if blocks else _unfenced(text)
+    if not source.strip():
+        return Answer(*sections, fault=Fault.CUT_OFF if finish == "length" else Fault.NO_CODE)
+    if not blocks and finish == "length" and not _closed(source):
+        return Answer(*sections, fault=Fault.CUT_OFF)
+    if not blocks:
+        source = source[: source.rfind("}") + 1]  # prose may follow
+    return Answer(*sections, source=source.strip("\n") + "\n")
+
+
+def _blocks(text: str) -> tuple[list[str], str | None]:
+    """Fenced blocks, and the one that was never closed."""
+    blocks: list[str] = []
+    opened: re.Match[str] | None = None
+    for match in _FENCE.finditer(text):
+        fence, info = match.group(1), match.group(2).strip()
+        if opened is None:
+            opened = match
+        elif not info and fence[0] == opened.group(1)[0] and len(fence) >= len(opened.group(1)):
+            blocks.append(text[opened.end() + 1 : match.start()])
+            opened = None
+    return blocks, text[opened.end() + 1 :] if opened else None
+
+
+def _source(blocks: list[str]) -> str:
+    files = [block for block in blocks if _whole(block)]
+    if files:
+        return _from_contract(files[-1])
+    for i, block in enumerate(blocks):
+        if _CONTRACT.search(block):  # and nothing after it: the code is in the blocks that follow
+            return _from_contract("\n".join(blocks[i:]))
+    return max(blocks, key=len)
+
+
+def _whole(block: str) -> bool:
+    """Whether a block has a contract and code after it."""
+    match = _CONTRACT.search(block)
+    if not match:
+        return False
+    _, end, rest = block[match.start() :].partition("*/")
+    return bool(end) and "{" in rest
+
+
+def _from_contract(block: str) -> str:
+    """The block with its contract first, as the contract must be."""
+    match = _CONTRACT.search(block)
+    if not match or not block[: match.start()].strip():
+        return block.lstrip()
+    comment, end, rest = block[match.start() :].partition("*/")
+    return f"{comment}{end}\n{block[: match.start()]}{rest}"
+
+
+def _unfenced(text: str) -> str:
+    """A file given without fences, from its contract on; empty where there is none."""
+    match = _CONTRACT.search(text)
+    return text[match.start() :] if match and "}" in text[match.start() :] else ""
+
+
+def _closed(source: str) -> bool:
+    """Whether every brace and comment is closed, comments and strings apart. In linear time."""
+    depth, position = 0, 0
+    while match := _QUOTED.search(source, position):
+        depth += _depth(source[position : match.start()])
+        position = match.end()
+        if match.group() == "/*":
+            end = source.find("*/", position)
+            if end < 0:
+                return False
+            position = end + 2
+    return depth + _depth(source[position:]) <= 0
+
+
+def _depth(code: str) -> int:
+    return code.count("{") - code.count("}")
+
+
+def _sections(text: str) -> tuple[str, str]:
+    """Analysis and design, where the answer has their headings."""
+    found = {"analysis": "", "design": ""}
+    names = {"performance analysis": "analysis", "algorithm design": "design"}
+    matches = list(_HEADING.finditer(text))
+    for i, match in enumerate(matches):
+        name = names.get(match.group(1).lower())
+        if name and not found[name]:
+            end = matches[i + 1].start() if i + 1 < len(matches) else len(text)
+            found[name] = text[match.end() : end].strip()
+    return found["analysis"], found["design"]

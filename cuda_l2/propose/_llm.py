@@ -1,0 +1,196 @@
+"""Proposes what a language model writes: whole files under the launch contract, with a few turns to mend failures.
+
+Its memory is the archive: trials give exemplars and failures, exchanges give what was paid for but never judged and
+conversations that still have turns to mend.
+"""
+
+import collections
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cuda_l2.llm._base import Messages, Outcome
+from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm.exchanges import Exchange
+from cuda_l2.propose import _prompt
+from cuda_l2.propose._answer import Answer, Fault, parse_answer
+from cuda_l2.propose._base import Proposer
+from cuda_l2.propose._exemplars import sample_exemplars
+from cuda_l2.propose._references import query
+from cuda_l2.records import Candidate, Gemm, TimingStatus, Trial
+from cuda_l2.targets._base import Target
+
+FRUITLESS_ROUNDS = 6
+"""A model that brings nothing new so often in a row is not asked any more."""
+FAILURES_SHOWN = 3
+ANSWER_SHOWN_TOKENS = 16_000
+"""Of a model's own answer, when it is asked to mend it."""
+WINDOW_SHARE = 0.6
+"""Of a model's window for the prompt, the rest for the answer and repairs."""
+NO_CODE = "Your answer held no code. Give the whole file in one fenced block that begins with the contract comment."
+CUT_OFF = "Your answer was cut off before the file was whole. Think less, write a shorter file, and close its fence."
+
+
+class LlmProposer(Proposer):
+    """Asks a model for a group of kernels at a time."""
+
+    def __init__(
+        self,
+        gemm: Gemm,
+        target: Target,
+        client: Client,
+        templates: _prompt.Templates,
+        trials: Callable[[], list[Trial]],
+        rng: np.random.Generator,
+        *,
+        contract: str,
+        environment: dict[str, Any],
+        references: Callable[[str], list[str]] = lambda query: [],
+        profile: Callable[[Trial], str] = lambda trial: "",
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing."""
+        self.name = client.model.name
+        self._size = self.group = client.settings.concurrency
+        self._gemm, self._target, self._client, self._templates = gemm, target, client, templates
+        self._trials, self._rng, self._references, self._profile = trials, rng, references, profile
+        self._contract, self._environment, self._on_wait = contract, environment, on_wait
+        self._faults: collections.Counter[str] = collections.Counter()
+        self._group: list[Exchange] = []
+        self._repairs: collections.deque[tuple[Exchange, str]] = collections.deque()
+        self._unjudged: collections.deque[Exchange] = collections.deque()
+        self._fruitless = 0
+        self._known: set[str] = set()
+        self._ended = ""
+        self._recall()
+
+    def propose(self, count: int) -> list[Candidate]:
+        """At most a group; fewer where answers hold no code; none when the model has nothing more to say."""
+        count = min(count, self._size)
+        while not self._over():
+            if self._unjudged:
+                exchanges = [self._unjudged.popleft() for _ in range(min(count, len(self._unjudged)))]
+            else:
+                exchanges = self._ask(self._questions(count))
+            self._group = []
+            candidates: list[Candidate] = []
+            for exchange in exchanges:
+                answer = self._read(exchange)
+                if answer is not None and answer.source:
+                    self._group.append(exchange)
+                    candidates.append(Candidate(answer.source, self.name))
+            new = {candidate.id for candidate in candidates} - self._known
+            self._known |= new
+            self._fruitless = 0 if new else self._fruitless + 1
+            if candidates:
+                return candidates
+        return []
+
+    def observe(self, trials: Sequence[Trial]) -> None:
+        for exchange, trial in zip(self._group, trials, strict=False):
+            self._known.add(trial.candidate.id)
+            if _failed(trial):
+                self._mend(exchange, _prompt.feedback(trial))
+
+    def summary(self) -> str:
+        faults = [f"{count} answers {fault}" for fault, count in sorted(self._faults.items())]
+        return ", ".join([self._client.summary(), *faults]) + (f"; ended: {self._ended}" if self._ended else "")
+
+    def _ask(self, questions: Sequence[Question]) -> list[Exchange]:
+        self._on_wait()
+        start = time.perf_counter()
+        try:
+            return self._client.ask(str(self._gemm), self._target.machine, questions, self.deadline)
+        finally:
+            self.waited_s += time.perf_counter() - start
+
+    def _over(self) -> bool:
+        if self._fruitless >= FRUITLESS_ROUNDS:
+            last = f", at last: {self._client.failure}" if self._client.failure else ""
+            self._ended = f"nothing new in {self._fruitless} rounds of questions{last}"
+        late = time.perf_counter() >= self.deadline
+        return late or bool(self._ended or (self._client.ended and not self._unjudged))
+
+    def _read(self, exchange: Exchange) -> Answer | None:
+        """The answer of an exchange, its faults counted and put up for mending; None where there is no answer."""
+        if exchange.reply.outcome is not Outcome.ANSWERED:
+            return None
+        answer = parse_answer(exchange.reply.text, exchange.reply.finish)
+        if answer.fault is not None:
+            self._faults[answer.fault] += 1
+            self._mend(exchange, NO_CODE if answer.fault is Fault.NO_CODE else CUT_OFF)
+        return answer
+
+    def _mend(self, exchange: Exchange, feedback: str) -> None:
+        if exchange.turn < self._client.settings.repairs:
+            self._repairs.append((exchange, feedback))
+
+    def _questions(self, count: int) -> list[Question]:
+        questions: list[Question] = []
+        while self._repairs and len(questions) < count:
+            exchange, feedback = self._repairs.popleft()
+            shown = _cut(exchange.reply.text, 3 * ANSWER_SHOWN_TOKENS)
+            messages = self._templates.repair(exchange.messages, shown, feedback)
+            questions.append(Question(messages, exchange.key, exchange.turn + 1))
+        history = self._trials() if len(questions) < count else []
+        while len(questions) < count:
+            questions.append(Question(self._begin(history)))
+        return questions
+
+    def _begin(self, history: Sequence[Trial]) -> Messages:
+        """A new conversation's beginning; exemplars are drawn anew each time."""
+        settings, model = self._client.settings, self._client.model
+        measured = [(trial.reward, trial) for trial in history if trial.speedup and not math.isnan(trial.reward)]
+        best = max((trial for _, trial in measured), key=lambda trial: trial.speedup, default=None)
+        shown = sample_exemplars(measured, settings.exemplars, self._rng)
+        failures = self._failures(history)
+        parts = _prompt.Parts(
+            contract=self._contract,
+            machine=_prompt.describe_machine(self._target, self._gemm, self._environment),
+            task=_prompt.describe_task(self._gemm),
+            standing=_prompt.describe_standing(best, self._target),
+            profile=_prompt.fenced(text) if best and (text := self._profile(best)) else "",
+            exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],
+            failures=[_prompt.describe_failure(trial) for trial in failures],
+            references=self._references(query(self._target, failures)),
+        )
+        limit = settings.prompt_tokens
+        if model.window is not None:
+            limit = min(limit, int(WINDOW_SHARE * model.window))
+        return self._templates.ask(parts, limit, model.count_tokens)
+
+    def _failures(self, history: Sequence[Trial]) -> list[Trial]:
+        """The latest failures with reasons of their own."""
+        latest = {trial.reason: trial for trial in history if _failed(trial) and trial.reason}
+        return list(latest.values())[-FAILURES_SHOWN:]
+
+    def _recall(self) -> None:
+        """What the archive holds of earlier searches: answers nobody judged, failures with turns left."""
+        kept = self._client.log.exchanges(
+            purpose=self._client.purpose, task=str(self._gemm), machine=self._target.machine, model=self.name
+        )
+        trials = {trial.candidate.id: trial for trial in self._trials()}
+        gone_on = {exchange.parent for exchange in kept}
+        for exchange in kept:
+            if exchange.reply.outcome is not Outcome.ANSWERED:
+                continue
+            answer = parse_answer(exchange.reply.text, exchange.reply.finish)
+            if not answer.source:
+                continue
+            trial = trials.get(Candidate(answer.source).id)
+            if trial is None:
+                self._unjudged.append(exchange)
+            elif _failed(trial) and exchange.key not in gone_on and exchange in kept[-self._size :]:
+                self._mend(exchange, _prompt.feedback(trial))
+        self._known = set(trials)
+
+
+def _failed(trial: Trial) -> bool:
+    return trial.timing is None or trial.timing.status is not TimingStatus.MEASURED
+
+
+def _cut(text: str, limit_chars: int) -> str:
+    return text if len(text) <= limit_chars else f"{text[:limit_chars]}\n[the rest is left out]"

@@ -1,0 +1,78 @@
+"""A language model as a policy: what the searches of several shapes share, put together once."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cuda_l2 import sandbox
+from cuda_l2.contract.text import contract_text
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import open_model
+from cuda_l2.llm.client import Client
+from cuda_l2.llm.exchanges import ExchangeLog
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._llm import LlmProposer
+from cuda_l2.propose._prompt import Templates
+from cuda_l2.propose._references import excerpts
+from cuda_l2.records import Gemm, Trial
+from cuda_l2.retrieve.index import Index
+from cuda_l2.targets._base import Target
+
+
+class ModelPolicy:
+    """A model, its budget and the log of exchanges. UserError where any of it cannot be used."""
+
+    def __init__(self, policy: str, settings: ModelSettings, archive: Path) -> None:
+        if sandbox.kind() is sandbox.Kind.LIMITS and not settings.without_sandbox:
+            raise UserError(
+                "a language model's kernels are built only where a sandbox shuts them off from the file system, which"
+                " this machine lacks: apt install bubblewrap, or accept the risk with --without-sandbox"
+            )
+        self._templates = Templates(settings.prompts)
+        self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings)
+        self._index = _index() if settings.reference_tokens else None
+
+    def proposer(
+        self,
+        gemm: Gemm,
+        target: Target,
+        trials: Callable[[], list[Trial]],
+        rng: np.random.Generator,
+        profile: Callable[[Trial], str],
+        on_stage: Callable[[str], None],
+    ) -> LlmProposer:
+        """The proposer for one shape."""
+        return LlmProposer(
+            gemm,
+            target,
+            self._client,
+            self._templates,
+            trials,
+            rng,
+            contract=contract_text(target.name),
+            environment=target.environment(),
+            references=lambda query: self._excerpts(target, query),
+            profile=profile,
+            on_wait=lambda: on_stage(f"waiting for {self._client.model.name}"),
+        )
+
+    def close(self) -> None:
+        self._client.close()
+        if self._index:
+            self._index.close()
+
+    def _excerpts(self, target: Target, query: str) -> list[str]:
+        if self._index is None:
+            return []
+        model, tokens = self._client.model, self._client.settings.reference_tokens
+        return excerpts(self._index, target, query, tokens, model.count_tokens)
+
+
+def _index() -> Index | None:
+    try:
+        return Index()
+    except UserError as error:
+        print(f"cuda-l2: prompts go without excerpts of headers: {error}", file=sys.stderr)
+        return None

@@ -1,0 +1,210 @@
+"""What a model is shown: templates that a user may change, and how their places are filled within a limit.
+
+A template is Markdown with places in braces. A section, from one heading of two hashes to the next, is left out where
+all of its places are empty. Text of others (sources, compilers' messages, headers) is fenced and cut to a length.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import Message, Messages
+from cuda_l2.records import BuildStatus, Gemm, Trial
+from cuda_l2.targets._base import Target
+
+PACKAGED = Path(__file__).with_name("prompts")
+MESSAGE_CHARS = 2_000
+"""A message of a compiler or checker is cut to this."""
+UNTOLD = ("sandbox", "system", "python")
+"""Facts of a machine that no kernel depends on."""
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+_INVISIBLE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+_CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|[{_INVISIBLE}]")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What fills the places of ask.md."""
+
+    contract: str
+    machine: str
+    task: str
+    standing: str = ""
+    profile: str = ""
+    exemplars: Sequence[str] = field(default_factory=tuple)  # the most telling first
+    failures: Sequence[str] = field(default_factory=tuple)
+    references: Sequence[str] = field(default_factory=tuple)
+
+
+PLACES = {
+    "system.md": frozenset[str](),
+    "ask.md": frozenset(item.name for item in fields(Parts)),
+    "repair.md": frozenset({"feedback"}),
+}
+
+
+class Templates:
+    """The three templates, from the package or the user's folder. UserError where they cannot be used."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
+        self._texts = {name: _read(name, folder) for name in PLACES}
+
+    def ask(self, parts: Parts, limit_tokens: int, count_tokens: Callable[[str], int]) -> Messages:
+        """The conversation's beginning, of at most about `limit_tokens`: what matters less is left out first."""
+        chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "references": []}
+
+        def render() -> Messages:
+            texts = {item.name: getattr(parts, item.name) for item in fields(Parts)}
+            texts |= {name: "\n\n".join(found) for name, found in chosen.items()}
+            return self._conversation(_filled(self._texts["ask.md"], texts))
+
+        used = sum(count_tokens(message.text) for message in render())
+        if used > limit_tokens:
+            raise UserError(
+                f"task, machine and contract alone take {used} tokens of prompt, more than {limit_tokens}; raise"
+                " --prompt-tokens, or take a model with a larger window"
+            )
+        # the best exemplar and the failures before a second exemplar, references last
+        wanted = [("exemplars", text) for text in parts.exemplars[:1]]
+        wanted += [("failures", text) for text in parts.failures]
+        wanted += [("exemplars", text) for text in parts.exemplars[1:]]
+        wanted += [("references", text) for text in parts.references]
+        for name, text in wanted:
+            tokens = count_tokens(text)
+            if used + tokens <= limit_tokens:
+                chosen[name].append(text)
+                used += tokens
+        return render()
+
+    def repair(self, conversation: Messages, answer: str, feedback: str) -> Messages:
+        """The conversation with the model's answer and what became of it."""
+        question = _filled(self._texts["repair.md"], {"feedback": feedback})
+        return (*conversation, Message("assistant", answer), Message("user", question))
+
+    def _conversation(self, text: str) -> Messages:
+        return Message("system", self._texts["system.md"]), Message("user", text)
+
+
+def copy_templates(folder: Path) -> list[Path]:
+    """Write the packaged templates for a user to change; UserError where one of them is there already."""
+    paths = [folder / name for name in PLACES]
+    there = next((path for path in paths if path.exists()), None)
+    if there:
+        raise UserError(f"{there} exists already; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            shutil.copyfile(PACKAGED / path.name, path)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; choose another place") from None
+    return paths
+
+
+def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> str:
+    """Someone else's text between fences that it cannot close, without invisible characters, its middle cut out."""
+    text = _CONTROL.sub("", text).strip("\n")
+    if len(text) > limit_chars:
+        head, tail = limit_chars * 3 // 4, limit_chars // 4
+        text = f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def describe_task(gemm: Gemm) -> str:
+    """The instruction: what to compute, and in which precision."""
+    b = "K x N row-major (layout nn)" if gemm.layout == "nn" else "N x K row-major, that is column-major B (layout tn)"
+    sums = "fp32; sums in less precision fail" if gemm.accumulate == "fp32" else "fp16 or better"
+    return (
+        f"C = A B with M = {gemm.m}, N = {gemm.n}, K = {gemm.k}. A is M x K row-major, B is {b}, C is M x N row-major;"
+        f" all fp16. Products are summed in {sums}. {gemm.flops:,} floating-point operations, {gemm.bytes:,} bytes that"
+        " must move. The kernel is timed for this shape alone and need serve no other."
+    )
+
+
+def describe_machine(target: Target, gemm: Gemm, environment: Mapping[str, Any]) -> str:
+    """Target facts and the roofline bound of the task."""
+    unit, _ = target.unit
+    peak, gbytes = target.ceilings()
+    lines = [f"- {name}: {value}" for name, value in environment.items() if name not in UNTOLD]
+    lines.append(
+        f"- roofline bound of this task: {target.bound_us(gemm):.2f} us, from the measured peak of {peak:.0f} {unit}"
+        f" and {gbytes:.0f} GB/s of memory"
+    )
+    return "\n".join(lines)
+
+
+def describe_standing(best: Trial | None, target: Target) -> str:
+    """How fast the best kernel is, against libraries and the roofline bound."""
+    timing = best.timing if best else None
+    if best is None or timing is None or timing.candidate is None:
+        return "No correct kernel is known yet: correctness first, then speed."
+    latency = timing.candidate.latency_us.estimate
+    baselines = ", ".join(f"{arm.name} {arm.latency_us.estimate:.2f} us" for arm in timing.baselines)
+    return (
+        f"The best kernel so far takes {latency:.2f} us, {best.speedup:.3f} times as fast as the strongest library;"
+        f" {target.bound_us(best.task) / latency:.0%} of the roofline bound. Libraries: {baselines}."
+    )
+
+
+def describe_exemplar(trial: Trial) -> str:
+    """A scored kernel with its code."""
+    assert trial.timing is not None and trial.timing.candidate is not None
+    latency = trial.timing.candidate.latency_us.estimate
+    head = f"Score {trial.reward:.3f}: {latency:.2f} us, {trial.speedup:.3f} times as fast as the strongest library."
+    return f"{head}\n\n{fenced(trial.candidate.source, _language(trial), len(trial.candidate.source))}"
+
+
+def feedback(trial: Trial) -> str:
+    """What became of a failing kernel, for the model that wrote it: stage, reason, element, compiler's words."""
+    build, verdict = trial.build, trial.verdict
+    lines = [f"Status: {trial.status}"]
+    if verdict and verdict.check:
+        lines.append(f"Check that failed: {verdict.check}; passed before: {', '.join(verdict.passed) or 'none'}")
+    said = trial.reason
+    if verdict and verdict.element and str(verdict.element) not in said:
+        said += f"\n{verdict.element}"
+    if build.status is BuildStatus.FAILED and build.log:
+        said += f"\n\n{build.log}"
+    return "\n".join(lines) + "\n\n" + fenced(said)
+
+
+def describe_failure(trial: Trial) -> str:
+    """A failure in few words, for models that did not write the kernel."""
+    return f"- {trial.status}:\n{fenced(trial.reason, limit_chars=400)}"
+
+
+def _language(trial: Trial) -> str:
+    return "c" if trial.machine.startswith("cpu") else "cuda"
+
+
+def _read(name: str, folder: Path | None) -> str:
+    path = PACKAGED / name
+    if folder is not None and (folder / name).exists():
+        path = folder / name
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the template {path}: {error}") from None
+    unknown = set(_PLACE.findall(text)) - PLACES[name]
+    if unknown:
+        known = ", ".join(f"{{{place}}}" for place in sorted(PLACES[name])) or "no places"
+        raise UserError(f"{path} has a place {{{min(unknown)}}} that nothing fills; {name} may use {known}")
+    return text.strip()
+
+
+def _filled(template: str, texts: Mapping[str, str]) -> str:
+    sections = []
+    for section in re.split(r"^(?=## )", template, flags=re.MULTILINE):
+        places = _PLACE.findall(section)
+        if places and not any(texts[place] for place in places):
+            continue
+        # one pass: a filled text's own braces are left alone
+        sections.append(_PLACE.sub(lambda match: texts[match.group(1)], section).strip())
+    return "\n\n".join(section for section in sections if section)

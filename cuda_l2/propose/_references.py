@@ -1,0 +1,44 @@
+"""What to look up for a task, and how much of what is found a prompt can hold."""
+
+from collections.abc import Callable, Sequence
+
+from cuda_l2.propose._prompt import fenced
+from cuda_l2.records import Trial
+from cuda_l2.retrieve.index import Index
+from cuda_l2.retrieve.sources import USER
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cuda import CudaTarget
+
+PIECES = 12
+"""Found at most; tokens usually allow fewer."""
+PIECE_CHARS = 6_000
+SOURCES = {"cpu": ("aten", USER), "cuda": ("cuda", "cccl", "cutlass", "aten", USER)}
+_TOPICS = {
+    "cpu": "vectorized half float convert fused multiply add fmadd gemm kernel pack block",
+    "sm80": "fp16 gemm mma m16n8k16 ldmatrix cp.async commit wait group shared memory swizzle",
+    "sm90": "fp16 gemm wgmma warpgroup descriptor TMA tensor load mbarrier cluster swizzle 128B",
+    "later": "fp16 gemm tcgen05 mma tensor memory TMA load mbarrier cluster",
+}
+
+
+def query(target: Target, failures: Sequence[Trial]) -> str:
+    """The instruction in the headers' own words, and what failed last."""
+    topic = _TOPICS["cpu"]
+    if isinstance(target, CudaTarget):
+        major = target.capability[0]
+        topic = _TOPICS["sm80" if major == 8 else "sm90" if major == 9 else "later"]
+    said = failures[-1].reason[:200] if failures else ""
+    return f"{topic} {said}".strip()
+
+
+def excerpts(index: Index, target: Target, text: str, tokens: int, count_tokens: Callable[[str], int]) -> list[str]:
+    """Pieces of headers for a query, fenced and named, of at most so many tokens together; the nearest first."""
+    chosen: list[str] = []
+    left = tokens
+    for piece in index.search(text, PIECES, SOURCES[target.name]):
+        excerpt = f"{piece.name}, line {piece.line}:\n{fenced(piece.text, 'cpp', PIECE_CHARS)}"
+        size = count_tokens(excerpt)
+        if size <= left:
+            chosen.append(excerpt)
+            left -= size
+    return chosen

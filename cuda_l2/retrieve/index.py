@@ -1,0 +1,236 @@
+"""A bm25 index over pieces of code, kept in the cache: built file by file, refreshed where files changed.
+
+Pieces lie in a SQLite file, so that an interrupted build goes on where it was; the index proper is made from them
+at the end and published by one rename.
+"""
+
+import hashlib
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cuda_l2 import paths, scratch
+from cuda_l2.errors import UserError
+from cuda_l2.retrieve.chunks import chunks, words
+from cuda_l2.retrieve.sources import File, Source, files
+
+VERSION = "1"
+"""Changes when pieces or words are cut otherwise."""
+FILES_A_COMMIT = 50
+SAME = 0.7
+"""Two pieces that share this much of their words (of both together) are one to a reader."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL, stamp TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pieces (
+    number INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER NOT NULL, text TEXT NOT NULL, words TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS pieces_by_path ON pieces (path);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of code that was found."""
+
+    source: str
+    name: str
+    line: int
+    text: str
+    score: float
+
+
+@dataclass
+class Progress:
+    """Where building an index stands."""
+
+    files: int = 0
+    done: int = 0
+    read: int = 0  # of those done: new or changed
+    removed: int = 0
+    pieces: int = 0
+
+
+def index_folder() -> Path:
+    return paths.cache_dir() / "retrieve"
+
+
+def refresh(
+    sources: Sequence[Source], on_progress: Callable[[Progress], None] = lambda progress: None, *, anew: bool = False
+) -> Progress:
+    """Bring the index to what the sources hold now; files that did not change are not read again."""
+    bm25s = _bm25s()
+    folder = index_folder()
+    if anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise scratch.unwritable(error) from None
+    progress = Progress()
+    db = _open(folder)
+    try:
+        found = [file for source in sources for file in files(source)]
+        progress.files = len(found)
+        stamps = dict(db.execute("SELECT path, stamp FROM files"))
+        _remove(db, set(stamps) - {str(file.path) for file in found}, progress)
+        for start in range(0, len(found), FILES_A_COMMIT):
+            db.execute("BEGIN IMMEDIATE")
+            for file in found[start : start + FILES_A_COMMIT]:
+                if stamps.get(str(file.path)) != file.stamp:
+                    _read(db, file)
+                    progress.read += 1
+                progress.done += 1
+            db.execute("COMMIT")
+            on_progress(progress)
+        fingerprint = _fingerprint(db)
+        numbers = [number for (number,) in db.execute("SELECT min(number) FROM pieces GROUP BY hash ORDER BY 1")]
+        progress.pieces = len(numbers)
+        if not numbers:
+            raise UserError(
+                "there is nothing to index: no known headers are installed: pip install 'cuda-l2[cuda]', or --folder"
+            )
+        if not (folder / fingerprint / "numbers.npy").exists():
+            corpus = [
+                words_.split()
+                for (words_,) in db.execute(
+                    "SELECT words FROM pieces WHERE number IN (SELECT min(number) FROM pieces GROUP BY hash)"
+                    " ORDER BY number"
+                )
+            ]
+            index = bm25s.BM25()
+            index.index(corpus, show_progress=False)
+            work = scratch.make_folder()
+            index.save(work, show_progress=False)
+            np.save(work / "numbers.npy", np.array(numbers))
+            shutil.rmtree(folder / fingerprint, ignore_errors=True)
+            work.rename(folder / fingerprint)
+        _publish(folder, fingerprint)
+    except sqlite3.Error as error:
+        raise UserError(f"cannot keep the index in {folder}: {error}; free some space, or set CUDA_L2_CACHE") from None
+    except OSError as error:
+        raise scratch.unwritable(error) from None
+    finally:
+        db.close()
+    return progress
+
+
+class Index:
+    """The index as it was last built. UserError where there is none."""
+
+    def __init__(self) -> None:
+        bm25s = _bm25s()
+        folder = index_folder()
+        try:
+            current = json.loads((folder / "current.json").read_text())
+            if current["version"] != VERSION:
+                raise ValueError("of another version")
+            self._numbers = np.load(folder / current["index"] / "numbers.npy")
+            self._index = bm25s.BM25.load(folder / current["index"], verbosity=0)
+            self._db = _open(folder)
+        except (OSError, ValueError, KeyError, sqlite3.Error):
+            raise UserError("there is no index of headers yet: build it with `cuda-l2 index`") from None
+        by_number = dict(
+            self._db.execute("SELECT number, source FROM pieces JOIN files ON files.path = pieces.path").fetchall()
+        )
+        self._sources = np.array([by_number.get(number, "") for number in self._numbers.tolist()])
+
+    def search(self, query: str, count: int = 5, sources: Sequence[str] = ()) -> list[Piece]:
+        """The pieces nearest to the query, best first, no two nearly alike. sources: only of these, all where empty."""
+        vocabulary = self._index.vocab_dict
+        wanted = [word for word in words(query) if word in vocabulary]
+        if not wanted:
+            return []
+        mask = np.isin(self._sources, list(sources)) if sources else self._sources != ""
+        most = min(4 * count, len(self._numbers))
+        places, scores = self._index.retrieve(
+            [wanted], k=most, show_progress=False, weight_mask=mask.astype(np.float32)
+        )
+        found: list[Piece] = []
+        seen: list[set[str]] = []
+        for place, score in zip(places[0].tolist(), scores[0].tolist(), strict=True):
+            if score <= 0 or len(found) >= count:
+                break
+            row = self._db.execute(
+                "SELECT source, name, line, text, words FROM pieces JOIN files ON files.path = pieces.path"
+                " WHERE number = ?",
+                (int(self._numbers[place]),),
+            ).fetchone()
+            if row is None:  # refreshed meanwhile
+                continue
+            source, name, line, body, own_words = row
+            own = set(own_words.split())
+            if any(len(own & other) > SAME * len(own | other) for other in seen):
+                continue
+            seen.append(own)
+            found.append(Piece(source, name, line, body, float(score)))
+        return found
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(folder / f"pieces-{VERSION}.db", timeout=30, isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    db.executescript(_SCHEMA)
+    return db
+
+
+def _read(db: sqlite3.Connection, file: File) -> None:
+    try:
+        text = file.path.read_text(errors="replace")
+    except OSError:
+        return
+    path = str(file.path)
+    db.execute("DELETE FROM pieces WHERE path = ?", (path,))
+    rows = []
+    for chunk in chunks(text):
+        found = " ".join(words(chunk.text))
+        digest = hashlib.sha256(" ".join(chunk.text.split()).encode(errors="replace")).hexdigest()[:16]
+        if found:
+            rows.append((path, chunk.line, chunk.text, found, digest))
+    db.executemany("INSERT INTO pieces (path, line, text, words, hash) VALUES (?, ?, ?, ?, ?)", rows)
+    db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", (path, file.source, file.name, file.stamp))
+
+
+def _remove(db: sqlite3.Connection, gone: set[str], progress: Progress) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    for path in gone:
+        db.execute("DELETE FROM pieces WHERE path = ?", (path,))
+        db.execute("DELETE FROM files WHERE path = ?", (path,))
+    db.execute("COMMIT")
+    progress.removed = len(gone)
+
+
+def _fingerprint(db: sqlite3.Connection) -> str:
+    """Of all that the index depends on: pieces' numbers are part of it, as the index holds them."""
+    digest = hashlib.sha256(VERSION.encode())
+    for row in db.execute("SELECT number, hash FROM pieces ORDER BY number"):
+        digest.update(f"{row[0]} {row[1]}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _publish(folder: Path, fingerprint: str) -> None:
+    """Name the index that readers open; older ones go."""
+    temporary = folder / "current.json.new"
+    temporary.write_text(json.dumps({"version": VERSION, "index": fingerprint}))
+    temporary.replace(folder / "current.json")
+    for other in folder.iterdir():
+        if other.is_dir() and other.name != fingerprint:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s  # noqa: PLC0415 - an optional part
+    except ModuleNotFoundError as error:
+        raise UserError(f"retrieval needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
+    return bm25s

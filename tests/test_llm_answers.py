@@ -1,0 +1,126 @@
+"""Reading models' answers: whatever they look like, a whole file, or why there is none."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuda_l2.propose._answer import Fault, parse_answer
+
+CONTRACT = '/* cuda-l2\ntarget = "cpu"\n*/\n'
+FILE = CONTRACT + "#include <stdint.h>\nvoid gemm(void) { char c = '}'; /* { */ const char *s = \"}\"; }\n"
+OTHER = FILE.replace("void gemm(void)", "void gemm(void) /* better */")
+
+
+def block(code: str, fence: str = "```", language: str = "c") -> str:
+    return f"{fence}{language}\n{code}{fence}\n"
+
+
+WHOLE = {
+    "as asked": f"### Performance analysis\nslow\n\n### Algorithm design\ntiles\n\n### Code\n{block(FILE)}",
+    "bold headings": f"**Performance analysis:**\nslow\n**Algorithm design:**\ntiles\n**Code:**\n{block(FILE)}",
+    "prose around": f"Sure! Here it is:\n\n{block(FILE)}\nI hope this helps; it runs in `O(n^3)`.",
+    "no language": block(FILE, language=""),
+    "tildes": block(FILE, "~~~"),
+    "longer fence": block(FILE, "`````", "cpp"),
+    "indented fence": f"1. the file:\n   ```c\n{FILE}   ```\n",
+    "no fences": f"Here is the file:\n{FILE}That is all.",
+    "Windows": block(FILE).replace("\n", "\r\n"),
+    "fence never closed": f"```c\n{FILE}",
+    "a draft first": block(OTHER) + "No, better:\n" + block(FILE),
+    "a snippet first": block("for (;;) {}\n") + block(FILE) + block("gcc -O3 x.c\n", language="sh"),
+    "a second version cut off": block(FILE) + "Even better:\n```c\n" + OTHER[:-10],
+    "thoughts": f"<think>maybe\n```c\n{OTHER}```\n</think>\n{block(FILE)}",
+    "contract and code apart": f"The contract:\n{block(CONTRACT)}\nThe code:\n{block(FILE[len(CONTRACT) :])}",
+    "text before the contract": block("\n\n" + FILE),
+}
+
+
+@pytest.mark.parametrize("text", WHOLE.values(), ids=WHOLE)
+def test_a_whole_file_is_found(text) -> None:
+    finish = "length" if "cut off" in text or text.endswith(OTHER[:-10]) else "stop"
+    answer = parse_answer(text, finish)
+    assert answer.fault is None
+    assert [line for line in answer.source.splitlines() if line] == FILE.splitlines()
+
+
+ROOT = Path(__file__).parents[1]
+REAL = [*ROOT.glob("examples/*.cu"), *ROOT.glob("tests/cheats/honest*.c"), *ROOT.glob("tests/cuda_cheats/honest*.cu")]
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_real_kernels_come_through_unchanged(path) -> None:
+    source = path.read_text().strip("\n") + "\n"
+    for text in (f"Here:\n{block(source)}Done.", f"Here:\n{source}Done.", f"```cuda\n{source}"):
+        assert parse_answer(text).source == source
+
+
+def test_analysis_and_design_are_kept() -> None:
+    for name in ("as asked", "bold headings"):
+        answer = parse_answer(WHOLE[name])
+        assert (answer.analysis, answer.design) == ("slow", "tiles")
+
+
+def test_an_include_before_the_contract_comes_after_it() -> None:
+    answer = parse_answer(block("#include <stddef.h>\n" + FILE))
+    assert answer.source.startswith(CONTRACT) and "#include <stddef.h>\n" in answer.source
+
+
+def test_code_without_a_contract_goes_to_the_build_which_says_so() -> None:
+    assert parse_answer(block("void gemm(void) {}\n")).source == "void gemm(void) {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "fault"),
+    [
+        ("", "stop", Fault.NO_CODE),
+        ("I cannot help with that.", "stop", Fault.NO_CODE),
+        ("Use `wgmma` and TMA, in my opinion.", "stop", Fault.NO_CODE),
+        ("```c\n```", "stop", Fault.NO_CODE),
+        ("<think>" + block(FILE), "stop", Fault.NO_CODE),
+        ("Let me think about tiles, and then", "length", Fault.CUT_OFF),
+        ("```c\n" + FILE[:-4], "length", Fault.CUT_OFF),
+        ("```c\n" + FILE[:-4], "stop", Fault.CUT_OFF),
+        (FILE[:-4] + "\n void f(void) {", "length", Fault.CUT_OFF),
+        ("```c\n" + CONTRACT + "/* a comment that never", "stop", Fault.CUT_OFF),
+    ],
+)
+def test_half_a_file_and_no_code_are_told_apart(text, finish, fault) -> None:
+    answer = parse_answer(text, finish)
+    assert answer.fault is fault and answer.source == ""
+
+
+@pytest.mark.parametrize(
+    "piece", ["/*", "`", "```\n", "``` `", "/*  ", '"', "{", "<think>", "\n", "/* cuda-l2", "*/", "\\\n", "'", "~~~c\n/* cuda-l2\n", " \t"]
+)  # fmt: skip
+def test_megabytes_of_anything_are_read_in_a_moment(piece) -> None:
+    start = time.perf_counter()
+    parse_answer(piece * (400_000 // len(piece)), "length")
+    parse_answer("```c\n" + CONTRACT + piece * (400_000 // len(piece)))
+    assert time.perf_counter() - start < 5
+
+
+def test_no_answer_makes_the_reader_fail() -> None:
+    rng = np.random.default_rng(0)
+    pieces = [
+        "```",
+        "```c\n",
+        "~~~",
+        CONTRACT,
+        FILE,
+        "{",
+        "}",
+        "/*",
+        "*/",
+        "<think>",
+        "</think>",
+        "\n",
+        "code",
+        '"',
+        "\\",
+    ]
+    for _ in range(2000):
+        text = "".join(rng.choice(pieces, int(rng.integers(12))))
+        answer = parse_answer(text, str(rng.choice(["stop", "length", ""])))
+        assert bool(answer.source) != (answer.fault is not None)
