@@ -90,6 +90,8 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def references(own_folders):
+    if sandbox.kind() is sandbox.Kind.LIMITS:
+        pytest.skip("there is no sandbox on this machine")
     with References(EFFORT) as opened:
         yield opened
 
@@ -200,8 +202,6 @@ def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_a_task_is_refused_with_its_reason(name, references, tmp_path) -> None:
-    if name in ("reads files", "network") and sandbox.kind() is sandbox.Kind.LIMITS:
-        pytest.skip("there is no sandbox on this machine")
     source, status, says = REFUSED[name]
     references.effort = Effort(timeout_s=2.0 if name == "endless" else 20.0, memory_bytes=1 << 30)
     found = references.examine(entry(tmp_path, source))
@@ -258,6 +258,14 @@ def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="no size m"):
         references.case(entry(tmp_path, text()), seed=1, sizes={"m": 4})
+
+
+def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
+    ran = tmp_path / "ran"
+    monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.LIMITS)
+    with References(EFFORT) as unsafe, pytest.raises(UserError, match="no sandbox"):
+        unsafe.examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
+    assert not ran.exists()
 
 
 def test_a_result_is_read_as_data(tmp_path) -> None:

@@ -128,7 +128,6 @@ def test_infinities_must_stand_where_they_belong() -> None:
         (Values("rows 4", Domain.UNIT), lambda t: bool(((t >= 0) & (t < 1)).all())),
         (Values("rows 4", Domain.PROBABILITIES), lambda t: torch.allclose(t.sum(-1), torch.ones(30))),
         (Values("rows 4", Domain.LOG_PROBABILITIES), lambda t: torch.allclose(t.exp().sum(-1), torch.ones(30))),
-        (Values("rows 4", Domain.SORTED), lambda t: torch.equal(t, t.sort(-1).values)),
         (Values("rows rows", Domain.DEFINITE), lambda t: bool((torch.linalg.eigvalsh(t) > 0).all())),
         (
             Values("rows rows", Domain.TRIANGULAR),

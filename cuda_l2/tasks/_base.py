@@ -99,11 +99,11 @@ class Definition:
             for name, values in {**self.inputs, **self.weights}.items()
         }
 
-    def other_sizes(self, rng: np.random.Generator, around: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Sizes nobody was shown: each that may change lies between 0.6 and 1.3 times its own, most often odd."""
+    def other_sizes(self, rng: np.random.Generator) -> dict[str, int]:
+        """Sizes nobody was shown: each that may change is odd, between 0.6 and 1.3 times the CPU's."""
         return {
             name: value if name in self.rigid else max(1, round(value * rng.uniform(0.6, 1.3)) // 2 * 2 + 1)
-            for name, value in {**self.cpu, **(around or {})}.items()
+            for name, value in self.cpu.items()
         }
 
 

@@ -177,6 +177,8 @@ class _Server:
     """One process with torch loaded; does one job at a time."""
 
     def __init__(self) -> None:
+        if sandbox.kind() is sandbox.Kind.LIMITS:
+            raise UserError("there is no sandbox to run KernelBench's files in; apt install bubblewrap")
         self.folder = scratch.make_folder()
         self._connection, theirs = socket.socketpair()
         search = [str(Path(path).absolute()) for path in sys.path if path]

@@ -19,7 +19,6 @@ class Domain(enum.StrEnum):
     UNIT = "unit"  # between 0 and 1
     PROBABILITIES = "probabilities"  # of the last dimension
     LOG_PROBABILITIES = "log-probabilities"
-    SORTED = "sorted"  # the last dimension ascends
     DEFINITE = "definite"  # symmetric positive definite matrices
     TRIANGULAR = "triangular"  # lower triangular matrices that can be inverted
     INTEGERS = "integers"
@@ -127,8 +126,6 @@ def _shaped(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
             return torch.softmax(drawn, -1)
         case Domain.LOG_PROBABILITIES:
             return torch.log_softmax(drawn, -1)
-        case Domain.SORTED:
-            return drawn.sort(-1).values
         case Domain.DEFINITE:
             return drawn @ drawn.mT / drawn.shape[-1] + torch.eye(drawn.shape[-1], device=drawn.device)
         case Domain.TRIANGULAR:
