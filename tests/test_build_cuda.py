@@ -16,7 +16,9 @@ import pytest
 
 from cuda_l2 import paths, sandbox
 from cuda_l2.build import cubin, cuda_compiler, cuda_rules
+from cuda_l2.build import cuda as cuda_build
 from cuda_l2.build.cuda import Compiler, build_all
+from cuda_l2.contract import kernel_id
 from cuda_l2.errors import UserError
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.targets.cuda import CudaTarget, compile_only
@@ -519,6 +521,34 @@ def test_a_build_is_cached_by_content() -> None:
     )
     assert first.status is BuildStatus.BUILT and second == twin == first
     assert build(text, "sm_80").artifact != first.artifact
+
+
+def test_one_kernel_under_several_contracts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    original = cuda_build.compile_source
+
+    def counted(source: str, *arguments, **named):  # type: ignore[no-untyped-def]
+        compiled.append(source)
+        return original(source, *arguments, **named)
+
+    monkeypatch.setattr(cuda_build, "compile_source", counted)
+    body = SIMPLE + "// under several contracts"
+    options = ["", "coresident = true", 'edge = "programmatic"', "#"]
+    texts = [source(body, "sm_90a", extra=extra) for extra in options]
+    good, twin, early, again = build_all([Candidate(text) for text in texts], target("sm_90a"))
+    short = build(source(body, "sm_90a", args="a b m n k"))
+    assert len(compiled) == 1
+    assert good.status is twin.status is again.status is BuildStatus.BUILT
+    assert good.kernels == twin.kernels == again.kernels
+    assert Path(good.artifact).read_bytes() == Path(again.artifact).read_bytes()
+    assert "griddepcontrol.wait" in early.reason and short.status is BuildStatus.REFUSED  # judged under each contract
+    assert kernel_id(texts[0]) == kernel_id(texts[2]) != kernel_id(source(body, "sm_80"))
+
+
+def test_what_fails_is_compiled_under_each_contract() -> None:
+    """A compiler's complaint names lines of the whole text."""
+    logs = [build(source("int wrong = ;", extra="#\n" * lines)).log for lines in (1, 3)]
+    assert "(13)" in logs[0] and "(15)" in logs[1], logs
 
 
 def test_serial_and_parallel_builds_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import CHEATS
 
-COMMANDS = ("optimize", "show", "check", "doctor", "bench", "record", "replay")
+COMMANDS = ("optimize", "show", "check", "doctor", "bench", "record", "replay", "select")
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +37,11 @@ def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subproc
         (["optimize", "999999x999999x999999"], "memory"),
         (["optimize", "40000x400x4000", "--budget", "0.01s"], "budget"),
         (["show", "7x7x7", "--archive", "missing.db"], "optimize"),
+        (["select", "--layouts", "nn,nt"], "layout"),
+        (["select", "--accumulate", "fp8"], "accumulator"),
+        (["select", "--weights", "1,2"], "four numbers"),
+        (["select", "--most", "0"], "at least 1"),
+        (["select", "--grid", "nowhere.txt"], "nowhere.txt"),
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),
         (["record", "64x64x64", "out.jsonl", "--fix.NOTHING", "1"], "NOTHING"),

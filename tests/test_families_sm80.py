@@ -76,7 +76,8 @@ def test_schedules_fit_the_device(shape, arch) -> None:
         sums = choice["BM"] * choice["BN"] // (32 * choice["WARPS_M"] * choice["WARPS_N"])
         assert sums // (1 + choice["ACC16"]) < min(255, 65536 // threads)
         assert len(launches) == 1 + (choice["SPLIT_K"] > 1)
-        assert all(launch.programmatic == (choice["PDL"] > 0) for launch in launches)
+        assert all(launch.programmatic == (choice["EDGE"] > 0) for launch in launches)
+        assert choice["PDL"] or not choice["EDGE"]
 
 
 def test_every_value_of_every_choice_is_valid_somewhere() -> None:

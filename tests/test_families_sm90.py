@@ -1,10 +1,12 @@
 """What is particular to the Hopper families: their contracts' arithmetic, what they refuse, and that they compile clean."""
 
+import re
+
 import numpy as np
 import pytest
 
 from cuda_l2.build.cuda import build_all
-from cuda_l2.contract import ContractError, evaluate, parse_cuda
+from cuda_l2.contract import ContractError, code, evaluate, kernel_id, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
 from cuda_l2.families._base import Schedule
@@ -66,7 +68,7 @@ def test_schedules_fit_the_device(family, gemm) -> None:
         assert launch.coresident == (chosen.get("SL", 1) > 1)
         if launch.coresident or family is PERSISTENT:
             assert launch.grid[0] * launch.grid[1] <= HOPPER.sms
-        assert launch.programmatic == (chosen["PDL"] > 0)
+        assert launch.programmatic == (chosen["EDGE"] > 0) and (chosen["PDL"] or not chosen["EDGE"])
         assert chosen["ACC"] == 32 or gemm.accumulate == "fp16"
 
 
@@ -92,15 +94,18 @@ def test_the_persistent_kernels_division_is_exact() -> None:
         for _ in range(20):
             schedule = random_schedule(PERSISTENT, gemm, rng, BM=64)
             c, (launch,) = schedule.named, plan(schedule).launches
-            inverses = [int.from_bytes(bytes.fromhex(argument.data), "little") for argument in launch.arguments[-2:]]
+            numbers = [int.from_bytes(bytes.fromhex(argument.data), "little") for argument in launch.arguments[6:]]
+            assert numbers[:3] == [c["COLUMNS"], c["BAND"], c["GPC"]]
+            whole, width, narrow = numbers[3:6]
             x, y = _sm90.sides(gemm, c["SWAP"])
             gm, gn = -(-x.rows // (c["BM"] * c["CM"])), -(-y.rows // (c["BN"] * c["CN"]))
             length, total = (gm, gn) if c["COLUMNS"] else (gn, gm)
             per, rest = c["BAND"] * length, total % c["BAND"]
             for t in range(gm * gn):
-                band = t * inverses[0] >> 40
+                band = t * whole >> 40
                 assert band == t // per
-                assert not rest or (t - band * per) * inverses[1] >> 40 == (t - band * per) // rest
+                assert (t - band * per) * width >> 40 == (t - band * per) // c["BAND"]
+                assert not rest or (t - band * per) * narrow >> 40 == (t - band * per) // rest
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -156,6 +161,26 @@ def test_a_candidate_is_one_text() -> None:
         source = family.render(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER))).source
         assert '#include "' not in source
         assert source.count("bool elect_one()") == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_kernel_serves_every_order_and_edge(family) -> None:
+    gemm, kernels, contracts = Gemm.parse("4096x2048x1024:tn"), set(), set()
+    fixed = {choice.name: choice.values[0] for choice in family.choices if choice.compiled}
+    fixed |= {"BM": 128, "BN": 256, "CM": 2, "STAGES": 3, "PDL": 2}
+    for seed in range(20):
+        source = family.render(random_schedule(family, gemm, np.random.default_rng(seed), **fixed)).source
+        kernels.add(kernel_id(source))
+        contracts.add(source)
+    assert len(kernels) == 1 and len(contracts) > 5
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_code_knows_of_the_compiled_choices_alone(family) -> None:
+    gemm = Gemm.parse("4096x2048x1024:tn")
+    text = code(family.render(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER))).source)
+    for choice in family.choices:
+        assert bool(re.search(rf"#define {choice.name}\b", text)) == choice.compiled
 
 
 def test_inverse_expressions_are_the_contracts_own() -> None:

@@ -1,9 +1,11 @@
 """What was built, addressed by content. An entry appears by one rename: a killed build leaves nothing half-written."""
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -34,6 +36,19 @@ def find(folder: Path) -> Build | None:
     except (ValueError, TypeError):
         shutil.rmtree(folder, ignore_errors=True)  # written by another version
         return None
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold what is to become an entry against other threads and processes: who waits finds it there."""
+    lock = paths.cache_dir() / "locks" / folder.name
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)  # who comes now finds the entry
 
 
 def publish(work: Path, folder: Path, result: Build) -> None:

@@ -2,6 +2,7 @@
 
 No GPU and no driver is needed: the compiler is told the target's architecture. A build is cached by content (source,
 architecture, compiler, headers, rules) and appears by one rename, so that a killed build leaves nothing half-written.
+The contract is no part of what is compiled: one kernel under several contracts is compiled once and judged under each.
 """
 
 import concurrent.futures
@@ -41,7 +42,7 @@ class _Attempt:
 def build_all(candidates: Sequence[Candidate], target: CudaTarget, compiler: Compiler = Compiler.NVRTC) -> list[Build]:
     """Build several candidates, as many at once as the target has cores; order is kept."""
     tools = toolchain(compiler)
-    entries = [_entry(candidate, target, tools) for candidate in candidates]
+    entries = [_entry(candidate.source, target, tools) for candidate in candidates]
     distinct = dict(zip(entries, candidates, strict=True))
     try:
         with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, target.cores)) as pool:
@@ -58,17 +59,18 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget, compiler: Com
     ]
 
 
-def _entry(candidate: Candidate, target: CudaTarget, tools: Toolchain) -> Path:
+def _entry(text: str, target: CudaTarget, tools: Toolchain) -> Path:
+    """Of what is built from a source, or compiled from its code alone."""
     terms = (contract, contract.cuda, contract.cuda_reader, contract.expressions)
     modules = (sys.modules[__name__], cuda_rules, lexing, cubin, sass, unpaired, compile_server, *terms)
-    parts = [cache.rules_version(*modules), candidate.source, target.arch, tools.identity, str(sandbox.kind())]
-    if _with_cutlass(candidate):
+    parts = [cache.rules_version(*modules), text, target.arch, tools.identity, str(sandbox.kind())]
+    if _with_cutlass(text):
         parts.append((cutlass() or (None, ""))[1])
     return cache.entry(parts)
 
 
-def _with_cutlass(candidate: Candidate) -> bool:
-    return any(name.startswith(cuda_rules.CUTLASS_FOLDERS) for name in cuda_rules.includes(candidate.source))
+def _with_cutlass(text: str) -> bool:
+    return any(name.startswith(cuda_rules.CUTLASS_FOLDERS) for name in cuda_rules.includes(text))
 
 
 def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolchain) -> _Attempt:
@@ -86,23 +88,48 @@ def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolc
         return _finished(attempt, tools, BuildStatus.REFUSED, str(error))
     if not target.runs(terms.arch):
         return _finished(attempt, tools, BuildStatus.REFUSED, f"needs {terms.arch}; the target is {target.arch}")
-    compiled = compile_source(candidate.source, target.arch, tools, with_cutlass=_with_cutlass(candidate))
+    compiled = _compile_once(candidate.source, target, tools)
     attempt = replace(attempt, contract=terms, compiled=compiled)
     if compiled.status is not BuildStatus.BUILT:
         return _finished(attempt, tools, compiled.status, compiled.reason)
-    reason = cuda_rules.refuse_ptx(compiled.ptx)
-    if reason:
-        return _finished(attempt, tools, BuildStatus.REFUSED, reason)
-    reason = cubin.refuse_warnings(cubin.warnings(compiled.log))
-    if reason:
-        return _finished(attempt, tools, BuildStatus.FAILED, reason)
-    reason = unpaired.refuse(compiled.ptx)
-    if reason:
-        return _finished(attempt, tools, BuildStatus.REFUSED, reason)
     try:
         return replace(attempt, machine_code=cubin.read(compiled.cubin))
     except cubin.CubinError as error:
         return _finished(attempt, tools, BuildStatus.FAILED, str(error))
+
+
+def _compile_once(source: str, target: CudaTarget, tools: Toolchain) -> Compiled:
+    """The code of a source compiled, and judged by all that does not ask for its contract.
+
+    What passes is kept for other contracts. What does not is compiled for each: its log names lines of the whole text.
+    """
+    code = contract.code(source)
+    entry = _entry(code, target, tools)
+    with cache.alone(entry):
+        found = cache.find(entry)
+        if found:
+            kernel = Path(found.artifact).read_bytes()
+            return Compiled(found.status, log=found.log, cubin=kernel, seconds=found.seconds)
+        before = "\n" * source[: len(source) - len(code)].count("\n")
+        compiled = compile_source(before + code, target.arch, tools, with_cutlass=_with_cutlass(code))
+        if compiled.status is BuildStatus.BUILT:
+            compiled = _judge_ptx(compiled)
+        if compiled.status is BuildStatus.BUILT and compiled.repeatable:
+            artifact = str(entry / ARTIFACT)
+            kept = Build("", BuildStatus.BUILT, log=compiled.log, artifact=artifact, seconds=compiled.seconds)
+            _publish(entry, kept, code, compiled.cubin)
+        return compiled
+
+
+def _judge_ptx(compiled: Compiled) -> Compiled:
+    reason = cuda_rules.refuse_ptx(compiled.ptx)
+    if reason:
+        return replace(compiled, status=BuildStatus.REFUSED, reason=reason)
+    reason = cubin.refuse_warnings(cubin.warnings(compiled.log))
+    if reason:
+        return replace(compiled, status=BuildStatus.FAILED, reason=reason)
+    reason = unpaired.refuse(compiled.ptx)
+    return replace(compiled, status=BuildStatus.REFUSED, reason=reason) if reason else compiled
 
 
 def _judge(group: Sequence[_Attempt], target: CudaTarget, tools: Toolchain) -> list[Build]:
@@ -149,12 +176,16 @@ def _finish(
         warnings=cubin.warnings(compiled.log),
     )
     if compiled.repeatable:
-        work = scratch.make_folder()
-        try:
-            (work / compile_server.SOURCE).write_text(attempt.candidate.source, errors="replace")
-            if built:
-                (work / ARTIFACT).write_bytes(compiled.cubin)
-            cache.publish(work, attempt.entry, build)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+        _publish(attempt.entry, build, attempt.candidate.source, compiled.cubin if built else b"")
     return build
+
+
+def _publish(entry: Path, build: Build, source: str, kernel: bytes) -> None:
+    work = scratch.make_folder()
+    try:
+        (work / compile_server.SOURCE).write_text(source, errors="replace")
+        if kernel:
+            (work / ARTIFACT).write_bytes(kernel)
+        cache.publish(work, entry, build)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

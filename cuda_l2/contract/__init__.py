@@ -3,6 +3,7 @@
 docs/contract.md specifies it.
 """
 
+import hashlib
 import re
 import tomllib
 from typing import Any
@@ -42,14 +43,42 @@ def parse_cuda(source: str) -> CudaContract:
     return contract
 
 
+def code(source: str) -> str:
+    """What is compiled: the text after the contract; ContractError where there is none."""
+    return source[_match(source).end() :]
+
+
+def kernel_id(source: str, terms: CudaContract | None = None) -> str:
+    """Hash of what is compiled, and for which architecture, 16 hex digits: one kernel may serve many contracts.
+
+    terms: the source's contract, where it is read already.
+    """
+    arch = (terms or parse_cuda(source)).arch
+    return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
+
+
 def _fields(source: str) -> dict[str, Any]:
-    match = _COMMENT.match(source)
-    if not match:
-        raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
     try:
-        return tomllib.loads(match.group(1))
+        return tomllib.loads(_match(source).group(1))
     except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
         raise ContractError(f"the contract is not TOML: {error}") from None
 
 
-__all__ = ["ContractError", "CpuContract", "CudaContract", "evaluate", "parse", "parse_cpu", "parse_cuda"]
+def _match(source: str) -> re.Match[str]:
+    match = _COMMENT.match(source)
+    if not match:
+        raise ContractError("the source does not begin with a /* cuda-l2 ... */ comment that states its contract")
+    return match
+
+
+__all__ = [
+    "ContractError",
+    "CpuContract",
+    "CudaContract",
+    "code",
+    "evaluate",
+    "kernel_id",
+    "parse",
+    "parse_cpu",
+    "parse_cuda",
+]

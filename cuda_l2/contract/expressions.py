@@ -1,5 +1,6 @@
 """Expressions of whole numbers in launch contracts: a small recursive-descent parser, never eval."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 
@@ -26,6 +27,12 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
     return value
 
 
+@functools.lru_cache(maxsize=256)
+def _tokens(text: str) -> tuple[str, ...]:
+    """Once, where a table evaluates one expression hundreds of times."""
+    return tuple(match.group().strip() for match in _TOKEN.finditer(text.strip()))
+
+
 class _Expression:
     """Recursive descent over: sum = product {(+|-) product}; product = atom {(*|/|%) atom}."""
 
@@ -38,7 +45,7 @@ class _Expression:
 
     def __init__(self, text: str, names: Mapping[str, int]) -> None:
         self.text, self.names = text, names
-        self.tokens = [match.group().strip() for match in _TOKEN.finditer(text.strip())]
+        self.tokens = _tokens(text)
         self.position = 0
         self.depth = 0
 

@@ -5,6 +5,7 @@ the current CUDA context. PTX and driver names as in the CUDA driver API's refer
 """
 
 import ctypes
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,13 +69,23 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-class Loaded:
-    """A cubin's kernels, checked against a plan. Lives as long as the context."""
+class Module:
+    """A cubin in the context."""
 
-    def __init__(self, cubin: bytes, plan: Plan) -> None:
+    def __init__(self, cubin: bytes) -> None:
+        self.handle = check("cuModuleLoadData", driver.cuModuleLoadData(cubin))
+
+    def unload(self) -> None:
+        check("cuModuleUnload", driver.cuModuleUnload(self.handle))
+
+
+class Loaded:
+    """A cubin's kernels, checked against a plan. Lives as long as the context; several may share a module."""
+
+    def __init__(self, cubin: bytes | Module, plan: Plan) -> None:
         self.plan = plan
-        self._module = check("cuModuleLoadData", driver.cuModuleLoadData(cubin))
-        self._kernels = [_Kernel(self._module, launch) for launch in plan.launches]
+        self._module = cubin if isinstance(cubin, Module) else Module(cubin)
+        self._kernels = [_Kernel(self._module.handle, launch) for launch in plan.launches]
 
     def bind(self, pointers: Mapping[str, int]) -> "Bound":
         """The launches on these device addresses: a, b, c and every workspace of the plan."""
@@ -84,7 +95,7 @@ class Loaded:
         return Bound([kernel.bind(pointers, maps) for kernel in self._kernels])
 
     def unload(self) -> None:
-        check("cuModuleUnload", driver.cuModuleUnload(self._module))
+        self._module.unload()
 
 
 class Bound:
@@ -223,6 +234,7 @@ def _config(launch: LaunchPlan) -> driver.CUlaunchConfig:
     return config
 
 
+@functools.lru_cache(maxsize=4096)
 def _encode(tensor_map: MapPlan, address: int) -> bytes:
     """The 128 bytes of a CUtensorMap."""
     status, encoded = driver.cuTensorMapEncodeTiled(

@@ -7,6 +7,7 @@ be constructed. A new family is one source and one module here with a FAMILY.
 
 import functools
 import importlib
+import math
 import pkgutil
 import re
 from abc import ABC, abstractmethod
@@ -20,11 +21,15 @@ from cuda_l2.targets._base import Target
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One position of a schedule: the macro it sets and every value it can take on any target."""
+    """One position of a schedule and every value it can take on any target.
+
+    It sets the macro of its name, or is a matter of the launch alone, so that one kernel serves all its values.
+    """
 
     name: str
     values: tuple[int, ...]
     help: str
+    compiled: bool = True
 
 
 class Family(ABC):
@@ -45,6 +50,18 @@ class Family(ABC):
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         """The values an engineer would try first."""
 
+    def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
+        """Up to `count` schedules' values by the family's own model, the default first."""
+        return [self.default(gemm, target)][:count]
+
+    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
+        """A rough model of a launch, to put schedules in order, those of several families too; infinite without one."""
+        return math.inf
+
+    def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+        """Values of the choices that are not compiled, EDGE apart, most promising first; some may not be valid."""
+        return [{}]
+
     @abstractmethod
     def contract(self, schedule: "Schedule") -> str:
         """The TOML text of the launch contract."""
@@ -64,7 +81,8 @@ class Family(ABC):
 
     def render(self, schedule: "Schedule", proposer: str = "schedule") -> Candidate:
         """The candidate of a schedule, one text: contract, macros, generated code, source with its includes inlined."""
-        defines = {**self.macros(schedule), **schedule.named}
+        compiled = {choice.name: schedule.named[choice.name] for choice in self.choices if choice.compiled}
+        defines = {**self.macros(schedule), **compiled}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n"
         text += self.generated(schedule) + _inlined(self.source)

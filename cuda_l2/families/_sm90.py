@@ -118,6 +118,12 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def toml_list(values: Sequence[str | int]) -> str:
-    """Numbers and strings as TOML."""
-    return "[" + ", ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in values) + "]"
+def toml_list(values: Sequence[str | int | dict[str, int]]) -> str:
+    """Numbers, strings and tables of a number as TOML."""
+
+    def text(value: str | int | dict[str, int]) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{name} = {number}" for name, number in value.items()) + "}"
+        return f'"{value}"' if isinstance(value, str) else str(value)
+
+    return "[" + ", ".join(map(text, values)) + "]"

@@ -87,12 +87,14 @@ DEVICE bool find_work(Work &work, int m, int n, int k) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    gemm(const half *a, const half *b, Output *out, int m, int n, int k) {
+    gemm(const half *a, const half *b, Output *out, int m, int n, int k DEPENDENT) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Warp warp;
   Work work;
   const bool inside = find_work(work, m, n, k);
-  if (PDL == 1) let_next_kernel_begin();
+#if PDL == 1
+  if (dependent) let_next_kernel_begin();
+#endif
   wait_for_kernel_before();
   if (!inside) return;
   Sums sums = {};
@@ -101,6 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #else
   staged(sums, shared, a, b, m, n, k, warp, work);
 #endif
-  if (PDL == 2) let_next_kernel_begin();
+#if PDL == 2
+  if (dependent) let_next_kernel_begin();
+#endif
   finish(sums, shared, out, m, n, warp, work);
 }

@@ -45,7 +45,8 @@ CHOICES = (
         "EPILOGUE", (NARROW, WIDE, SHARED), "C by narrow stores, wide ones from registers, or through shared memory"
     ),
     Choice("MIN_BLOCKS", (1, 2, 3, 4), "blocks a multiprocessor for which the compiler saves registers"),
-    Choice("PDL", (0, 1, 2), "dependent launch: none, next kernel let in at the start, after the main loop"),
+    Choice("PDL", (0, 1, 2), "instructions of dependent launch: none, next kernel let in at the start, after the loop"),
+    Choice("EDGE", (0, 1), "launched plainly (0) or as a programmatic dependent (1)", compiled=False),
 )
 VALUES = {choice.name: choice.values for choice in CHOICES}
 MAX_WARPS = 16
@@ -104,6 +105,21 @@ class Sm80Gemm(Family):
             values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
         return tuple(values)
 
+    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
+        """Roughly: what a launch costs, the trips of a block one after the other, and what all blocks read."""
+        assert isinstance(target, CudaTarget)
+        tiles = math.ceil(gemm.m / chosen["BM"]) * math.ceil(gemm.n / chosen["BN"])
+        trips = math.ceil(gemm.k / chosen["BK"] / chosen["SPLIT_K"])
+        blocks = tiles * chosen["SPLIT_K"]
+        at_once = max(1, min(16, 1024 // _threads(chosen), target.shared_bytes // max(1, _shared_bytes(chosen))))
+        rounds = math.ceil(blocks / (target.sms * at_once))
+        read_us = blocks * (chosen["BM"] + chosen["BN"]) * 2 * gemm.k / chosen["SPLIT_K"] / 5e6
+        multiply_us = gemm.flops / min(1, blocks / target.sms) / 400e6
+        add_us = 0.1 * (chosen["WARPS_K"] > 1) + 1.5 * (chosen["SPLIT_K"] > 1)
+        first_us = 1.1 if chosen["LOAD"] == DIRECT else 1.9
+        trip_us = 0.45 if chosen["LOAD"] == DIRECT else 0.25
+        return first_us + add_us + max(rounds * (trips - 1) * trip_us, read_us, multiply_us)
+
     def macros(self, schedule: Schedule) -> dict[str, int]:
         gemm, choice = schedule.gemm, schedule.named
         return {
@@ -126,6 +142,7 @@ class Sm80Gemm(Family):
         grid = [f"{width}" if width else sides[along], sides[across], f"{strips} * {split}"]
         pdl = choice["PDL"] > 0
         arch = schedule.target.arch if pdl and isinstance(schedule.target, CudaTarget) else "sm_80"
+        dependent = f", {{int32 = {choice['EDGE']}}}" if pdl else ""
         lines = [
             'target = "cuda"',
             f'arch = "{arch if arch in ARCHITECTURES else "sm_80"}"',
@@ -139,8 +156,8 @@ class Sm80Gemm(Family):
             f'grid = ["{grid[0]}", "{grid[1]}", "{grid[2]}"]',
             f"block = [{_threads(choice)}]",
             f"shared_bytes = {_shared_bytes(choice)}",
-            f'args = ["a", "b", "{"partial" if split > 1 else "c"}", "m", "n", "k"]',
-            f'edge = "{"programmatic" if pdl else "plain"}"',
+            f'args = ["a", "b", "{"partial" if split > 1 else "c"}", "m", "n", "k"{dependent}]',
+            f'edge = "{"programmatic" if choice["EDGE"] else "plain"}"',
         ]
         if split > 1:
             lines += [
@@ -148,8 +165,8 @@ class Sm80Gemm(Family):
                 'kernel = "reduce"',
                 f'grid = ["cdiv(m * n, {256 * min(macros["N_VECTOR"], 4)})"]',
                 "block = [256]",
-                'args = ["partial", "c", {int64 = "m * n"}]',
-                f'edge = "{"programmatic" if pdl else "plain"}"',
+                f'args = ["partial", "c", {{int64 = "m * n"}}{dependent}]',
+                f'edge = "{"programmatic" if choice["EDGE"] else "plain"}"',
             ]
         return "\n".join(lines)
 
@@ -303,6 +320,8 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
             )
         case "PDL":
             return value == 0 or target.capability >= (9, 0)
+        case "EDGE":
+            return value == 0 or choice["PDL"] > 0
     raise AssertionError(name)
 
 
@@ -361,6 +380,7 @@ def _wanted(gemm: Gemm, target: CudaTarget) -> dict[str, int]:
         "EPILOGUE": WIDE,
         "MIN_BLOCKS": 1,
         "PDL": 0,
+        "EDGE": 0,
         **(_wanted_direct(gemm) if small else _wanted_pipelined(gemm, target)),
     }
 

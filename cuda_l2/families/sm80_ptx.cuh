@@ -73,7 +73,14 @@ DEVICE void multiply(unsigned (&sums)[2], const unsigned (&a)[4], unsigned b0, u
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Dependent launch (PTX: griddepcontrol). The first waits until the kernel before has ended and its writes are seen.
+// Dependent launch (PTX: griddepcontrol). The first waits until the kernel before has ended and its writes are seen. The
+// second is for kernels launched so themselves, as the parameter says: where no dependent is there, every later launch of
+// the context takes 0.18 us longer.
+#if PDL
+#define DEPENDENT , int dependent
+#else
+#define DEPENDENT
+#endif
 DEVICE void wait_for_kernel_before() {
 #if PDL && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

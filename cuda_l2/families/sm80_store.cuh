@@ -155,9 +155,11 @@ DEVICE void finish(const Sums &sums, unsigned char *shared, Output *out, int m, 
 
 #if SPLIT_K > 1
 // C from the SPLIT_K partial sums of every element, always added in the same order. size = M N.
-extern "C" __global__ void __launch_bounds__(256) reduce(const float *partial, half *c, long long size) {
+extern "C" __global__ void __launch_bounds__(256) reduce(const float *partial, half *c, long long size DEPENDENT) {
   wait_for_kernel_before();
-  let_next_kernel_begin();
+#if PDL
+  if (dependent) let_next_kernel_begin();
+#endif
   constexpr int PIECE = least(N_VECTOR, 4);
   const long long at = (static_cast<long long>(blockIdx.x) * 256 + threadIdx.x) * PIECE;
   if (at >= size) return;

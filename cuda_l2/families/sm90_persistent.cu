@@ -7,7 +7,7 @@
 // Epilogue: stmatrix to shared memory, then asynchronous TMA stores. Per warp (no barrier at all) or, with WGSTORE = 1,
 // per warpgroup in 64-row boxes, which is what shapes bound by the store of C want.
 //
-// Macros: the choices of sm90_persistent.py, LAYOUT_TN, NWG, and X_FLAT, Y_FLAT (inner sizes of the operands are no
+// Macros: the compiled choices of sm90_persistent.py, LAYOUT_TN, NWG, and X_FLAT, Y_FLAT (inner sizes of the operands are no
 // multiples of 64). X and Y are as in sm90_wave.cu; so is row-major B.
 #include "sm90_operands.cuh"
 
@@ -36,7 +36,12 @@ DEV int quotient(int a, u64 inverse) { return (int)((u64)a * inverse >> 40); }
 
 extern "C" __global__ void __launch_bounds__(NC + 128, 1)
 gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_y,
-     const __grid_constant__ TensorMap map_c, int M, int N, int K, u64 band_inverse, u64 rest_inverse) {
+     const __grid_constant__ TensorMap map_c, int M, int N, int K, int columns, int band_width, int by_gpc,
+     u64 band_inverse, u64 width_inverse, u64 rest_inverse
+#if PDL
+     , int dependent  // launched so: only then do dependents of our own follow
+#endif
+) {
   extern __shared__ char smem_raw[];
   __shared__ alignas(8) u64 bars[2 * STAGES];
   const u32 full = smem_addr(bars), empty = full + STAGES * 8;
@@ -45,21 +50,24 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   const int rank = blockIdx.x % CS, cm = rank % CM, cn = rank / CM;
   const int rows = SWAP ? N : M, cols = SWAP ? M : N;
   const int gm = (rows + BM * CM - 1) / (BM * CM), gn = (cols + BN * CN - 1) / (BN * CN), tiles = gm * gn, steps = (K + 63) / 64;
-  if (PDL == 1) pdl_trigger();
+#if PDL == 1
+  if (dependent) pdl_trigger();
+#endif
 
-  // Tile t. Bands of BAND rows of cluster tiles (COLUMNS: of columns) are walked across, so that the tiles in flight share
-  // operands in L2; the last band may be narrower. The contract gives inverses of a band's tiles and of the rest's width.
+  // Tile t. Bands of band_width rows of cluster tiles (of columns) are walked across, so that the tiles in flight share
+  // operands in L2; the last band may be narrower. The contract gives inverses of a band's tiles, its width and the rest's.
   auto place = [&](int t, int &row0, int &col0) {
-    const int length = COLUMNS ? gm : gn, total = COLUMNS ? gn : gm;
-    const int band = quotient(t, band_inverse), i = t - band * (BAND * length), width = least(BAND, total - band * BAND);
-    const int along = width == BAND ? i / BAND : quotient(i, rest_inverse), across = band * BAND + i - along * width;
-    row0 = ((COLUMNS ? along : across) * CM + cm) * BM;
-    col0 = ((COLUMNS ? across : along) * CN + cn) * BN;
+    const int length = columns ? gm : gn, total = columns ? gn : gm;
+    const int band = quotient(t, band_inverse), start = band * band_width, i = t - start * length;
+    const int width = least(band_width, total - start);
+    const int along = quotient(i, width == band_width ? width_inverse : rest_inverse), across = start + i - along * width;
+    row0 = ((columns ? along : across) * CM + cm) * BM;
+    col0 = ((columns ? across : along) * CN + cn) * BN;
   };
-  // Pairs are placed round robin over the chip's 8 groups of multiprocessors: GPC = 1 gives neighbours in a group
+  // Pairs are placed round robin over the chip's 8 groups of multiprocessors: by_gpc gives neighbours in a group
   // neighbouring tiles. Blocks on their own fill group after group and have them already.
   const int cluster = blockIdx.x / CS, stride = gridDim.x / CS;
-  const int mine_first = GPC ? cluster % 8 * (stride / 8) + least(cluster % 8, stride % 8) + cluster / 8 : cluster;
+  const int mine_first = by_gpc ? cluster % 8 * (stride / 8) + least(cluster % 8, stride % 8) + cluster / 8 : cluster;
 
   const u16 mask_x = (u16)((((1u << CS) - 1) / ((1u << CM) - 1)) << cm), mask_y = (u16)(((1u << CM) - 1) << (cn * CM));
   if (warp == NC / 32 && elect_one()) {
@@ -153,7 +161,9 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
       if (++s == STAGES) s = 0, parity ^= 1;
     }
     if (PINGPONG) named_arrive(3 - wg, NC);
-    if (PDL == 2 && t + hop >= tiles) pdl_trigger();
+#if PDL == 2
+    if (dependent && t + hop >= tiles) pdl_trigger();
+#endif
     wgmma_wait<0>();
     release(before);
 #pragma unroll

@@ -25,10 +25,11 @@ CHOICES = (
     Choice("HINT", (0, 1), "1 asks L2 to evict C first"),
     Choice("OUT", (1, 2, 3), "staging buffers of C"),
     Choice("STAGES", tuple(range(3, 11)), "stages of the ring"),
-    Choice("COLUMNS", (0, 1), "tiles are walked in bands of rows (0) or of columns (1)"),
-    Choice("BAND", (1, 2, 4, 8, 16), "cluster tiles across a band"),
-    Choice("GPC", (0, 1), "1 starts pairs of one GPC on neighbouring tiles"),
-    Choice("PDL", (0, 1, 2), "dependent launch: none, triggered at the top, after the main loop"),
+    Choice("COLUMNS", (0, 1), "tiles are walked in bands of rows (0) or of columns (1)", compiled=False),
+    Choice("BAND", (1, 2, 4, 8, 16), "cluster tiles across a band", compiled=False),
+    Choice("GPC", (0, 1), "1 starts pairs of one GPC on neighbouring tiles", compiled=False),
+    Choice("PDL", (0, 1, 2), "instructions of dependent launch: none, trigger at the top, after the main loop"),
+    Choice("EDGE", (0, 1), "launched plainly (0) or as a programmatic dependent (1)", compiled=False),
 )
 WARPGROUPS = {64: 2, 128: 2, 192: 3, 256: 2}
 """Consumer warpgroups of a tile of so many rows."""
@@ -63,11 +64,30 @@ class Persistent(Family):
         return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+        return self.ranked(gemm, target, 1)[0]
+
+    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
+        assert isinstance(target, CudaTarget)
+        return _estimate_us(tuple(chosen[choice.name] for choice in CHOICES[:5]), gemm, target)
+
+    def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+        walks = ((0, 4), (1, 4), (0, 1), (0, 8), (1, 8), (0, 16), (0, 2), (1, 16), (1, 1), (1, 2))
+        pair = chosen["CM"] * chosen["CN"] == 2
+        by_gpc = (1, 0) if pair else (0,)
+        return [{"COLUMNS": columns, "BAND": band, "GPC": gpc} for columns, band in walks for gpc in by_gpc]
+
+    def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
         assert isinstance(target, CudaTarget)
         tiles = _tiles(gemm, target)
         kind = [tile for tile in tiles if tile[:3] == (tiles[0][0], 0, 1)] or tiles  # operands as they are, ping-pong
         common = [tile for tile in kind if tile[3:] in COMMON] or kind
-        acc, swap, pingpong, bm, bn = min(common, key=lambda tile: _estimate_us(tile, gemm, target))
+        first = sorted(common, key=lambda tile: _estimate_us(tile, gemm, target))
+        rest = sorted(set(tiles) - set(common), key=lambda tile: _estimate_us(tile, gemm, target))
+        return [self._completed(tile, gemm, target) for tile in [*first, *rest][:count]]
+
+    def _completed(self, tile: tuple[int, ...], gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
+        """A tile with the usual values of the other choices."""
+        acc, swap, pingpong, bm, bn = tile
         x, y = _sm90.sides(gemm, swap)
         rounds = cdiv(x.rows, bm) * cdiv(y.rows, bn) / target.sms
         storing = gemm.k <= 512 and rounds > 2  # bound by the store of C: large boxes, and C leaves L2 to the operands
@@ -80,6 +100,7 @@ class Persistent(Family):
             "BAND": 4,
             "GPC": 0,
             "PDL": 2,
+            "EDGE": 1,
         }
         values: list[int] = []
         for choice in CHOICES:
@@ -109,6 +130,7 @@ class Persistent(Family):
         cluster, threads = c.CM * c.CN, 128 * WARPGROUPS[c.BM] + 128
         zeros = [*_sm90.inner_remainders(gemm, c.SWAP), "n % 8", "gm * gn / 16777216", f"gm * gn * band / {INVERSE}"]
         chunk = _chunk(c.BN)
+        dependent = f", {{int32 = {c.EDGE}}}" if c.PDL else ""
         box = [64, c.BN] if c.SWAP else [64, 64] if c.WGSTORE else [chunk, 16]
         swizzle = "128B" if c.SWAP or chunk == 64 else "none"
         return "\n".join(
@@ -122,8 +144,10 @@ class Persistent(Family):
                 f'[[launch]]\nkernel = "gemm"\ngrid = ["min(gm * gn, sms / {cluster}) * {cluster}"]\n'
                 f"block = [{threads}]\ncluster = [{cluster}]\nshared_bytes = {_shared_bytes(schedule.named)}\n"
                 'args = ["map_x", "map_y", "map_c", "m", "n", "k",'
-                f' {{uint64 = "{INVERSE} / band + 1"}}, {{uint64 = "{INVERSE} / max(1, {total} % {c.BAND}) + 1"}}]\n'
-                f'edge = "{"programmatic" if c.PDL else "plain"}"',
+                f" {{int32 = {c.COLUMNS}}}, {{int32 = {c.BAND}}}, {{int32 = {c.GPC}}},"
+                f' {{uint64 = "{INVERSE} / band + 1"}}, {{uint64 = {INVERSE // c.BAND + 1}}},'
+                f' {{uint64 = "{INVERSE} / max(1, {total} % {c.BAND}) + 1"}}{dependent}]\n'
+                f'edge = "{"programmatic" if c.EDGE else "plain"}"',
             ]
         )
 
@@ -207,6 +231,8 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
             return value == 1 or value // 2 < (gn if c.COLUMNS else gm)
         case "GPC":
             return value == 0 or c.CM * c.CN == 2
+        case "EDGE":
+            return value == 0 or c.PDL > 0
     return True
 
 

@@ -60,7 +60,8 @@ DEV void named_arrive(int id, int threads) {
 }
 // Orders this thread's writes to shared memory before the accelerator's reads of it.
 DEV void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// PDL: 0 builds carry no dependent-launch instruction, 1 lets dependents start at the top, 2 after the main loop.
+// PDL: 0 builds carry no dependent-launch instruction, 1 lets dependents start at the top, 2 after the main loop. A kernel
+// that is launched plainly must not let them: where none is there, every later launch of the context takes 0.18 us longer.
 DEV void pdl_wait() {
   if (PDL) asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -11,7 +11,7 @@
 // SL = gridDim.y further parts of K are reduced through L2: all blocks must be resident at once. Every sum of parts is
 // taken in fp32 in one fixed order.
 //
-// Macros: the choices of sm90_wave.py, LAYOUT_TN, NWG, and what the sizes of the task are multiples of: X_FLAT, Y_FLAT
+// Macros: the compiled choices of sm90_wave.py, LAYOUT_TN, NWG, and what the sizes of the task are multiples of: X_FLAT, Y_FLAT
 // (inner sizes of the operands are no multiples of 64), EDGES (0: whole tiles; 1: C is cut off at multiples of 8 columns;
 // 2: anywhere).
 #include "sm90_operands.cuh"
@@ -113,13 +113,19 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
 #if SL > 1 && COUNT
      u32 *__restrict__ counters,  // tiles * CK * SL zeros, found and left so
 #endif
-     int M, int N, int K, const __grid_constant__ Order order) {
+     int M, int N, int K, const __grid_constant__ Order order
+#if PDL
+     , int dependent  // launched so: only then do dependents of our own follow
+#endif
+) {
   extern __shared__ char smem_raw[];
   __shared__ alignas(8) u64 bars[2 * STAGES + 1];
   const u32 full = smem_addr(bars), empty = full + STAGES * 8, inbox_bar = full + STAGES * 16;
   const u32 ring = (smem_addr(smem_raw) + 1023) & ~1023u;
   const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid >> 5, 0), lane = tid & 31;
-  if (PDL == 1) pdl_trigger();
+#if PDL == 1
+  if (dependent) pdl_trigger();
+#endif
 
   // ---- which tile, which part of K
   const int rank = CS > 1 ? blockIdx.x % CS : 0, group = blockIdx.x / CS;
@@ -229,7 +235,9 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     }
     if (++s == STAGES) s = 0, parity ^= 1;
   }
-  if (PDL == 2) pdl_trigger();
+#if PDL == 2
+  if (dependent) pdl_trigger();
+#endif
   wgmma_wait<0>();
 #pragma unroll
   for (int m = 0; m < MW; m++)

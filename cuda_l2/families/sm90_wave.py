@@ -27,10 +27,15 @@ CHOICES = (
     Choice("MINB", (1, 2), "blocks a multiprocessor"),
     Choice("STAGES", tuple(range(2, 17)), "stages of the ring"),
     Choice(
-        "ORDER", (0, -1, 1, 2, 4, 8, 16), "tiles along N first (0), along M first (-1), in boxes so many tiles high"
+        "ORDER",
+        (0, -1, 1, 2, 4, 8, 16),
+        "tiles along N first (0), along M first (-1), in boxes so many tiles high",
+        compiled=False,
     ),
-    Choice("PDL", (0, 1, 2), "dependent launch: none, triggered at the top, after the main loop"),
+    Choice("PDL", (0, 1, 2), "instructions of dependent launch: none, trigger at the top, after the main loop"),
+    Choice("EDGE", (0, 1), "launched plainly (0) or as a programmatic dependent (1)", compiled=False),
 )
+_ORDER = next(choice for choice in CHOICES if choice.name == "ORDER")
 WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """Consumer warpgroups of a tile of so many rows."""
 WIDEST = {32: {64: 256, 128: 256, 192: 192, 256: 128}, 16: {64: 256, 128: 256, 192: 256, 256: 256}}
@@ -60,21 +65,39 @@ class Wave(Family):
         return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
-        assert isinstance(target, CudaTarget)
-        wanted = min(_guesses(gemm, target), key=lambda chosen: _estimate_us(chosen, gemm, target))
+        return self.ranked(gemm, target, 1)[0]
+
+    def _completed(self, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
+        """Choices up to COUNT with the usual values of the rest."""
         values: list[int] = []
         for choice in CHOICES:
             valid = self.valid_values(gemm, target, values)
             match choice.name:
                 case "STAGES":
-                    values.append(max(valid))
+                    needed = cdiv(cdiv(gemm.k, 64 * wanted["KB"]), wanted["CK"] * wanted["SL"])
+                    values.append(max(stages for stages in valid if stages <= max(2, needed)))
                 case "ORDER":
                     values.append(min(valid, key=lambda order: _footprint(order, wanted, gemm)))
                 case "PDL":
                     values.append(0 if wanted["SL"] > 1 else 2)  # blocks that poll L2 are disturbed by early dependents
+                case "EDGE":
+                    values.append(max(valid))
                 case _:
                     values.append(wanted.get(choice.name, valid[0]))
         return tuple(values)
+
+    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
+        assert isinstance(target, CudaTarget)
+        return _estimate_us(chosen, gemm, target)
+
+    def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+        orders = sorted(_ORDER.values, key=lambda order: _footprint(order, chosen, gemm))
+        return [{"ORDER": order} for order in orders]
+
+    def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
+        assert isinstance(target, CudaTarget)
+        guesses = sorted(_guesses(gemm, target), key=lambda chosen: _estimate_us(chosen, gemm, target))
+        return [self._completed(chosen, gemm, target) for chosen in guesses[:count]]
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
@@ -116,7 +139,7 @@ class Wave(Family):
             _sm90.operand_map("map_y", y, gemm, c.BN // c.CM, c.KB, not pieces),
             f'[[table]]\nname = "order"\nlength = "gm * gn"\nvalue = "{value}"\n',
         ]
-        arguments = ["map_x", "map_y", "c"]
+        arguments: list[str | dict[str, int]] = ["map_x", "map_y", "c"]
         if c.SL > 1:
             arguments.append("parts")
             floats = c.CM * c.CN * (c.SL - 1) * c.BM * c.BN
@@ -127,12 +150,14 @@ class Wave(Family):
                 words = c.CM * c.CN * parts
                 text.append(f'[[workspace]]\nname = "counters"\nbytes = "gm * gn * {4 * words}"\nkind = "persistent"\n')
         arguments += ["m", "n", "k", "order"]
+        if c.PDL:
+            arguments.append({"int32": c.EDGE})
         text.append(
             f'[[launch]]\nkernel = "gemm"\ngrid = ["gm * gn * {cluster}", {c.SL}]\nblock = [{shape.threads}]\n'
             f"cluster = [{cluster}]\nshared_bytes = {shape.shared_bytes(c.STAGES)}\n"
             f"args = {_sm90.toml_list(arguments)}\n"
             f"coresident = {'true' if c.SL > 1 else 'false'}\n"
-            f'edge = "{"programmatic" if c.PDL else "plain"}"'
+            f'edge = "{"programmatic" if c.EDGE else "plain"}"'
         )
         return "\n".join(text)
 
@@ -240,13 +265,16 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
             alone = shape.cluster == 1 and c.SL == 1 and shape.threads < 2 * 160 and shape.sums <= 64
             return value == 1 or (alone and gm * gn > target.sms and shape.stages(target, 2) >= 2)
         case "STAGES":
-            most = min(shape.stages(target, c.MINB), max(2, cdiv(steps, c.CK * c.SL)))
-            return value in (most, cdiv(3 * most, 4), cdiv(most, 2)) and value >= 2
+            full = shape.stages(target, c.MINB)  # also where K takes fewer: then one kernel serves every K
+            most = min(full, max(2, cdiv(steps, c.CK * c.SL)))
+            return value >= 2 and value in [cdiv(part * n, 4) for n in (full, most) for part in (4, 3, 2)]
         case "ORDER" if value:
             if value < 0 or gm == 1 or gn == 1:
                 return gm > 1 and gn > 1
             size = max(2, GPC // shape.cluster)
             return value <= size and gm % value == 0 and gn % (size // value) == 0
+        case "EDGE":
+            return value == 0 or c.PDL > 0
     return True
 
 
@@ -289,7 +317,7 @@ def _guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
 
 
 def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> float:
-    """A rough model of a launch, fitted to 100,000 timings on one H200; no clusters along M or N, operands in L2."""
+    """A rough model of a launch, fitted to 100,000 timings on one H200; clusters along M or N are not told apart."""
     shape = _Shape(chosen)
     x, y = _sm90.sides(gemm, shape.swap)
     blocks = cdiv(x.rows, shape.rows) * cdiv(y.rows, shape.columns) * shape.ck * shape.sl

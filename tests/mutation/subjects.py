@@ -50,15 +50,15 @@ SUBJECTS = (
     Subject(
         *("split", "sm80_gemm", "136x121x1036:tn"),
         {"LOAD": 2, "BM": 32, "BN": 32, "WARPS_M": 1, "WARPS_N": 2, "WARPS_K": 2, "BK": 64, "STAGES": 3}
-        | {"SPLIT_K": 3, "PDL": 2},
+        | {"SPLIT_K": 3, "PDL": 2, "EDGE": 1},
     ),
     Subject(
         *("wave", "sm90_wave", "200x168x680"),
-        {"SWAP": 0, "BM": 128, "BN": 64, "KB": 1, "STAGES": 5, "PDL": 2},
+        {"SWAP": 0, "BM": 128, "BN": 64, "KB": 1, "STAGES": 5, "PDL": 2, "EDGE": 1},
     ),
     Subject(
         *("wave swapped", "sm90_wave", "221x157x712:tn"),
-        {"SWAP": 1, "BM": 64, "BN": 48, "KB": 2, "CN": 2, "PDL": 1},
+        {"SWAP": 1, "BM": 64, "BN": 48, "KB": 2, "CN": 2, "PDL": 1, "EDGE": 1},
     ),
     Subject(
         *("wave in clusters", "sm90_wave", "320x400x1096:tn"),
@@ -70,11 +70,11 @@ SUBJECTS = (
     ),
     Subject(
         *("wave counted", "sm90_wave", "250x192x1096"),
-        {"SWAP": 0, "BM": 128, "BN": 64, "KB": 1, "SL": 2, "COUNT": 1, "PDL": 2},
+        {"SWAP": 0, "BM": 128, "BN": 64, "KB": 1, "SL": 2, "COUNT": 1, "PDL": 2, "EDGE": 1},
     ),
     Subject(
         *("persistent", "sm90_persistent", "2376x1608x200"),
-        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 5, "BAND": 4, "PDL": 2},
+        {"SWAP": 0, "PINGPONG": 0, "BM": 128, "BN": 128, "OUT": 2, "STAGES": 5, "BAND": 4, "PDL": 2, "EDGE": 1},
     ),
     Subject(
         *("persistent in turns", "sm90_persistent", "2312x1800x264:tn"),

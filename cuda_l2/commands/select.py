@@ -1,0 +1,114 @@
+"""cuda-l2 select: few kernels for many shapes, chosen by timing a pool of them on every shape."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_writable, seconds
+from cuda_l2.errors import UserError
+from cuda_l2.records import Accumulate, Layout
+
+TABLE, SUMMARY, ENVIRONMENT = "schedules.csv", "summary.md", "environment.json"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SelectSettings:
+    """How to choose."""
+
+    grid: str = "paper"
+    """The shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128."""
+    accumulate: str = "fp32"
+    """Precision of sums: fp32, fp16, or both as in fp32,fp16; then the fp16 class also tries the best of the other."""
+    layouts: str = "nn,tn"
+    """B's layouts."""
+    pool: Path | None = None
+    """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
+    known: Path | None = None
+    """CSV file of times to rank the pool by: the columns of a table, any number of schedules a shape; may be .gz."""
+    most: int = 150
+    """Distinct compiled kernels to keep at most."""
+    weights: str = "1,0.6,0.5,0.3"
+    """What the modes count: fp32 plain, fp32 dependent, fp16 plain, fp16 dependent."""
+    budget: str | None = None
+    """Time for timing, as in 400s; the next run goes on where it ended."""
+    seed: int = 0
+    """Of the order of shapes and kernels."""
+    out: Path = Path("selection")
+    """Folder for every stage's result. An interrupted run goes on from what it holds."""
+
+
+def command(settings: SelectSettings | None = None) -> None:
+    """Time a pool of kernels on every shape, plain and as dependents, and keep the best few for all of them.
+
+    Writes pool.csv, builds.jsonl and times.jsonl, from which an interrupted run goes on, then the dispatch table
+    schedules.csv, summary.md and environment.json. These times choose; they are not for reporting.
+    """
+    settings = settings or SelectSettings()
+    layouts = [_member(Layout, text, "layout") for text in settings.layouts.split(",")]
+    accumulates = [_member(Accumulate, text, "accumulator") for text in settings.accumulate.split(",")]
+    weights = _weights(settings.weights)
+    if settings.most < 1:
+        raise UserError(f"at least 1 kernel must be kept, not {settings.most}")
+    budget_s = seconds(settings.budget) if settings.budget else float("inf")
+    require_writable(settings.out / TABLE)
+
+    import json
+    import time
+
+    from cuda_l2 import selection
+    from cuda_l2.library.table import write_table
+    from cuda_l2.report.grid import write_text
+    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.survey import Survey, SurveySettings, shapes_of
+    from cuda_l2.targets import cuda
+
+    gemms = shapes_of(settings.grid, layouts, accumulates, settings.seed)
+    target = cuda.detect()
+    start = time.monotonic()
+    survey = Survey(
+        SurveySettings(gemms, settings.out, settings.pool, settings.known, budget_s, settings.seed),
+        target,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    survey.pool()
+    survey.load()
+    pending = survey.pending()
+    finished, interrupted = not pending, False
+    if pending:
+        survey.build()
+        try:
+            with GridProgress(len(pending), 0) as line:
+                finished = survey.time(line.stage, line.done)
+        except KeyboardInterrupt:
+            interrupted = True
+    records = survey.records.values()
+    print(f"{len(survey.records)} shapes timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
+    chosen = selection.select(records, settings.most, weights)
+    write_table(settings.out / TABLE, selection.table(chosen, survey.rows))
+    text = selection.summary(chosen, survey.rows)
+    write_text(settings.out / SUMMARY, text)
+    write_text(settings.out / ENVIRONMENT, json.dumps(target.environment(), indent=1) + "\n")
+    print(text)
+    if not finished:
+        print("not all shapes are timed: the same command goes on from here", file=sys.stderr)
+        sys.exit(130 if interrupted else 0)
+
+
+def _member(kind: type[Layout] | type[Accumulate], text: str, what: str):  # type: ignore[no-untyped-def]
+    try:
+        return kind(text.strip())
+    except ValueError:
+        raise UserError(f"there is no {what} {text.strip()!r}; choose from {', '.join(kind)}") from None
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    try:
+        weights = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        weights = ()
+    if len(weights) != 4 or min(weights, default=-1) < 0:
+        raise UserError(f"--weights takes four numbers, as in 1,0.6,0.5,0.3, not {text!r}")
+    return weights

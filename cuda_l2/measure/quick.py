@@ -1,0 +1,311 @@
+"""Times many kernels on one shape after another, quickly: to choose among our own, not to report.
+
+One process keeps every kernel loaded and binds it to a shape's operands; each first output is compared with torch's,
+loosely. Samples are replays of a graph of back-to-back launches, on a warm chip and in random order: what is timed
+early on a cool chip looks up to 10 % faster. The process is thrown away after a hang or fault, which costs one kernel
+on one shape.
+"""
+
+import functools
+import itertools
+import multiprocessing
+import pickle
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.errors import MachineError
+from cuda_l2.records import Accumulate, Gemm, Layout
+
+NEITHER, PLAIN, DEPENDENT = -1, 0, 1
+START_S = 120.0
+PATIENCE_S = 20.0
+"""Without a sign of life for so long, the kernel in turn hangs. A wait for other blocks' sums gives up after 3 s."""
+GRAPH_US = 70.0
+MAX_NODES = 32
+ROUNDS = 2
+FINAL_ROUNDS = 7
+LONG_US = 300.0
+"""From here on fewer finalists and rounds do, and only the finalists are timed as dependents."""
+LIMITS = {Accumulate.FP32: 1e-3, Accumulate.FP16: 5e-2}
+"""Relative RMS difference from torch's product; cuBLAS's own error is 2e-4 and 1e-2 at K = 16384."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One kernel as one contract launches it plainly, on operands of one layout."""
+
+    layout: Layout
+    artifact: str  # path of the cubin
+    plan: bytes  # pickled Plan
+    dependent: bool  # it can also be launched as a programmatic dependent
+
+
+@dataclass
+class Sampled:
+    """Microseconds of one item, plain and dependent, from the first and from the second pass; nan where not timed."""
+
+    first: list[float] = field(default_factory=lambda: [float("nan"), float("nan")])
+    final: list[float] = field(default_factory=lambda: [float("nan"), float("nan")])
+    reason: str = ""  # why it was not
+
+
+def as_dependent(plan: Plan) -> Plan:
+    """The plan of the same schedule with EDGE = 1."""
+
+    def launch(before: Any) -> Any:
+        *rest, last = before.arguments  # the families' last argument tells the kernel
+        return replace(before, programmatic=True, arguments=(*rest, replace(last, data="01000000")))
+
+    return replace(plan, launches=tuple(map(launch, plan.launches)))
+
+
+class QuickTimer:
+    """The process that times, started again after a fault. A context manager."""
+
+    def __init__(self, seed: int = 0, finalists: int = 4) -> None:
+        self._settings = (seed, finalists)
+        self._context = multiprocessing.get_context("spawn")
+        self._turn = self._context.Value("i", -1, lock=False)
+        self._start()
+
+    def time(self, gemm: Gemm, items: Sequence[Item]) -> list[Sampled]:
+        """Samples of every item, in order. A fault is the item's reason, and the others are timed again without it."""
+        faults: dict[int, str] = {}
+        while True:
+            left = [i for i in range(len(items)) if i not in faults]
+            reason = self._ask(gemm, [items[i] for i in left])
+            if isinstance(reason, list):
+                samples = dict(zip(left, reason, strict=True))
+                return [samples.get(i) or Sampled(reason=faults[i]) for i in range(len(items))]
+            turn = self._turn.value
+            self.close()
+            self._start()
+            if turn < 0:
+                raise MachineError(f"the process that times failed on {gemm}: {reason}")
+            faults[left[turn]] = reason
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def __enter__(self) -> "QuickTimer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._pipe, other = self._context.Pipe()
+        self._process = self._context.Process(target=_serve, args=(other, self._turn, *self._settings), daemon=True)
+        self._process.start()
+        other.close()
+        if not self._pipe.poll(START_S) or self._pipe.recv() != "ready":
+            raise MachineError("the process that times did not start")
+
+    def _ask(self, gemm: Gemm, items: Sequence[Item]) -> list[Sampled] | str:
+        """The samples, or what went wrong while the item in turn was looked at."""
+        self._turn.value = -1
+        try:
+            self._pipe.send((gemm, items))
+            while self._pipe.poll(PATIENCE_S):
+                answer: list[Sampled] | str = self._pipe.recv()
+                if answer != "alive":
+                    return answer
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return "the process ended"
+        return f"no end within {PATIENCE_S:.0f} s"
+
+
+def _serve(pipe: Connection, turn: Any, seed: int, finalists: int) -> None:
+    """The process: shapes with items in, samples out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    bench = _Bench(turn, seed, finalists, lambda: pipe.send("alive"))
+    pipe.send("ready")
+    while True:
+        try:
+            gemm, items = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(bench.time(gemm, items))
+        except Exception as error:  # noqa: BLE001 - of whatever kind: the context may be unusable, the parent restarts
+            pipe.send(f"{type(error).__name__}: {error}"[:300])
+
+
+class _Arm:
+    """One item under one edge: its graph and its samples."""
+
+    def __init__(self, index: int, edge: int, graph: Any, nodes: int) -> None:
+        self.index, self.edge, self.graph, self.nodes = index, edge, graph, nodes
+        self.samples: list[float] = []
+        self.first = float("nan")
+
+    def sample(self) -> None:
+        self.samples.append(self.graph.time()[0] * 1e6 / self.nodes)
+
+
+class _Bench:
+    def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
+        import torch  # noqa: PLC0415 - in this process alone
+
+        from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers  # noqa: PLC0415
+        from cuda_l2.targets.cuda import detect  # noqa: PLC0415
+
+        self.torch, self.turn, self.finalists, self.alive = torch, turn, finalists, alive
+        self.rng = random.Random(seed)
+        torch.manual_seed(seed)
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(self.stream)
+        self.helpers = Helpers(compiled_helpers(detect().arch))
+        self.modules: dict[str, Any] = {}
+        self.tensors: dict[str, Any] = {}
+        self.workspaces: dict[int, Any] = {}  # by what fills them
+        self.outgrown: list[Any] = []  # kernels of this shape are still bound to them
+        self._warm_up()
+
+    def time(self, gemm: Gemm, items: Sequence[Item]) -> list[Sampled]:
+        self.outgrown.clear()
+        self._operands(gemm)
+        samples = [Sampled() for _ in items]
+        guess_us = max(1.5, gemm.flops / 650e6, gemm.bytes / 4e6)
+        arms: list[_Arm] = []
+        order = list(range(len(items)))
+        self.rng.shuffle(order)
+        began = time.monotonic()
+        for index in order:
+            item = items[index]
+            edges = (PLAIN, DEPENDENT) if item.dependent and guess_us < LONG_US else (PLAIN,)
+            try:
+                arms += self._arms(gemm, item, index, edges, guess_us)
+            except _Wrong as wrong:
+                samples[index].reason = str(wrong)
+            if time.monotonic() - began > PATIENCE_S / 4:
+                self.alive()
+                began = time.monotonic()
+        for _ in range(ROUNDS):
+            self._round(arms)
+        for arm in arms:
+            samples[arm.index].first[arm.edge] = arm.first = min(arm.samples)
+            arm.samples.clear()
+        final, more = self._final(gemm, items, arms, guess_us)
+        for _ in range(5 if guess_us > LONG_US else FINAL_ROUNDS):
+            self._round(final)
+        for arm in final:
+            samples[arm.index].final[arm.edge] = median(arm.samples)
+        self.turn.value = -1
+        for arm in [*arms, *more]:
+            arm.graph.destroy()
+        return samples
+
+    def _round(self, arms: list[_Arm]) -> None:
+        self.rng.shuffle(arms)
+        for arm in arms:
+            self.turn.value = arm.index
+            self.helpers.settle(self.stream.cuda_stream)
+            arm.sample()
+        self.alive()
+
+    def _final(
+        self, gemm: Gemm, items: Sequence[Item], arms: Sequence[_Arm], guess_us: float
+    ) -> tuple[list[_Arm], list[_Arm]]:
+        """The fastest of each layout and edge; of long kernels those that are fastest plainly, also as dependents."""
+        count = self.finalists if guess_us < LONG_US else max(2, self.finalists - 1)
+        found: list[_Arm] = []
+        more: list[_Arm] = []
+        for layout, edge in itertools.product(Layout, (PLAIN, DEPENDENT)):
+            own = [arm for arm in arms if items[arm.index].layout is layout and arm.edge == edge]
+            found += sorted(own, key=lambda arm: arm.first)[:count]
+        if guess_us >= LONG_US:
+            for arm in found:
+                if items[arm.index].dependent:
+                    more += self._arms(gemm, items[arm.index], arm.index, (DEPENDENT,), guess_us)
+        return found + more, more
+
+    def _arms(self, gemm: Gemm, item: Item, index: int, edges: Sequence[int], guess_us: float) -> list[_Arm]:
+        from cuda_l2.execute.cuda_driver import Graph, LaunchError, Loaded, Module  # noqa: PLC0415
+
+        self.turn.value = index
+        if item.artifact not in self.modules:
+            self.modules[item.artifact] = Module(Path(item.artifact).read_bytes())
+        stream, made = self.stream.cuda_stream, []
+        nodes = max(1 if guess_us > LONG_US else 2, min(MAX_NODES, round(GRAPH_US / guess_us)))
+        plain: Plan = pickle.loads(item.plan)  # our own parent's
+        pointers = {"a": self.a, "b": self.b[item.layout], "c": self.c.data_ptr()}
+        pointers |= {space.name: self._workspace(space) for space in plain.workspaces}
+        for edge in edges:
+            plan = as_dependent(plain) if edge == DEPENDENT else plain
+            try:
+                bound = Loaded(self.modules[item.artifact], plan).bind(pointers)
+            except LaunchError as error:
+                raise _Wrong(str(error)) from None
+            if edge == edges[0]:
+                self._check(gemm, bound)
+            graph = Graph(stream, functools.partial(_launch, bound, nodes))
+            made.append(_Arm(index, edge, graph, nodes))
+        return made
+
+    def _check(self, gemm: Gemm, bound: Any) -> None:
+        self.c.fill_(float("nan"))
+        bound.launch(self.stream.cuda_stream)
+        torch = self.torch
+        difference = float(torch.linalg.vector_norm(self.c - self.reference, dtype=torch.float32) / self.norm)
+        if not difference < LIMITS[gemm.accumulate]:
+            for fill, tensor in self.workspaces.items():
+                tensor.fill_(fill)  # it may not be as it was found
+            raise _Wrong(f"wrong result: relative difference {difference:.2g}")
+
+    def _operands(self, gemm: Gemm) -> None:
+        torch = self.torch
+        m, n, k = gemm.m, gemm.n, gemm.k
+        a, b = self._tensor("a", m * k).view(m, k), self._tensor("b", k * n).view(k, n)
+        other = self._tensor("b of tn", k * n).view(n, k)
+        other.copy_(b.t())
+        self.c, self.reference = (self._tensor(name, m * n).view(m, n) for name in ("c", "reference"))
+        torch.mm(a, b, out=self.reference)
+        self.norm = torch.linalg.vector_norm(self.reference, dtype=torch.float32)
+        self.a, self.b = a.data_ptr(), {Layout.NN: b.data_ptr(), Layout.TN: other.data_ptr()}
+
+    def _tensor(self, name: str, size: int) -> Any:
+        """The beginning of a buffer of normal numbers that serves every shape."""
+        torch = self.torch
+        if name not in self.tensors or self.tensors[name].numel() < size:
+            self.outgrown.append(self.tensors.get(name))
+            self.tensors[name] = torch.randn(max(size, 1 << 24), dtype=torch.half, device="cuda")
+        return self.tensors[name][:size]
+
+    def _workspace(self, space: Any) -> int:
+        """One buffer serves all that are filled alike: kernels leave persistent ones as they found them."""
+        if not space.persistent:
+            return int(self._tensor("scratch", -(-space.bytes // 2)).data_ptr())
+        fill = space.fill - (1 << 32) if space.fill >= 1 << 31 else space.fill
+        words = -(-space.bytes // 4)
+        if fill not in self.workspaces or self.workspaces[fill].numel() < words:
+            shape = (max(2 * words, 1 << 23),)
+            self.outgrown.append(self.workspaces.get(fill))
+            self.workspaces[fill] = self.torch.full(shape, fill, dtype=self.torch.int32, device="cuda")
+        return int(self.workspaces[fill].data_ptr())
+
+    def _warm_up(self) -> None:
+        x = self._tensor("a", 8192 * 8192).view(8192, 8192)
+        for _ in range(400):
+            self.torch.mm(x, x)
+        self.torch.cuda.synchronize()
+
+
+def _launch(bound: Any, times: int, stream: int) -> None:
+    for _ in range(times):
+        bound.launch(stream)
+
+
+class _Wrong(Exception):
+    """Why an item is not timed."""

@@ -1,0 +1,303 @@
+"""Chooses few kernels for many shapes: a pool of kernels, each compiled once, timed on every shape, the best set kept.
+
+Stages: pool -> build -> time -> choose. Each leaves a file in the run's folder, from which an interrupted run goes on,
+also on a bare machine: kernels that its cache does not hold are compiled again. What is timed here is for choosing; a
+kernel's figures are reported from another run, after verification.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuda_l2 import grid
+from cuda_l2.build.build_server import BuildServers
+from cuda_l2.errors import UserError
+from cuda_l2.execute.lock import machine_lock
+from cuda_l2.library.table import PoolRow, read_pool, read_times, schedule_of, schedule_text, write_pool
+from cuda_l2.measure.quick import Item, QuickTimer, Sampled
+from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.results import open_alone
+from cuda_l2.shortlist import Option, Shortlist, default_pool
+from cuda_l2.targets.cuda import CudaTarget
+
+POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
+KIND, VERSION = "cuda-l2 survey", 1
+EACH = 6
+"""Schedules of each family and shape in the pool that is made where none is given."""
+Size = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class SurveySettings:
+    """What to choose for, and from what."""
+
+    gemms: tuple[Gemm, ...]
+    out: Path
+    pool: Path | None = None
+    known: Path | None = None
+    budget_s: float = math.inf
+    seed: int = 0
+    finalists: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One kernel in one order of tiles on one shape: microseconds plain and as a dependent, nan where not timed."""
+
+    row: int
+    layout: Layout
+    launch: tuple[tuple[str, int], ...]
+    kernel: str
+    first: tuple[float, float]
+    final: tuple[float, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one shape gave, both layouts."""
+
+    size: Size
+    accumulate: Accumulate
+    arms: tuple[Arm, ...]
+    seconds: float = 0.0
+
+
+@dataclass
+class Survey:
+    """One run on one machine. Stages are called in order; each takes up what its file holds."""
+
+    settings: SurveySettings
+    target: CudaTarget
+    on_stage: Callable[[str], None] = print
+    rows: list[PoolRow] = field(default_factory=list)
+    artifacts: dict[str, str] = field(default_factory=dict)  # of built kernels, by identity
+    records: dict[tuple[Size, Accumulate], Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._options: dict[Gemm, list[Option]] = {}
+        self._finalists: dict[Size, list[Option]] = {}
+
+    def pool(self) -> None:
+        """The kernels to choose from: of the run's folder, else of the file given, else of the families' ranking."""
+        path, given = self.settings.out / POOL, self.settings.pool
+        if path.exists():
+            self.rows = read_pool(path)
+            if given and read_pool(given) != self.rows:
+                raise UserError(f"{path} holds another pool than {given}: choose another folder with --out")
+            return
+        if given:
+            self.rows = read_pool(given)
+        else:
+            self.rows = default_pool(self.settings.gemms, self.target, EACH)
+        write_pool(path, self.rows)
+
+    def build(self) -> None:
+        """Compile every kernel that some shape will try, each once."""
+        start = time.monotonic()
+        pending = [gemm for gemm in self.settings.gemms if (_size(gemm), gemm.accumulate) not in self.records]
+        self._options = self._shortlists(pending)
+        needed: dict[str, Candidate] = {}
+        shortlist = Shortlist(self.rows, self.target)
+        for gemm, options in self._options.items():
+            for option in options:
+                if option.kernel not in needed:
+                    needed[option.kernel] = shortlist.candidate(option, gemm)
+        self.on_stage(f"{len(needed)} kernels to try ({time.monotonic() - start:.0f} s)")
+        servers, failed = BuildServers(self.target), 0
+        try:
+            with (self.settings.out / BUILDS).open("w") as file:
+                builds = servers.build(list(needed.values()))
+                for number, (kernel, build) in enumerate(zip(needed, builds, strict=True), 1):
+                    file.write(json.dumps(_built(kernel, needed[kernel], build)) + "\n")
+                    if build.status is BuildStatus.BUILT:
+                        self.artifacts[kernel] = build.artifact
+                    else:
+                        failed += 1
+                    if number % 50 == 0:
+                        self.on_stage(f"{number} of {len(needed)} kernels built ({time.monotonic() - start:.0f} s)")
+        finally:
+            servers.close()
+        self.on_stage(f"{len(self.artifacts)} kernels built, {failed} refused ({time.monotonic() - start:.0f} s)")
+
+    def load(self) -> None:
+        """What an earlier run timed."""
+        path = self.settings.out / TIMES
+        if path.exists():
+            header, self.records = read_records(path)
+            if header != self._header():
+                raise UserError(f"{path} was measured on another machine or pool: choose another folder with --out")
+
+    def time(self, on_shape: Callable[[Gemm, str], None], on_done: Callable[[Gemm], None]) -> bool:
+        """Time what is not yet timed, until the budget is spent; whether all is."""
+        end = time.monotonic() + self.settings.budget_s
+        path = self.settings.out / TIMES
+        with open_alone(path) as file, QuickTimer(self.settings.seed, self.settings.finalists) as timer:
+            if not path.stat().st_size:
+                file.write((json.dumps(self._header()) + "\n").encode())
+            for gemm in self.pending():
+                if time.monotonic() > end:
+                    return False
+                on_shape(gemm, "timing")
+                record = self._time_shape(gemm, timer)
+                file.write(_line(record))
+                self.records[record.size, record.accumulate] = record
+                on_done(gemm)
+        return True
+
+    def pending(self) -> list[Gemm]:
+        """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
+        order = sorted(self.settings.gemms, key=lambda gemm: gemm.accumulate is Accumulate.FP16)
+        sizes = {(_size(gemm), gemm.accumulate): gemm for gemm in order}
+        return [gemm for key, gemm in sizes.items() if key not in self.records]
+
+    def _time_shape(self, gemm: Gemm, timer: QuickTimer) -> Record:
+        start = time.monotonic()
+        layouts = [g for g in self.settings.gemms if _size(g) == _size(gemm) and g.accumulate is gemm.accumulate]
+        options = list(itertools.chain.from_iterable(self._options.pop(g, []) for g in layouts))
+        if gemm.accumulate is Accumulate.FP16:
+            options += self._wide_finalists(gemm)
+        options = [option for option in options if option.kernel in self.artifacts]
+        items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
+        with machine_lock():
+            samples = timer.time(gemm, items)
+        arms = tuple(_arm(option, sampled) for option, sampled in zip(options, samples, strict=True))
+        if gemm.accumulate is Accumulate.FP32:
+            self._finalists[_size(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
+        return Record(_size(gemm), gemm.accumulate, arms, time.monotonic() - start)
+
+    def _wide_finalists(self, gemm: Gemm) -> list[Option]:
+        """What was best with fp32 sums, which the fp16 class allows."""
+        if _size(gemm) in self._finalists:
+            return self._finalists.pop(_size(gemm))
+        record = self.records.get((_size(gemm), Accumulate.FP32))  # of an earlier run
+        keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)] if record else []
+        return Shortlist(self.rows, self.target).repeat(gemm, keys)
+
+    def _shortlists(self, gemms: Sequence[Gemm]) -> dict[Gemm, list[Option]]:
+        """What to try on each shape; worked out on all cores."""
+        settings = self.settings
+        context = multiprocessing.get_context("spawn")
+        arguments = (settings.out / POOL, self.target, settings.known)
+        with concurrent.futures.ProcessPoolExecutor(
+            max(1, self.target.cores - 1), context, _prepare, arguments
+        ) as pool:
+            return dict(zip(gemms, pool.map(_options_of, gemms, chunksize=8), strict=True))
+
+    def _header(self) -> dict[str, Any]:
+        pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
+        return {"kind": KIND, "version": VERSION, "machine": self.target.machine, "pool": pool}
+
+
+_SHORTLIST: list[Shortlist] = []
+"""Of a process that works out shortlists."""
+
+
+def _prepare(pool: Path, target: CudaTarget, known: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, read_times(known) if known else ())]
+
+
+def _options_of(gemm: Gemm) -> list[Option]:
+    return _SHORTLIST[0].options(gemm)
+
+
+def read_records(path: Path) -> tuple[dict[str, Any], dict[tuple[Size, Accumulate], Record]]:
+    """The header and records of a times file; a last line that was not written whole is left out."""
+    lines = path.read_bytes().split(b"\n")
+    parsed = [fields for fields in map(_parsed, lines) if fields]
+    if not parsed or parsed[0].get("kind") != KIND:
+        raise UserError(f"{path} is no file of times of this program: choose another folder with --out")
+    records = {}
+    for fields in parsed[1:]:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            record = _record(fields)
+            records[record.size, record.accumulate] = record
+    return parsed[0], records
+
+
+def _line(record: Record) -> bytes:
+    arms = [
+        [
+            arm.row,
+            arm.layout,
+            schedule_text(arm.launch),
+            arm.kernel,
+            *map(_number, (*arm.first, *arm.final)),
+            arm.reason,
+        ]
+        for arm in record.arms
+    ]
+    m, n, k = record.size
+    fields = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "accumulate": record.accumulate,
+        "seconds": round(record.seconds, 3),
+        "arms": arms,
+    }
+    return b"\n" + json.dumps(fields, separators=(",", ":")).encode()  # an unfinished line stays a line of its own
+
+
+def _record(fields: dict[str, Any]) -> Record:
+    arms = []
+    for row, layout, launch, kernel, a, b, c, d, reason in fields["arms"]:
+        named = schedule_of(launch) if launch else ()
+        a, b, c, d = (math.nan if us is None else float(us) for us in (a, b, c, d))
+        arms.append(Arm(row, Layout(layout), named, kernel, (a, b), (c, d), reason))
+    size = (fields["m"], fields["n"], fields["k"])
+    return Record(size, Accumulate(fields["accumulate"]), tuple(arms), fields["seconds"])
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _number(us: float) -> float | None:
+    return round(us, 4) if math.isfinite(us) else None
+
+
+def _arm(option: Option, sampled: Sampled) -> Arm:
+    first, final = sampled.first, sampled.final
+    return Arm(*option.key, option.kernel, (first[0], first[1]), (final[0], final[1]), sampled.reason)
+
+
+def _is_final(arm: Arm) -> bool:
+    return any(map(math.isfinite, arm.final))
+
+
+def _built(kernel: str, candidate: Candidate, build: Build) -> dict[str, Any]:
+    facts = [[k.name, k.registers, k.spill_bytes, k.instructions] for k in build.kernels]
+    return {
+        "kernel": kernel,
+        "family": candidate.family,
+        "schedule": schedule_text(candidate.schedule),
+        "status": build.status,
+        "reason": build.reason,
+        "kernels": facts,
+    }
+
+
+def _size(gemm: Gemm) -> Size:
+    return gemm.m, gemm.n, gemm.k
+
+
+def shapes_of(text: str, layouts: Sequence[Layout], accumulates: Sequence[Accumulate], seed: int) -> tuple[Gemm, ...]:
+    """A grid's shapes in all layouts and classes, in random order of size."""
+    gemms: Iterator[Gemm] = itertools.chain.from_iterable(grid.read_grid(text, layouts, a) for a in accumulates)
+    return tuple(dict.fromkeys(grid.shuffled(gemms, seed)))

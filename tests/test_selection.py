@@ -1,0 +1,117 @@
+"""Choosing few kernels for many shapes, from times made up so that the best choice is known."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from cuda_l2.families._base import families_for
+from cuda_l2.library.choose import choose, value
+from cuda_l2.library.table import PLAIN, PROGRAMMATIC, PoolRow
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.selection import Case, select, summary, table
+from cuda_l2.survey import Arm, Record
+from cuda_l2.targets.cuda import compile_only
+
+NAN = math.nan
+SIZE = (256, 256, 256)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_choice_is_close_to_the_best_of_all(seed) -> None:
+    rng = np.random.default_rng(seed)
+    worth_SK = rng.random((12, 9)).astype(np.float32) ** 2
+    worth_SK[rng.random(worth_SK.shape) < 0.3] = 0
+    weights_S = rng.random(12)
+    for most in (1, 2, 3, 4):
+        found = choose(worth_SK, weights_S, most)
+        best = max(value(worth_SK, weights_S, list(each)) for each in itertools.combinations(range(9), most))
+        assert len(found) <= most and len(set(found)) == len(found)
+        assert value(worth_SK, weights_S, found) >= (1 - 1e-5 if most == 1 else 0.98) * best
+
+
+def test_swaps_mend_what_greed_spoils() -> None:
+    """The kernel that is fair everywhere is taken first, and is in the way of two that are perfect together."""
+    worth_SK = np.array([[1, 0, 0.6], [1, 0, 0.6], [0, 1, 0.6], [0, 1, 0.6]], np.float32)
+    assert choose(worth_SK, np.ones(4), 1) == [2]
+    assert choose(worth_SK, np.ones(4), 2) == [0, 1]
+
+
+def test_kernels_that_add_nothing_are_left_out() -> None:
+    worth_SK = np.array([[1, 1, 0.5], [0.9, 1, 0.2]], np.float32)
+    assert choose(worth_SK, np.ones(2), 3) == [1]
+    assert choose(np.zeros((2, 3), np.float32), np.ones(2), 3) == []
+
+
+def test_weights_decide_who_is_served() -> None:
+    worth_SK = np.eye(3, dtype=np.float32)
+    assert choose(worth_SK, np.array([0.1, 5.0, 1.0]), 1) == [1]
+    assert choose(worth_SK, np.array([0.1, 5.0, 1.0]), 2) == [1, 2]
+
+
+def arm(kernel: str, layout: str, plain: float, dependent: float = NAN, final: tuple[float, float] = (NAN, NAN)) -> Arm:
+    return Arm(0, Layout(layout), (), kernel, (plain, dependent), final)
+
+
+def times(*arms: Arm, size: tuple[int, int, int] = SIZE, accumulate: str = "fp32") -> Record:
+    return Record(size, Accumulate(accumulate), arms)
+
+
+def test_a_dependent_launch_is_used_where_it_is_faster() -> None:
+    found = select([times(arm("x", "nn", 2.0, 1.5), arm("y", "tn", 3.0, 4.0))], most=2)
+    assert found.kept[Case(SIZE, Accumulate.FP32, PLAIN, Layout.NN)].us == 2.0
+    early = found.kept[Case(SIZE, Accumulate.FP32, PROGRAMMATIC, Layout.NN)]
+    assert (early.us, early.edge) == (1.5, 1)
+    late = found.kept[Case(SIZE, Accumulate.FP32, PROGRAMMATIC, Layout.TN)]
+    assert (late.us, late.edge) == (3.0, 0)
+    assert found.kept[Case(SIZE, Accumulate.FP32, PLAIN, None)].arm.kernel == "x"
+
+
+def test_the_limit_costs_the_shapes_that_share() -> None:
+    other = (512, 512, 512)
+    records = [
+        times(arm("x", "nn", 1.0), arm("y", "nn", 1.1), arm("z", "nn", 5.0)),
+        times(arm("x", "nn", 9.0), arm("y", "nn", 2.2), arm("z", "nn", 2.0), size=other),
+    ]
+    everything, one = select(records, 3), select(records, 1)
+    assert everything.kernels == ("x", "z") and one.kernels == ("y",)
+    assert everything.ratio(Case(other, Accumulate.FP32, PLAIN, None)) == 1.0
+    assert one.ratio(Case(other, Accumulate.FP32, PLAIN, None)) == pytest.approx(2.0 / 2.2)
+    assert one.offered == 3
+
+
+def test_the_second_pass_counts_and_corrects_the_first() -> None:
+    """All that was timed twice took 10 % longer the second time, so what was timed once is taken to as well."""
+    record = times(arm("x", "nn", 1.0, final=(1.1, NAN)), arm("y", "nn", 2.0, final=(2.2, NAN)), arm("z", "nn", 1.05))
+    found = select([record], 3)
+    assert found.best[Case(SIZE, Accumulate.FP32, PLAIN, Layout.NN)].us == 1.1
+    assert found.kernels == ("x",)
+
+
+def test_the_fp16_class_may_use_kernels_that_sum_in_fp32() -> None:
+    """y was timed in both classes and was twice as slow the second time; so would z have been."""
+    wide = times(arm("y", "nn", 1.0, final=(1.0, NAN)), arm("z", "nn", 1.2, final=(1.2, NAN)))
+    narrow = times(arm("y", "nn", 2.0, final=(2.0, NAN)), arm("h", "nn", 3.0, final=(3.0, NAN)), accumulate="fp16")
+    uses = select([wide, narrow], 1).kept
+    assert uses[Case(SIZE, Accumulate.FP16, PLAIN, Layout.NN)].arm.kernel == "y"
+    only_z = select([times(arm("z", "nn", 1.2)), narrow], 3)
+    assert Case(SIZE, Accumulate.FP16, PLAIN, None) in only_z.kept
+
+
+def test_the_table_holds_whole_schedules() -> None:
+    target, gemm = compile_only("sm_90a"), Gemm(*SIZE)
+    family = families_for(gemm, target)[0]
+    named = dict(zip([c.name for c in family.choices], family.default(gemm, target), strict=True)) | {"PDL": 2}
+    pool = [PoolRow(family.name, tuple((c.name, named[c.name]) for c in family.choices if c.compiled))]
+    chosen = select([times(arm("x", "nn", 2.0, 1.5), arm("x", "tn", 2.5, 3.0))], 1)
+    found = table(chosen, pool)
+    assert [(row.gemm.layout, row.edge, row.us, dict(row.schedule)["EDGE"]) for row in found] == [
+        (Layout.NN, PLAIN, 2.0, 0),
+        (Layout.NN, PROGRAMMATIC, 1.5, 1),
+        (Layout.TN, PLAIN, 2.5, 0),
+        (Layout.TN, PROGRAMMATIC, 2.5, 0),
+    ]
+    for row in found:
+        assert row.candidate(target).family == family.name
+    assert "1 distinct kernels kept of 1 timed" in summary(chosen, pool)

@@ -1,0 +1,178 @@
+"""survey.py and shortlist.py: what is tried on a shape, what is built, and that an interrupted run goes on."""
+
+import dataclasses
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.contract import kernel_id, parse_cuda
+from cuda_l2.errors import UserError
+from cuda_l2.families._base import families_for
+from cuda_l2.library.table import PLAIN, PoolRow, Row, read_pool, read_table, write_pool, write_table
+from cuda_l2.measure.quick import as_dependent
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.shortlist import KNOWN_WITHIN, Shortlist, default_pool
+from cuda_l2.survey import BUILDS, TIMES, Arm, Record, Survey, SurveySettings, _line, read_records, shapes_of
+from cuda_l2.targets.cuda import compile_only
+
+HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
+SHAPES = ("256x256x256", "4096x4096x512:tn", "128x512x4096")
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[PoolRow]:
+    gemms = [Gemm.parse(shape + accumulate) for shape in SHAPES for accumulate in ("", ":fp16")]
+    return default_pool(gemms, HOPPER, 6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_families_rank_their_default_first(shape) -> None:
+    gemm = Gemm.parse(shape)
+    for family in families_for(gemm, HOPPER):
+        ranked = family.ranked(gemm, HOPPER, 5)
+        assert ranked[0] == family.default(gemm, HOPPER) and len(set(ranked)) == len(ranked) <= 5
+        names = [choice.name for choice in family.choices]
+        assert all(
+            0 < family.estimate_us(gemm, HOPPER, dict(zip(names, values, strict=True))) < 1e5 for values in ranked
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_shortlist_holds_different_launches_of_valid_kernels(shape, pool) -> None:
+    gemm = Gemm.parse(shape)
+    shortlist = Shortlist(pool, HOPPER)
+    options = shortlist.options(gemm)
+    assert 3 < len(options) == len({option.key for option in options})
+    assert len({option.kernel for option in options}) < len(options)  # some in several orders of tiles
+    for option in options:
+        source = shortlist.candidate(option, gemm).source
+        assert kernel_id(source) == option.kernel
+        assert pickle.loads(option.plan) == parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_plan_as_a_dependent_is_that_of_the_other_edge(shape, pool) -> None:
+    gemm = Gemm.parse(shape)
+    shortlist, checked = Shortlist(pool, HOPPER), 0
+    for option in shortlist.options(gemm):
+        schedule = shortlist.schedule(option, gemm, 1)
+        assert (schedule is not None) == option.dependent
+        if schedule:
+            terms = parse_cuda(schedule.family.render(schedule).source)
+            assert as_dependent(pickle.loads(option.plan)) == terms.plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+            checked += 1
+    assert checked
+
+
+def test_the_fp16_class_tries_fp16_sums_and_repeats_the_rest(pool) -> None:
+    shortlist, gemm = Shortlist(pool, HOPPER), Gemm.parse("4096x4096x512:tn")
+    narrow = dataclasses.replace(gemm, accumulate=Accumulate.FP16)
+    for option in shortlist.options(narrow):
+        named = dict(pool[option.row].schedule)
+        assert named.get("ACC") == 16 or named.get("ACC16") == 1
+    wide = shortlist.options(gemm)
+    assert shortlist.repeat(narrow, [option.key for option in wide]) == wide
+
+
+def test_known_times_come_first(pool) -> None:
+    gemm = Gemm.parse(SHAPES[0])
+    plain = Shortlist(pool, HOPPER).options(gemm)
+    last = plain[-1]
+    schedule = Shortlist(pool, HOPPER).schedule(last, gemm, 0)
+    assert schedule
+    known = [Row(gemm, PLAIN, schedule.family.name, tuple(schedule.named.items()), 1.0)]
+    slow = Shortlist(pool, HOPPER).schedule(plain[0], gemm, 0)
+    assert slow
+    known.append(Row(gemm, PLAIN, slow.family.name, tuple(slow.named.items()), 1.1 * KNOWN_WITHIN))
+    options = Shortlist(pool, HOPPER, known).options(gemm)
+    assert options[0].key == last.key
+    assert options[1].row == last.row or options[1].row != plain[0].row
+
+
+def record(size: tuple[int, int, int], accumulate: str = "fp32") -> Record:
+    arms = (
+        Arm(0, Layout.NN, (("ORDER", 2),), "abc", (1.25, math.inf), (1.5, 2.0)),
+        Arm(1, Layout.TN, (), "def", (0.1, 0.2), (0.3, 0.4), "wrong"),
+    )
+    return Record(size, Accumulate(accumulate), arms, 0.5)
+
+
+def test_records_survive_a_file_cut_off_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / TIMES
+    header = {"kind": "cuda-l2 survey", "version": 1}
+    whole = json.dumps(header).encode() + b"\n" + _line(record((1, 2, 3))) + _line(record((4, 5, 6), "fp16"))
+    path.write_bytes(whole)
+    found, records = read_records(path)
+    assert found == header and set(records) == {((1, 2, 3), "fp32"), ((4, 5, 6), "fp16")}
+    first, second = records[(1, 2, 3), Accumulate.FP32].arms
+    assert first.launch == (("ORDER", 2),) and first.final == (1.5, 2.0) and math.isnan(first.first[1])
+    assert second == record((1, 2, 3)).arms[1]
+    path.write_bytes(whole[:-9] + _line(record((7, 8, 9))))
+    assert {size for size, _ in read_records(path)[1]} == {(1, 2, 3), (7, 8, 9)}
+    path.write_bytes(b"something else")
+    with pytest.raises(UserError, match="no file of times"):
+        read_records(path)
+
+
+def survey(folder: Path, gemms: tuple[Gemm, ...], **settings: object) -> Survey:
+    return Survey(SurveySettings(gemms, folder, **settings), HOPPER, lambda text: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
+    gemms = shapes_of("64x64x64,128x64x64", list(Layout), [Accumulate.FP32], 0)
+    assert len(gemms) == 4
+    rows = default_pool(gemms[:1], HOPPER, 1)[:1]
+    write_pool(tmp_path / "given.csv", rows)
+    first = survey(tmp_path / "out", gemms, pool=tmp_path / "given.csv")
+    first.pool()
+    first.load()
+    assert [(g.m, g.n, g.k) for g in first.pending()] == list(dict.fromkeys((g.m, g.n, g.k) for g in gemms))
+    first.build()
+    lines = [json.loads(line) for line in (tmp_path / "out" / BUILDS).read_text().splitlines()]
+    assert {line["kernel"] for line in lines} == set(first.artifacts) and all(
+        line["status"] == "built" for line in lines
+    )
+    assert all(Path(artifact).exists() for artifact in first.artifacts.values())
+    header = json.dumps(first._header()).encode()
+    (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((128, 64, 64))))
+    again = survey(tmp_path / "out", gemms)
+    again.pool()
+    again.load()
+    assert again.rows == rows and [(g.m, g.n, g.k) for g in again.pending()] == [(64, 64, 64)]
+    write_pool(tmp_path / "given.csv", [*rows, dataclasses.replace(rows[0], layout=None)])
+    with pytest.raises(UserError, match="another pool"):
+        survey(tmp_path / "out", gemms, pool=tmp_path / "given.csv").pool()
+    (tmp_path / "out" / TIMES).write_bytes(header.replace(b"sm_90a", b"sm_80") + b"\n")
+    with pytest.raises(UserError, match="another machine"):
+        again.load()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
+    del gpu  # the command opens its own
+    shapes = "64x64x64,256x256x2048,1024x1024x512"
+    command = [sys.executable, "-P", "-m", "cuda_l2.cli", "select", "--grid", shapes, "--accumulate", "fp32,fp16"]
+    command += ["--most", "6", "--out", str(tmp_path / "out")]
+    for run in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+        assert done.returncode == 0, done.stderr
+        assert ("kernels built" in done.stderr) == (run == 0)
+    _, records = read_records(tmp_path / "out" / TIMES)
+    assert len(records) == 6
+    for each in records.values():
+        assert all(not arm.reason and math.isfinite(arm.first[0]) for arm in each.arms)
+    rows = read_table(tmp_path / "out" / "schedules.csv")
+    assert len(rows) == 3 * 2 * 2 * 2 and len(read_pool(tmp_path / "out" / "pool.csv")) > 6
+    from cuda_l2.targets.cuda import detect  # noqa: PLC0415
+
+    assert len({kernel_id(row.candidate(detect()).source) for row in rows}) <= 6
+    write_table(tmp_path / "again.csv", rows)
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "out" / "schedules.csv").read_text()
