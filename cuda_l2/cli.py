@@ -6,7 +6,7 @@ import sys
 from cyclopts import App
 
 from cuda_l2 import __version__
-from cuda_l2.commands import bench, check, doctor, optimize, profile, record, replay, select, show, throughput
+from cuda_l2.commands import bench, check, doctor, optimize, profile, prove, record, replay, select, show, throughput
 from cuda_l2.errors import MachineError, UserError
 
 app = App(
@@ -20,7 +20,7 @@ app = App(
     ),
     help_format="plaintext",
 )
-for module in (optimize, show, check, profile, doctor, bench, record, replay, select, throughput):
+for module in (optimize, show, check, profile, doctor, bench, prove, record, replay, select, throughput):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
 app.register_install_completion_command(name="--install-completion")
 

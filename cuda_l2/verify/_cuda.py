@@ -174,8 +174,11 @@ class CudaSession(GpuSession):
         return contract.parse_cuda(self.candidate.source).plan(gemm.m, gemm.n, gemm.k, self.sms)
 
     def sanitizes(self) -> bool:
-        """Whether compute-sanitizer works on this machine; UserError where it is not installed."""
-        return sanitizer.works()
+        """Whether compute-sanitizer works on this machine; UserError where it is not installed.
+
+        Who runs it for this session has made sure.
+        """
+        return self._sanitize is not sanitizer.findings or sanitizer.works()
 
     def sanitize(self, tool: sanitizer.Tool, gemm: Gemm) -> str:
         """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
