@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import CHEATS
 
-COMMANDS = ("optimize", "show", "check", "doctor", "bench", "record", "replay", "select")
+COMMANDS = ("optimize", "show", "check", "doctor", "bench", "prove", "record", "replay", "select")
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +46,7 @@ def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subproc
         (["check", ".", "64x64x64"], "cannot read"),
         (["record", "64x64x64", "out.jsonl", "--fix.NOTHING", "1"], "NOTHING"),
         (["replay", "missing.jsonl"], "record"),
+        (["prove", "missing.csv"], "missing.csv"),
         (["optimize", "64x64x64", "--seed", "-1"], "seed"),
         (["optimize", "64x64x64", "999999x999999x999999"], "memory"),
         (["show", "64x64x64", "--count", "0"], "at least 1"),
