@@ -245,7 +245,12 @@ def test_a_process_that_dies_costs_its_item_which_is_tried_once_more(small: list
     found: list[proof_module.Proof] = []
     with prover.Prover(TARGET, 2) as running:
         running.run(small, found.append)
-    assert {proof.gemm.m: proof.status for proof in found} == {16: "correct", 32: "correct", 48: "died", 64: "incorrect"}
+    assert {proof.gemm.m: proof.status for proof in found} == {
+        16: "correct",
+        32: "correct",
+        48: "died",
+        64: "incorrect",
+    }
     by_rows = {proof.gemm.m: proof for proof in found}
     assert by_rows[16].registers > 0 and by_rows[16].passed
     assert by_rows[64].check == "exact match" and "status" in by_rows[48].reason
