@@ -44,7 +44,8 @@ TOGETHER = 8
 """Candidates that one process under a tool of the sanitizer launches."""
 ANSWER_S = 300.0
 """A worker that is silent for longer on one item is stuck."""
-END_S = 10.0
+WATCH_S = 2 * SANITIZER_TIMEOUT_S
+"""For several candidates together, or one beside others."""
 
 
 @dataclass
@@ -198,11 +199,10 @@ class Prover:
 
     def _watch(self, tool: Tool, entries: Sequence[tuple[_Item, Job]]) -> None:
         """Let a tool of the sanitizer look at candidates together, and where it says something at each alone."""
-        limit_s = self._patience * SANITIZER_TIMEOUT_S
         try:
-            together = len(entries) > 1 and sanitizer.silent(tool, [job for _, job in entries], limit_s)
+            together = len(entries) > 1 and sanitizer.silent(tool, [job for _, job in entries], WATCH_S)
             for item, job in entries:
-                self._events.put(_Watched(item, None if together else _finding(tool, job, item.task, limit_s)))
+                self._events.put(_Watched(item, None if together else _finding(tool, job, item.task)))
         except Exception as error:  # noqa: BLE001 - the run ends with it
             self._events.put(error)
 
@@ -252,9 +252,9 @@ class _Worker:
         self._process.wait()
 
 
-def _finding(tool: Tool, job: Job, task: Task, limit_s: float) -> CheckFailed | Fault | None:
+def _finding(tool: Tool, job: Job, task: Task) -> CheckFailed | Fault | None:
     try:
-        finding = sanitizer.findings(tool, job, limit_s)
+        finding = sanitizer.findings(tool, job, WATCH_S)
     except Fault as fault:
         return fault
     return races.failed(tool, job.gemm, task.gemm, finding) if finding else None

@@ -1,7 +1,6 @@
 """The process that launches CUDA candidates alone. Started by `cuda_alone`, under a tool that watches it.
 
-Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds; a job's
-is given back before the next one. No torch. Jobs are lines of a JSON file, the result is one: a digest of C for each
+Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds. No torch. Jobs are lines of a JSON file, the result is one: a digest of C for each
 job and launch, up to what went wrong.
 """
 
@@ -25,9 +24,13 @@ PATTERN = 65521
 
 
 class _Memory:
-    """What one job allocates. A context manager."""
+    """What one job allocates. A context manager.
 
-    def __init__(self) -> None:
+    kept: it stays allocated, so that every later job finds memory at addresses that nothing has written yet.
+    """
+
+    def __init__(self, kept: bool) -> None:
+        self._kept = kept
         self._addresses: list[int] = []
 
     def allocate(self, size: int) -> int:
@@ -49,7 +52,9 @@ class _Memory:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for address in self._addresses if error[0] is None else ():  # after a fault the driver only repeats it
+        if self._kept or error[0] is not None:  # after a fault the driver only repeats it
+            return
+        for address in self._addresses:
             check("cuMemFree", driver.cuMemFree(address))
 
 
@@ -106,7 +111,7 @@ def main() -> None:
     try:
         stream = _start()
         for job in jobs:
-            with _Memory() as memory:
+            with _Memory(kept=not job.fills_scratch) as memory:
                 digests.append(_launch(job, stream, memory))
     except LaunchError as error:
         result["refused"] = str(error)
