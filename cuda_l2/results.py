@@ -14,7 +14,7 @@ from typing import Any
 from cuda_l2 import lines
 from cuda_l2.errors import UserError
 from cuda_l2.lines import LinesFile
-from cuda_l2.records import Gemm, Timing, Verdict, from_json, to_json
+from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict, from_json, to_json
 
 KIND, VERSION = "cuda-l2 results", 1
 RESULTS, SUMMARY = "results.jsonl", "summary.md"
@@ -47,6 +47,20 @@ class Header:
 
 
 @dataclass(frozen=True)
+class KernelFigures:
+    """One of several kernels of a shape that were timed in one run."""
+
+    layout: Layout  # in which it reads B
+    dependent: bool  # launched as a programmatic dependent of the launch before
+    kernel: str  # what was compiled, by hash
+    family: str
+    schedule: tuple[tuple[str, int], ...]
+    selected_us: float  # its time in the run that chose it
+    latency_us: Interval
+    speedups: tuple[tuple[str, Interval], ...]  # over every baseline of the run
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What became of one shape under one protocol."""
 
@@ -61,6 +75,7 @@ class Measurement:
     schedule: tuple[tuple[str, int], ...] = ()
     verdict: Verdict | None = None
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each baseline ran, as the rig describes it
+    kernels: tuple[KernelFigures, ...] = ()  # from a library: all that were timed; `timing` is the first one's
     created: str = ""  # UTC, ISO 8601
     seconds: float = 0.0  # wall time, search included
 

@@ -86,7 +86,7 @@ class Survey:
 
     def __post_init__(self) -> None:
         self._options: dict[Gemm, list[Option]] = {}
-        self._finalists: dict[Size, list[Option]] = {}
+        self._finalists: dict[Size, list[Option]] = {}  # of the fp32 class
 
     def pool(self) -> None:
         """The kernels to choose from: of the run's folder, else of the file given, else of the families' ranking."""
@@ -109,14 +109,16 @@ class Survey:
         self._options = self._shortlists(pending)
         needed: dict[str, Candidate] = {}
         shortlist = Shortlist(self.rows, self.target)
-        for gemm, options in self._options.items():
-            for option in options:
+        for gemm in pending:
+            if gemm.accumulate is Accumulate.FP16:
+                self._recall_finalists(gemm, shortlist)
+            for option in [*self._options[gemm], *self._finalists.get(_size(gemm), [])]:
                 if option.kernel not in needed:
                     needed[option.kernel] = shortlist.candidate(option, gemm)
         self.on_stage(f"{len(needed)} kernels to try ({time.monotonic() - start:.0f} s)")
         servers, failed = BuildServers(self.target), 0
         try:
-            with (self.settings.out / BUILDS).open("w") as file:
+            with (self.settings.out / BUILDS).open("a") as file:
                 builds = servers.build(list(needed.values()))
                 for number, (kernel, build) in enumerate(zip(needed, builds, strict=True), 1):
                     file.write(json.dumps(_built(kernel, needed[kernel], build)) + "\n")
@@ -166,7 +168,7 @@ class Survey:
         layouts = [g for g in self.settings.gemms if _size(g) == _size(gemm) and g.accumulate is gemm.accumulate]
         options = list(itertools.chain.from_iterable(self._options.pop(g, []) for g in layouts))
         if gemm.accumulate is Accumulate.FP16:
-            options += self._wide_finalists(gemm)
+            options += self._finalists.pop(_size(gemm), [])
         options = [option for option in options if option.kernel in self.artifacts]
         items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
         with machine_lock():
@@ -176,13 +178,12 @@ class Survey:
             self._finalists[_size(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
         return Record(_size(gemm), gemm.accumulate, arms, time.monotonic() - start)
 
-    def _wide_finalists(self, gemm: Gemm) -> list[Option]:
-        """What was best with fp32 sums, which the fp16 class allows."""
-        if _size(gemm) in self._finalists:
-            return self._finalists.pop(_size(gemm))
-        record = self.records.get((_size(gemm), Accumulate.FP32))  # of an earlier run
-        keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)] if record else []
-        return Shortlist(self.rows, self.target).repeat(gemm, keys)
+    def _recall_finalists(self, gemm: Gemm, shortlist: Shortlist) -> None:
+        """What was best with fp32 sums, which the fp16 class allows, where an earlier run found it."""
+        record = self.records.get((_size(gemm), Accumulate.FP32))
+        if record and _size(gemm) not in self._finalists:
+            keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)]
+            self._finalists[_size(gemm)] = shortlist.repeat(gemm, keys)
 
     def _shortlists(self, gemms: Sequence[Gemm]) -> dict[Gemm, list[Option]]:
         """What to try on each shape; worked out on all cores."""

@@ -146,6 +146,16 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     again.pool()
     again.load()
     assert again.rows == rows and [(g.m, g.n, g.k) for g in again.pending()] == [(64, 64, 64)]
+    kernel = next(iter(first.artifacts))  # the fp16 class tries what was best with fp32 sums, also of an earlier run
+    best = Arm(0, Layout.NN, (), kernel, (1.0, math.nan), (1.0, math.nan))
+    fp32 = Record((64, 64, 64), Accumulate.FP32, (best,))
+    (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(fp32))
+    narrow = survey(tmp_path / "out", shapes_of("64x64x64", list(Layout), list(Accumulate), 0))
+    narrow.pool()
+    narrow.load()
+    assert [gemm.accumulate for gemm in narrow.pending()] == ["fp16"]
+    narrow.build()
+    assert set(narrow.artifacts) == {option.kernel for option in narrow._finalists[64, 64, 64]} == {kernel}
     write_pool(tmp_path / "given.csv", [*rows, dataclasses.replace(rows[0], layout=None)])
     with pytest.raises(UserError, match="another pool"):
         survey(tmp_path / "out", gemms, pool=tmp_path / "given.csv").pool()

@@ -45,6 +45,8 @@ class BenchSettings:
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
     full: Annotated[bool, Parameter(negative=())] = False
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
+    library: Path | None = None
+    """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
@@ -146,6 +148,7 @@ def _run_grid(settings: BenchSettings) -> None:
         arms=_listed(settings.arms),
         compiled=settings.compile,
         full=settings.full,
+        library=settings.library,
     )
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:

@@ -75,6 +75,7 @@ def command(settings: SelectSettings | None = None) -> None:
     )
     survey.pool()
     survey.load()
+    write_text(settings.out / ENVIRONMENT, json.dumps(target.environment(), indent=1) + "\n")
     pending = survey.pending()
     finished, interrupted = not pending, False
     if pending:
@@ -90,7 +91,6 @@ def command(settings: SelectSettings | None = None) -> None:
     write_table(settings.out / TABLE, selection.table(chosen, survey.rows))
     text = selection.summary(chosen, survey.rows)
     write_text(settings.out / SUMMARY, text)
-    write_text(settings.out / ENVIRONMENT, json.dumps(target.environment(), indent=1) + "\n")
     print(text)
     if not finished:
         print("not all shapes are timed: the same command goes on from here", file=sys.stderr)

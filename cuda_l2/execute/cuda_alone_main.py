@@ -1,7 +1,7 @@
 """The process that launches CUDA candidates alone. Started by `cuda_alone`, under a tool that watches it.
 
-Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds. No torch. Jobs are lines of a JSON file, the result is one: a digest of C for each
-job and launch, up to what went wrong.
+Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds. No
+torch. Jobs are lines of a JSON file, the result is one: a digest of C for each job and launch, up to what went wrong.
 """
 
 import hashlib

@@ -26,6 +26,9 @@ class Protocol:
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
+MIN_BRIEF_ROUNDS = 9
+"""With so many the interval lies within the second smallest and second largest."""
+
 SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, selects=True, check_every=6)
 FINALS = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
 OFFLINE = Protocol("offline", round_s=0.012, min_rounds=12, max_rounds=40, halfwidth=0.005)
@@ -48,3 +51,13 @@ CUDA_PROTOCOLS = {
     )
 }
 """Device time has no jitter of a host's pipes: shorter rounds say as much."""
+
+
+def brief(protocol: Protocol) -> Protocol:
+    """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs."""
+    if protocol.measure_s:
+        return protocol
+    least = max(MIN_BRIEF_ROUNDS, protocol.min_rounds // 2)
+    return replace(
+        protocol, round_s=protocol.round_s / 4, min_rounds=least, max_rounds=2 * least, halfwidth=2 * protocol.halfwidth
+    )

@@ -8,17 +8,18 @@ import contextlib
 import csv
 import importlib.util
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cuda_l2.errors import UserError
 from cuda_l2.grid import log2_mnk
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
+from cuda_l2.records import Arm, Timing
+from cuda_l2.report import library
+from cuda_l2.report.arms import Row, arms_of, cell, fastest, interval_cells, same_layout
 from cuda_l2.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Header, Measurement
 
 OURS = "ours"
@@ -26,15 +27,12 @@ ALGORITHM = ("id", "tile", "stages", "split_k", "reduction", "workspace_bytes", 
 """What a row holds of a cuBLASLt algorithm."""
 CONDITIONS = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "clock_spread_of_arms", "drifted")
 
-Cell = str | int | float | None
-Row = dict[str, Cell]
-
 
 def rows(header: Header, measurements: Sequence[Measurement]) -> list[Row]:
     """One row a shape and protocol, small shapes first; all rows have the same columns in the same order."""
     ordered = sorted(measurements, key=lambda m: (m.gemm.flops, m.gemm, m.protocol))
     partial = [_row(measurement) for measurement in ordered]
-    environment: Row = {f"env_{name}": _cell(value) for name, value in header.environment.items()}
+    environment: Row = {f"env_{name}": cell(value) for name, value in header.environment.items()}
     groups: dict[str, list[str]] = {}  # columns of one arm stay together, whatever row they come from
     for row in partial:
         for name in row:
@@ -69,29 +67,6 @@ def write_text(path: Path, text: str) -> None:
         whole.write_text(text)
 
 
-def arms_of(timing: Timing) -> dict[str, Arm]:
-    """Every baseline of a timing by name, also the one that stood in a candidate's place."""
-    assert timing.candidate
-    subject = () if timing.candidate.name == CANDIDATE else (timing.candidate,)
-    return {arm.name: arm for arm in (*subject, *timing.baselines)}
-
-
-def class_of(arm: str) -> tuple[str, Layout | None]:
-    """A baseline's name without its layout, and the layout in which it reads B: the task's own where it has none."""
-    kind, _, layout = arm.rpartition(" ")
-    return (kind, Layout[layout]) if layout in Layout.__members__ else (arm, None)
-
-
-def same_layout(arms: Iterable[str], gemm: Gemm) -> list[str]:
-    """The baselines that read B as the task lays it out."""
-    return [arm for arm in arms if class_of(arm)[1] in (None, gemm.layout)]
-
-
-def fastest(arms: dict[str, Arm], names: Iterable[str]) -> str:
-    """The one of these names with the lowest median."""
-    return min(names, key=lambda name: arms[name].latency_us.estimate)
-
-
 def column(arm: str) -> str:
     """An arm's name as a column's: cublaslt_autotuning_nn."""
     return re.sub(r"[^a-z0-9]+", "_", arm.lower()).strip("_")
@@ -122,31 +97,29 @@ def _row(measurement: Measurement) -> Row:
         row |= _arm(timing.candidate, OURS) if ours else {}
         row |= {
             "strongest": timing.reference if ours else fastest(arms, same_layout(arms, gemm) or arms),
-            **_interval("speedup", timing.speedup if ours else None),  # over the strongest
+            **interval_cells("speedup", timing.speedup if ours else None),  # over the strongest
             "ratio_to": OURS if ours else timing.candidate.name,  # whose time the arms' ratios are divided by
         }
         for name, arm in arms.items():
             row |= _arm(arm, column(name))
-            row |= _interval(f"{column(name)}.ratio", dict(timing.speedups).get(name))
+            row |= interval_cells(f"{column(name)}.ratio", dict(timing.speedups).get(name))
             row |= _described(f"{column(name)}.", measurement.arms.get(name, {}))
         row |= _conditions(timing)
-    return row | {"measured_at": measurement.created, "seconds": _cell(measurement.seconds)}
+    row |= library.cells(measurement)
+    return row | {"measured_at": measurement.created, "seconds": cell(measurement.seconds)}
 
 
 def _arm(arm: Arm, name: str) -> Row:
-    return {**_interval(f"{name}.us", arm.latency_us), f"{name}.rounds": arm.rounds, f"{name}.launches": arm.launches}
-
-
-def _interval(name: str, interval: Interval | None) -> Row:
-    """Estimate and 95 % interval, empty where there were too few samples to say."""
-    low, high = (interval.low, interval.high) if interval else (None, None)
-    estimate = interval.estimate if interval else None
-    return {name: _cell(estimate), f"{name}_low": _cell(low), f"{name}_high": _cell(high)}
+    return {
+        **interval_cells(f"{name}.us", arm.latency_us),
+        f"{name}.rounds": arm.rounds,
+        f"{name}.launches": arm.launches,
+    }
 
 
 def _described(prefix: str, described: dict[str, Any]) -> Row:
     """What a baseline ran: cuBLASLt's algorithm, the kernels."""
-    row = {f"{prefix}{name}": _cell(described[name]) for name in ALGORITHM if name in described}
+    row = {f"{prefix}{name}": cell(described[name]) for name in ALGORITHM if name in described}
     if "kernels" in described:
         row[f"{prefix}kernels"] = " + ".join(described["kernels"])
     return row
@@ -154,26 +127,17 @@ def _described(prefix: str, described: dict[str, Any]) -> Row:
 
 def _conditions(timing: Timing) -> Row:
     conditions = timing.conditions
-    row: Row = {"empty_call_us": _cell(timing.empty_call_us)}
-    row |= {name: _cell(conditions[name]) for name in CONDITIONS if name in conditions}
+    row: Row = {"empty_call_us": cell(timing.empty_call_us)}
+    row |= {name: cell(conditions[name]) for name in CONDITIONS if name in conditions}
     if "sm_mhz_range" in conditions:
         row["sm_mhz_low"], row["sm_mhz_high"] = conditions["sm_mhz_range"]
     if "limited_by" in conditions:
         row["limited_by"] = " ".join(name.replace(" ", "-") for name in conditions["limited_by"])
     for name, empty_us in conditions.get("empty_us", {}).items():
-        row[f"empty_kernel_us_{OURS if name == CANDIDATE else column(name)}"] = _cell(empty_us)
+        row[f"empty_kernel_us_{OURS if name == CANDIDATE else column(name)}"] = cell(empty_us)
     for name, host_us in conditions.get("host_call_to_done_us", {}).items():
-        row[f"{OURS if name == CANDIDATE else column(name)}.host_us"] = _cell(host_us)
+        row[f"{OURS if name == CANDIDATE else column(name)}.host_us"] = cell(host_us)
     return row
-
-
-def _cell(value: object) -> Cell:
-    """A value that CSV and Parquet hold alike: what is not a number is empty, a structure is JSON."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return None
-    if isinstance(value, bool):
-        return str(value).lower()
-    return value if isinstance(value, str | int | float) else json.dumps(value)
 
 
 def _write_parquet(path: Path, table: Sequence[Row], columns: Sequence[str], shared: str) -> None:

@@ -9,10 +9,10 @@ from cuda_l2.grid import bucket, bucket_name
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
-from cuda_l2.report.grid import arms_of, class_of, fastest, same_layout
+from cuda_l2.report import library
+from cuda_l2.report.arms import AUTOTUNED, arms_of, class_of, fastest, same_layout
 from cuda_l2.results import MEASURED, Header, Measurement
 
-AUTOTUNED = "cuBLASLt-AutoTuning"
 STRENGTHS = ("cuBLASLt-heuristic", "cuBLAS", "torch.matmul", "torch.compile max-autotune")
 """Baselines whose times are told over the autotuned one's."""
 TFLOPS = "TFLOP/s autotuned, better layout"
@@ -64,6 +64,9 @@ def cases(measurements: Iterable[Measurement]) -> list[Case]:
 
 
 def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
+    of_library = library.lines(protocol, measurements)
+    if of_library:
+        return [*of_library, *_failures(protocol, measurements)]
     found = cases(measurements)
     timings = [pair for case in found for pair in case.values()]
     lines = []

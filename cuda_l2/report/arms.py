@@ -1,0 +1,53 @@
+"""What tables say of arms: baselines by name and layout, intervals as cells."""
+
+import json
+import math
+from collections.abc import Iterable
+
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
+
+AUTOTUNED = "cuBLASLt-AutoTuning"
+"""Beginning of the names of the baselines that a library must beat."""
+
+Cell = str | int | float | None
+Row = dict[str, Cell]
+
+
+def arms_of(timing: Timing) -> dict[str, Arm]:
+    """Every baseline of a timing by name, also the one that stood in a candidate's place."""
+    assert timing.candidate
+    subject = () if timing.candidate.name == CANDIDATE else (timing.candidate,)
+    return {arm.name: arm for arm in (*subject, *timing.baselines)}
+
+
+def class_of(arm: str) -> tuple[str, Layout | None]:
+    """A baseline's name without its layout, and the layout in which it reads B: the task's own where it has none."""
+    kind, _, layout = arm.rpartition(" ")
+    return (kind, Layout[layout]) if layout in Layout.__members__ else (arm, None)
+
+
+def same_layout(arms: Iterable[str], gemm: Gemm) -> list[str]:
+    """The baselines that read B as the task lays it out."""
+    return [arm for arm in arms if class_of(arm)[1] in (None, gemm.layout)]
+
+
+def fastest(arms: dict[str, Arm], names: Iterable[str]) -> str:
+    """The one of these names with the lowest median."""
+    return min(names, key=lambda name: arms[name].latency_us.estimate)
+
+
+def interval_cells(name: str, interval: Interval | None) -> Row:
+    """Estimate and 95 % interval, empty where there were too few samples to say."""
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    estimate = interval.estimate if interval else None
+    return {name: cell(estimate), f"{name}_low": cell(low), f"{name}_high": cell(high)}
+
+
+def cell(value: object) -> Cell:
+    """A value that CSV and Parquet hold alike: what is not a number is empty, a structure is JSON."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str | int | float) else json.dumps(value)

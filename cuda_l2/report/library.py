@@ -1,0 +1,152 @@
+"""Results of a library's kernels over many shapes: plain and dependent launches against autotuned cuBLASLt.
+
+Every shape's kernels, in both layouts, ran beside all baselines in one run. Which of them stands for a comparison was
+fixed by the times of the run that selected them, the baseline is the fastest of the run reported: both favour it.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from cuda_l2.grid import log2_mnk
+from cuda_l2.measure.intervals import geometric_mean
+from cuda_l2.records import Interval, Layout
+from cuda_l2.report.arms import AUTOTUNED, Row, arms_of, class_of, fastest, interval_cells
+from cuda_l2.results import MEASURED, KernelFigures, Measurement
+
+BUCKETS = ((0, 23), (24, 27), (28, 30), (31, 33), (34, 63))
+"""First and last log2(MNK)."""
+WORST_SHOWN = 10
+
+Ratios = list[tuple[Measurement, Interval]]
+"""t_baseline / t_ours of every shape."""
+
+
+def kernel_name(kernel: KernelFigures) -> str:
+    return f"{kernel.layout} {'dependent' if kernel.dependent else 'plain'}"
+
+
+def chosen(measurement: Measurement, layout: Layout | None = None, *, dependent: bool) -> KernelFigures | None:
+    """The kernel that was selected for a shape: of one layout or the faster one, dependent launches allowed or not."""
+    kernels = [
+        kernel
+        for kernel in measurement.kernels
+        if layout in (None, kernel.layout) and (dependent or not kernel.dependent)
+    ]
+    return min(kernels, key=lambda kernel: kernel.selected_us, default=None)
+
+
+def ratio(
+    measurement: Measurement, kernel: KernelFigures | None, kind: str = AUTOTUNED, layout: Layout | None = None
+) -> Interval | None:
+    """t_baseline / t_kernel for the fastest baseline of a kind, of one layout or both; None where there is none."""
+    if not kernel or not measurement.timing:
+        return None
+    arms, ratios = arms_of(measurement.timing), dict(kernel.speedups)
+    names = [
+        name for name in ratios if class_of(name)[0].startswith(kind) and layout in (None, class_of(name)[1] or layout)
+    ]
+    return ratios[fastest(arms, names)] if names else None
+
+
+def cells(measurement: Measurement) -> Row:
+    """What a row of the table holds of every kernel; a dot separates its name from what is told of it."""
+    row: Row = {}
+    for kernel in measurement.kernels:
+        name = kernel_name(kernel).replace(" ", "_")
+        row |= interval_cells(f"{name}.us", kernel.latency_us)
+        row |= interval_cells(f"{name}.speedup", ratio(measurement, kernel))
+        row |= interval_cells(f"{name}.speedup_same_layout", ratio(measurement, kernel, layout=kernel.layout))
+        row |= {
+            f"{name}.selected_us": kernel.selected_us,
+            f"{name}.kernel": kernel.kernel,
+            f"{name}.family": kernel.family,
+            f"{name}.schedule": " ".join(f"{key}={value}" for key, value in kernel.schedule),
+        }
+    for name, dependent in (("plain", False), ("any_launch", True)):
+        best = chosen(measurement, dependent=dependent)
+        if best:
+            row |= {f"{name}.kernel": kernel_name(best), **interval_cells(f"{name}.us", best.latency_us)}
+            row |= interval_cells(f"{name}.speedup", ratio(measurement, best))
+    return row
+
+
+def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
+    """Markdown: the speedups by size, by layout and by baseline, and the worst shapes."""
+    measured = [m for m in measurements if m.status == MEASURED and m.kernels]
+    if not measured:
+        return []
+    kernels = {kernel.kernel for m in measured for kernel in m.kernels}
+    text = [f"## {protocol}: {len(measured)} shapes, {len(kernels)} distinct kernels", ""]
+    plain = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False)))
+    launched = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=True)))
+    for title, ratios in (("plain launches", plain), ("dependent launch where it was selected", launched)):
+        text += _by_size(f"{protocol}, {title}, faster layout against {AUTOTUNED}'s faster layout", ratios)
+    text += _by_layout(protocol, measured)
+    text += _by_baseline(protocol, measured)
+    worst = sorted(plain, key=lambda pair: pair[1].estimate)[:WORST_SHOWN]
+    shown = ", ".join(f"{m.gemm} {value.estimate:.3f}" for m, value in worst)
+    text += [f"{protocol}: the lowest of the plain launches: {shown}.", ""]
+    families = Counter(kernel.family for m in measured if (kernel := chosen(m, dependent=False)))
+    text += [f"{protocol}: families: " + ", ".join(f"{name} {n}" for name, n in families.most_common()) + ".", ""]
+    drifted = sum("drifted" in m.timing.conditions for m in measured if m.timing)
+    if drifted:
+        text += [f"{protocol}: in {drifted} runs the clocks drifted between arms, after repetitions too.", ""]
+    return text
+
+
+def _ratios(measurements: Iterable[Measurement], of: Callable[[Measurement], Interval | None]) -> Ratios:
+    return [(m, value) for m in measurements if (value := of(m))]
+
+
+def _by_size(title: str, ratios: Ratios) -> list[str]:
+    if not ratios:
+        return []
+    text = [f"### {title}", "", "| log2(MNK) | " + HEAD, "|---" * 7 + "|"]
+    for first, last in BUCKETS:
+        found = [value for m, value in ratios if first <= log2_mnk(m.gemm) <= last]
+        if found:
+            name = f"<= {last}" if not first else f">= {first}" if last > 60 else f"{first}-{last}"
+            text.append(f"| {name} | {_statistics(found)} |")
+    return [*text, f"| all | {_statistics([value for _, value in ratios])} |", ""]
+
+
+def _by_layout(protocol: str, measured: Sequence[Measurement]) -> list[str]:
+    text = [f"### {protocol}: B read alike", "", "| layout and launch | " + HEAD, "|---" * 7 + "|"]
+    for layout in Layout:
+        for launch, dependent in (("plain", False), ("dependent where selected", True)):
+            found = [ratio(m, chosen(m, layout, dependent=dependent), layout=layout) for m in measured]
+            if any(found):
+                text.append(f"| {layout.upper()}, {launch} | {_statistics([value for value in found if value])} |")
+    return [*text, ""] if len(text) > 4 else []
+
+
+def _by_baseline(protocol: str, measured: Sequence[Measurement]) -> list[str]:
+    kinds = dict.fromkeys(class_of(name)[0] for m in measured for name, _ in m.kernels[0].speedups)
+    text = [f"### {protocol}: plain launches against each baseline's faster layout", ""]
+    text += ["| baseline | " + HEAD, "|---" * 7 + "|"]
+    for kind in kinds:
+        found = [_exactly(m, kind) for m in measured]
+        text.append(f"| {kind} | {_statistics([value for value in found if value])} |")
+    return [*text, ""]
+
+
+def _exactly(measurement: Measurement, kind: str) -> Interval | None:
+    """Ours, plain, against one class of baselines."""
+    kernel = chosen(measurement, dependent=False)
+    if not kernel or not measurement.timing:
+        return None
+    ratios = dict(kernel.speedups)
+    names = [name for name in ratios if class_of(name)[0] == kind]
+    return ratios[fastest(arms_of(measurement.timing), names)] if names else None
+
+
+HEAD = "shapes | mean speedup - 1 | geometric mean | wins (interval above 1) | losses (below 1) | lowest |"
+
+
+def _statistics(found: Sequence[Interval]) -> str:
+    values = [value.estimate for value in found]
+    wins, losses = sum(value.low > 1 for value in found), sum(value.high < 1 for value in found)
+    mean, count = statistics.fmean(values) - 1, len(values)
+    shares = f"{wins / count:.1%} | {losses / count:.1%}"
+    return f"{count} | {mean:+.2%} | {geometric_mean(values):.3f} | {shares} | {min(values):.3f}"

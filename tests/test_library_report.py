@@ -1,0 +1,93 @@
+"""Tables of a library's kernels over many shapes: which kernel stands for a comparison, and against what."""
+
+import pytest
+
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
+from cuda_l2.report import library
+from cuda_l2.report.grid import rows
+from cuda_l2.report.grid_summary import summary
+from cuda_l2.results import Header, KernelFigures, Measurement
+
+BASELINES = {"cuBLASLt-AutoTuning NN": 12.0, "cuBLASLt-AutoTuning TN": 10.0, "cuBLAS NN": 30.0}
+TIMES = {
+    (Layout.NN, False): (8.0, 8.5),  # selected, then measured
+    (Layout.TN, False): (9.0, 8.0),
+    (Layout.NN, True): (6.0, 6.5),
+    (Layout.TN, True): (7.0, 5.0),
+}
+
+
+def near(value: float) -> Interval:
+    return Interval(value, 0.99 * value, 1.01 * value)
+
+
+def measured(
+    shape: str, times: dict[tuple[Layout, bool], tuple[float, float]], baselines: dict[str, float] = BASELINES
+) -> Measurement:
+    kernels = tuple(
+        KernelFigures(
+            layout,
+            dependent,
+            kernel=f"{layout}{int(dependent)}",
+            family="sm90_wave",
+            schedule=(("BM", 64),),
+            selected_us=selected,
+            latency_us=near(us),
+            speedups=tuple((name, near(theirs / us)) for name, theirs in baselines.items()),
+        )
+        for (layout, dependent), (selected, us) in times.items()
+    )
+    timing = Timing(
+        TimingStatus.MEASURED,
+        "offline",
+        candidate=Arm(CANDIDATE, kernels[0].latency_us, 9, 900),
+        baselines=tuple(Arm(name, near(us), 9, 900) for name, us in baselines.items()),
+        reference=min(baselines, key=lambda name: baselines[name]),
+        speedup=near(1.0),
+        speedups=kernels[0].speedups,
+    )
+    return Measurement(Gemm.parse(shape), "offline", "measured", timing=timing, kernels=kernels)
+
+
+def test_the_kernel_selected_stands_for_the_shape_not_the_one_that_was_lucky_in_the_report() -> None:
+    m = measured("64x64x64", TIMES)
+    for dependent, layout, us in ((False, Layout.NN, 8.5), (True, Layout.NN, 6.5)):
+        kernel = library.chosen(m, dependent=dependent)
+        assert kernel and (kernel.layout, kernel.latency_us.estimate) == (layout, us)
+    alone = library.chosen(m, Layout.TN, dependent=False)
+    assert alone and alone.latency_us.estimate == 8.0
+
+
+def test_the_baseline_is_the_fastest_of_the_run_or_of_the_layout_asked_for() -> None:
+    m = measured("64x64x64", TIMES)
+    kernel = library.chosen(m, dependent=False)
+    either, alike = library.ratio(m, kernel), library.ratio(m, kernel, layout=Layout.NN)
+    assert either and either.estimate == pytest.approx(10 / 8.5)
+    assert alike and alike.estimate == pytest.approx(12 / 8.5)
+    assert library.ratio(m, kernel, "torch") is None
+
+
+def test_the_fp16_class_meets_the_faster_of_both_autotuned_classes() -> None:
+    baselines = BASELINES | {"cuBLASLt-AutoTuning-32F NN": 9.0, "cuBLASLt-AutoTuning-32F TN": 9.5}
+    m = measured("64x64x64:fp16", TIMES, baselines)
+    assert m.gemm.accumulate is Accumulate.FP16
+    found = library.ratio(m, library.chosen(m, dependent=False))
+    assert found and found.estimate == pytest.approx(9.0 / 8.5)
+
+
+def test_the_summary_tells_means_wins_and_losses_by_size() -> None:
+    slow = dict.fromkeys(TIMES, (20.0, 20.0))
+    text = summary(Header("gpu", {}, {}), [measured("64x64x64", TIMES), measured("8192x8192x8192", slow)])
+    assert "| <= 23 | 1 | +17.65% |" in text and "| >= 34 | 1 | -50.00% |" in text
+    assert "| all | 2 | -16.18% |" in text
+    assert "2 shapes, 4 distinct kernels" in text
+    assert "8192x8192x8192 0.500, 64x64x64 1.176" in text
+
+
+def test_a_row_holds_every_kernel_with_its_schedule() -> None:
+    (row,) = rows(Header("gpu", {}, {}), [measured("64x64x64", TIMES)])
+    assert row["plain_kernel"] == "nn plain" and row["any_launch_kernel"] == "nn dependent"
+    assert row["plain_us"] == 8.5 and row["any_launch_us"] == 6.5
+    assert row["tn_dependent_us"] == 5.0 and row["tn_dependent_schedule"] == "BM=64"
+    assert row["nn_plain_speedup_same_layout"] == pytest.approx(12 / 8.5)
