@@ -8,6 +8,7 @@ these fit.
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from cuda_l2.targets.cuda import CudaTarget
 INTERIOR, EDGE = "interior", "edge"
 CHEAP_FLOPS = 1 << 37
 """A proof at more takes seconds; then a smaller shape than the table's is looked for."""
+LARGE_FLOPS = 1 << 34
+"""Up to here the sanitizer takes the shape itself; a ring that comes round is worth as much."""
 MANY_BLOCKS = 64
 """Of an interior shape, where the table has one with so many."""
 MAX_TRIES = 60
@@ -115,7 +118,7 @@ def kernels_of(rows: Iterable[Row], target: CudaTarget) -> list[TableKernel]:
     for name, own in found.items():
         kernel = TableKernel(name, tuple(own), Accumulate.FP32)
         promised = any(row.gemm.accumulate is Accumulate.FP32 for row in own)
-        if not promised and not any(_Fit(kernel, target).candidate(gemm, PLAIN) for gemm in kernel.shapes):
+        if not promised and not any(map(_Fit(kernel, target).serves, kernel.shapes)):
             kernel = replace(kernel, accumulate=Accumulate.FP16)
         kernels.append(kernel)
     return kernels
@@ -141,6 +144,7 @@ def tasks_for(kernel: TableKernel, target: CudaTarget) -> list[Task]:
 
 def _task(kernel: TableKernel, role: str, gemm: Gemm, edge: str, candidate: Candidate, target: CudaTarget) -> Task:
     """ContractError where the contract refuses the shape."""
+    assert contract.kernel_id(candidate.source) == kernel.id
     plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, target.sms)
     return Task(kernel, role, gemm, edge, candidate, max(launch.shared_bytes for launch in plan.launches))
 
@@ -159,8 +163,11 @@ class _Fit:
             self._launches[place] = {name: value for name, value in row.schedule if name in names}
         counted = Counter(tuple(launch.items()) for launch in self._launches.values())
         self._usual = [dict(launch) for launch, _ in counted.most_common()]
+        self._contracts: dict[Gemm, contract.CudaContract | None] = {}
         self._blocks: dict[tuple[Gemm, int], int] = {}
-        self._text = self._varying(kernel.rows[0].gemm, kernel.rows[0].schedule)
+        named = dict(kernel.rows[0].schedule)
+        values = tuple(named[choice.name] for choice in self._family.choices)
+        self._own = Schedule(self._family, kernel.rows[0].gemm, target, values)
 
     def other_launch(self, gemm: Gemm, edge: str) -> dict[str, int]:
         """Choices of the launch that the table uses, if possible other ones than at this shape."""
@@ -173,17 +180,17 @@ class _Fit:
         launch: choices of the launch to be used where they are valid; the table's if not given.
         """
         schedule = self._schedule(gemm, edge, launch or self._launch(gemm, edge))
-        if schedule is None or self._varying(gemm, tuple(schedule.named.items())) != self._text:
-            return None
-        candidate = self._family.render(schedule, "table")
-        return candidate if contract.kernel_id(candidate.source) == self._kernel.id else None
+        return self._family.render(schedule, "table") if schedule else None
+
+    def serves(self, gemm: Gemm) -> bool:
+        """Whether it is the very same kernel that the family writes for a shape."""
+        return self._schedule(gemm, PLAIN, self._launch(gemm, PLAIN)) is not None
 
     def blocks(self, gemm: Gemm, sms: int = 0) -> int:
         """Of the first launch; 0 where the kernel does not serve the shape."""
         key = gemm, sms or self._target.sms
         if key not in self._blocks:
-            candidate = self.candidate(gemm, PLAIN)
-            self._blocks[key] = _blocks(candidate, *key) if candidate else 0
+            self._blocks[key] = self._planned(*key)
         return self._blocks[key]
 
     def wraps(self, gemm: Gemm) -> bool:
@@ -197,6 +204,17 @@ class _Fit:
     @property
     def sms(self) -> int:
         return self._target.sms
+
+    def _planned(self, gemm: Gemm, sms: int) -> int:
+        if gemm not in self._contracts:
+            candidate = self.candidate(gemm, PLAIN)
+            self._contracts[gemm] = contract.parse_cuda(candidate.source) if candidate else None
+        terms = self._contracts[gemm]
+        try:
+            plan = terms.plan(gemm.m, gemm.n, gemm.k, sms) if terms else None
+        except contract.ContractError:
+            return 0
+        return math.prod(plan.launches[0].grid) if plan else 0
 
     def _launch(self, gemm: Gemm, edge: str) -> dict[str, int]:
         """The table's choices of the launch: this shape's, else the usual ones."""
@@ -216,37 +234,36 @@ class _Fit:
                 values.append(wanted[choice.name] if wanted[choice.name] in valid else valid[0])
             if values[-1] not in valid:
                 return None
-        return Schedule(self._family, gemm, self._target, tuple(values))
-
-    def _varying(self, gemm: Gemm, schedule: Named) -> tuple[object, str]:
-        """What of the kernel's text may depend on the shape; cheaper to compare than all of it."""
-        values = tuple(dict(schedule)[choice.name] for choice in self._family.choices)
-        made = Schedule(self._family, gemm, self._target, values)
-        return self._family.macros(made), self._family.generated(made)
-
-
-def _blocks(candidate: Candidate, gemm: Gemm, sms: int) -> int:
-    try:
-        plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, sms)
-    except contract.ContractError:
-        return 0
-    x, y, z = plan.launches[0].grid
-    return x * y * z
+        schedule = Schedule(self._family, gemm, self._target, tuple(values))
+        # all of a kernel's text that may depend on the shape
+        same = (
+            self._family.macros(schedule) == self._family.macros(self._own)
+            and gemm.layout is self._own.gemm.layout
+            and self._family.generated(schedule) == self._family.generated(self._own)
+        )
+        return schedule if same else None
 
 
 def _interior(kernel: TableKernel, fit: _Fit) -> Gemm:
     """A cheap shape of the table with whole tiles and many blocks, or one like it where all of those are costly."""
-    shapes = kernel.shapes
+    shapes = [gemm for gemm in kernel.shapes if fit.serves(gemm)]
     cheap = [gemm for gemm in shapes if gemm.flops <= CHEAP_FLOPS]
     if not cheap:
         return _smaller(kernel, fit, shapes[0])
-    many = min(MANY_BLOCKS, max(map(fit.blocks, cheap)))
-    wraps = {gemm for gemm in cheap if fit.wraps(gemm)}
+    persistent, stages = fit.persistent(shapes[-1]), kernel.compiled.get("STAGES", 1)
 
-    def order(gemm: Gemm) -> tuple[bool, int, bool]:
-        return gemm not in wraps if wraps else False, _cuts(gemm, kernel.tile), fit.blocks(gemm) < many
+    def lacks(gemm: Gemm) -> tuple[bool, int, int, bool]:
+        too_few = max(0, MANY_BLOCKS - fit.blocks(gemm))
+        comes_round = gemm.flops <= LARGE_FLOPS and _ring(gemm, kernel) > stages
+        return persistent and not fit.wraps(gemm), _cuts(gemm, kernel.tile), too_few, not comes_round
 
-    return min(cheap, key=lambda gemm: (order(gemm), gemm.flops))
+    best = cheap[0]
+    for gemm in cheap:  # least first
+        if lacks(gemm) < lacks(best):
+            best = gemm
+        if not any(lacks(best)):
+            break
+    return best
 
 
 def _smaller(kernel: TableKernel, fit: _Fit, real: Gemm) -> Gemm:
@@ -293,7 +310,7 @@ def _serves(fit: _Fit, inside: Gemm, place: int, size: int) -> bool:
     if size < 1:
         return False
     m, n, k = (size if place == i else own for i, own in enumerate((inside.m, inside.n, inside.k)))
-    return fit.candidate(replace(inside, m=m, n=n, k=k), PLAIN) is not None
+    return fit.serves(replace(inside, m=m, n=n, k=k))
 
 
 def _near(own: int, side: int, rest: int) -> list[int]:
