@@ -41,7 +41,7 @@ def main() -> None:
                 with rig.open(Gemm.parse(message["gemm"]), message["seed"]) as bench:
                     build = from_json(Build, message["build"])
                     verdict = bench.verify(Candidate(message["source"]), build, full=True)
-            except (UserError, RuntimeError) as error:  # torch's and the driver's errors are RuntimeErrors
+            except (UserError, RuntimeError) as error:  # torch's and the driver's are RuntimeErrors
                 _answer({"error": " ".join(str(error).split()) or type(error).__name__})
                 return
             _answer({"verdict": to_json(verdict), "jobs": [[tool, to_json(job)] for tool, job in deferred.jobs]})
