@@ -4,19 +4,16 @@ The first line is the header: the machine and the settings, without which figure
 one shape under one protocol, written whole or not at all; the last one of a shape and protocol counts.
 """
 
-import fcntl
-import json
-import os
-import re
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from cuda_l2 import lines
 from cuda_l2.errors import UserError
+from cuda_l2.lines import LinesFile
 from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict, from_json, to_json
 
 KIND, VERSION = "cuda-l2 results", 1
@@ -98,7 +95,7 @@ class ResultsFile:
         self.path, self.header = path, from_json(Header, to_json(header))  # as it will be read
         self._warn = warn or (lambda text: print(f"cuda-l2: {text}", file=sys.stderr))
         self._found: dict[tuple[Gemm, str], Measurement] = {}
-        self._file = open_alone(path)
+        self._file = LinesFile(path, self._adopt, self._warn)
         try:
             self._read()
         except BaseException:
@@ -117,7 +114,7 @@ class ResultsFile:
         """Store one; it is there after a kill once this returns, and an interrupt waits until file and memory agree."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._write(to_json(measurement))
+            self._file.append(to_json(measurement))
             self._found[measurement.gemm, measurement.protocol] = measurement
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -132,19 +129,9 @@ class ResultsFile:
         self.close()
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
-        if not data:
-            self._write(to_json(self.header))
-            return
-        *lines, tail = data.split(b"\n")
-        self._adopt((lines or [tail])[0])  # before anything is changed
-        if tail and _parsed(tail):
-            lines.append(tail)  # all but its end was written
-            self._append(b"\n")
-        elif tail:
-            self._warn(f"the last line of {self.path} is damaged and dropped")
-            os.ftruncate(self._file.fileno(), len(data) - len(tail))
-        for number, line in enumerate(lines[1:], 2):
+        if not self._file.lines:
+            self._file.append(to_json(self.header))
+        for number, line in enumerate(self._file.lines[1:], 2):
             try:
                 measurement = from_json(Measurement, line.decode())
             except (ValueError, TypeError, KeyError, AttributeError):
@@ -156,7 +143,7 @@ class ResultsFile:
     def _adopt(self, line: bytes) -> None:
         """Take the header that is there, if this run's figures belong under it."""
         advice = "choose another folder with --out, or --fresh to move it aside and begin anew"
-        fields = _parsed(line)
+        fields = lines.parsed(line)
         if not fields or fields.get("kind") != KIND:
             raise UserError(f"{self.path} does not begin as a results file of this program: {advice}")
         if fields.get("version") != VERSION:
@@ -170,57 +157,12 @@ class ResultsFile:
             raise UserError(f"{self.path} was measured with {difference}: {advice}")
         self.header = found
 
-    def _write(self, text: str) -> None:
-        self._append(text.encode() + b"\n")
-
-    def _append(self, data: bytes) -> None:
-        """One write, on disk when this returns."""
-        try:
-            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
-            if os.write(self._file.fileno(), data) != len(data):
-                os.ftruncate(self._file.fileno(), start)
-                raise OSError(28, "no space left")
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}; what was stored before is kept") from None
-
-
-def open_alone(path: Path) -> FileIO:
-    """The file for appending, held against other runs until it is closed; UserError where one has it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = FileIO(path, "a+")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --out") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise UserError(f"another run is writing {path}: wait for it, or choose another place with --out") from None
-    return file
-
 
 def set_aside(folder: Path) -> None:
     """Rename what an earlier run left, all with the same number: results.jsonl becomes results-1.jsonl."""
-    present = [folder / name for name in (RESULTS, SUMMARY, *TABLES) if (folder / name).exists()]
-    if not present:
-        return
-    if folder / RESULTS in present:
-        open_alone(folder / RESULTS).close()  # refuses while another run is at it
-    taken = [int(m.group(1)) for path in folder.iterdir() if (m := re.search(r"-(\d+)\.\w+$", path.name))]
-    number = max(taken, default=0) + 1
-    for path in present:
-        path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+    lines.set_aside(folder, RESULTS, SUMMARY, *TABLES)
 
 
 def _fixed(environment: dict[str, Any]) -> dict[str, Any]:
     """What does not vary from one run on a machine to the next."""
     return {name: value for name, value in environment.items() if not isinstance(value, float)}
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        fields = json.loads(line)
-    except ValueError:  # text that is no UTF-8 too
-        return None
-    return fields if isinstance(fields, dict) else None

@@ -24,9 +24,9 @@ from cuda_l2.build.build_server import BuildServers
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.library.table import PoolRow, read_pool, read_times, schedule_of, schedule_text, write_pool
+from cuda_l2.lines import open_alone
 from cuda_l2.measure.quick import Item, QuickTimer, Sampled
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
-from cuda_l2.results import open_alone
 from cuda_l2.shortlist import Option, Shortlist, default_pool
 from cuda_l2.targets.cuda import CudaTarget
 

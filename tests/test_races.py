@@ -18,7 +18,7 @@ from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import cuda_alone, sanitizer
-from cuda_l2.execute.cuda_alone import Ended
+from cuda_l2.execute.cuda_alone import Ended, Job
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
@@ -240,10 +240,19 @@ def test_the_first_report_is_told_in_one_line(name: str, found: str) -> None:
 
 
 def test_a_run_passes_only_where_it_ended_well_and_gave_one_result() -> None:
-    well = Ended(0, recorded("racecheck-nothing"), ("1f", "1f"))
+    well = Ended(0, recorded("racecheck-nothing"), (("1f", "1f"),))
     assert sanitizer.judged(Tool.RACECHECK, well) == ""
-    differs = dataclasses.replace(well, digests=("1f", "2e"))
+    differs = dataclasses.replace(well, digests=(("1f", "2e"),))
     assert "another result" in sanitizer.judged(Tool.RACECHECK, differs)
+
+
+def test_a_run_of_several_passes_only_where_all_of_them_did() -> None:
+    well = Ended(0, recorded("racecheck-nothing"), (("1f", "1f"), ("2e", "2e")))
+    assert sanitizer.judged(Tool.RACECHECK, well, 2) == ""
+    with pytest.raises(Fault):
+        sanitizer.judged(Tool.RACECHECK, well, 3)
+    differs = dataclasses.replace(well, digests=(("1f", "1f"), ("2e", "3d")))
+    assert "another result" in sanitizer.judged(Tool.RACECHECK, differs, 2)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +260,7 @@ def test_a_run_passes_only_where_it_ended_well_and_gave_one_result() -> None:
     [
         (Ended(1, recorded("racecheck-crashed"), fault="cuStreamSynchronize: illegal address"), VerdictStatus.CRASHED),
         (Ended(0, recorded("racecheck-nothing")), VerdictStatus.CRASHED),  # the program died without a word
-        (Ended(0, "", ("1f", "1f")), VerdictStatus.CRASHED),  # the tool did
+        (Ended(0, "", (("1f", "1f"),)), VerdictStatus.CRASHED),  # the tool did
         (Ended(None, recorded("racecheck-nothing")), VerdictStatus.TIMED_OUT),
         (Ended(0, "", refused="gemm takes 6 parameters, the contract passes 7"), VerdictStatus.FORBIDDEN),
     ],
@@ -271,7 +280,7 @@ def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> N
     if gpu_present():
         pytest.skip("there is a GPU")
     plan = parse_cuda(FMA).plan(16, 16, 16, SMS)
-    ended = cuda_alone.run([], cuda_alone.Job("none.cubin", plan, Gemm(16, 16, 16), 1), tmp_path, 60)
+    ended = cuda_alone.run([], [cuda_alone.Job("none.cubin", plan, Gemm(16, 16, 16), 1)], tmp_path, 60)
     assert ended.status == 1
     assert ended.digests == ()
 
@@ -293,7 +302,11 @@ def look(tool: Tool, source: str, shape: str) -> str:
     """What a tool finds."""
     if not sanitizer.works():
         pytest.skip("compute-sanitizer cannot watch this GPU")
-    return sanitizer.findings(tool, *cubin_and_plan(source, shape), Gemm.parse(shape), 60)
+    return sanitizer.findings(tool, job_for(tool, source, shape), 60)
+
+
+def job_for(tool: Tool, source: str, shape: str) -> Job:
+    return sanitizer.job(tool, *cubin_and_plan(source, shape), Gemm.parse(shape))
 
 
 @pytest.mark.gpu
@@ -320,14 +333,39 @@ def test_initcheck_names_a_look_at_scratch_that_this_call_has_not_written() -> N
 
 @pytest.mark.gpu
 def test_the_sanitizer_finds_nothing_in_families_and_honest_kernels() -> None:
-    from cuda_l2.targets import cuda  # noqa: PLC0415
-
-    kernels = [(subject.name, subject.candidate(cuda.detect()).source, subject.shape) for subject in SUBJECTS]
-    kernels += [(name, CHEATS[name].source, CHEATS[name].shape) for name in HONEST]
+    kernels = honest_kernels()
     looks = [(tool, *kernel) for kernel in kernels for tool in Tool]
     with ThreadPoolExecutor(8) as pool:  # most of the time goes into starting processes
         found = list(pool.map(lambda each: (each[0], each[1], look(each[0], *each[2:])), looks))
     assert [finding for finding in found if finding[2]] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tool", "wrong"),
+    [
+        (Tool.MEMCHECK, "row_after"),
+        (Tool.MEMCHECK, "over_read"),
+        (Tool.RACECHECK, "race_before_store"),
+        (Tool.INITCHECK, "memoised"),
+        (Tool.MEMCHECK, "illegal_address"),
+    ],
+)
+def test_one_that_is_wrong_among_several_in_one_process_is_noticed(tool: Tool, wrong: str) -> None:
+    if not sanitizer.works():
+        pytest.skip("compute-sanitizer cannot watch this GPU")
+    jobs = [job_for(tool, source, shape) for _, source, shape in honest_kernels()]
+    assert sanitizer.silent(tool, jobs, 60)
+    among = [*jobs[:3], job_for(tool, CHEATS[wrong].source, CHEATS[wrong].shape), *jobs[3:]]
+    assert not sanitizer.silent(tool, among, 60)
+
+
+def honest_kernels() -> list[tuple[str, str, str]]:
+    """Name, source and shape of kernels that are right."""
+    from cuda_l2.targets import cuda  # noqa: PLC0415
+
+    kernels = [(subject.name, subject.candidate(cuda.detect()).source, subject.shape) for subject in SUBJECTS]
+    return kernels + [(name, CHEATS[name].source, CHEATS[name].shape) for name in HONEST]
 
 
 @pytest.fixture(scope="module")

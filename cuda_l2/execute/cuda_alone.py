@@ -1,4 +1,4 @@
-"""Launches one CUDA candidate in a process of its own, under a tool of NVIDIA's: the sanitizer or the profiler."""
+"""Launches CUDA candidates in a process of their own, under a tool of NVIDIA's: the sanitizer or the profiler."""
 
 import json
 import subprocess
@@ -32,16 +32,17 @@ class Ended:
 
     status: int | None  # of the tool's process; None where it outran its time
     output: str  # the tool's
-    digests: tuple[str, ...] = ()
-    refused: str = ""  # it cannot be launched as its contract says
+    digests: tuple[tuple[str, ...], ...] = ()
+    """Of C, for each job that was done and each of its launches."""
+    refused: str = ""  # a job cannot be launched as its contract says; it was the last
     fault: str = ""  # what the driver said
     machine: str = ""  # the same, where no candidate can be the cause
 
 
-def run(tool: Sequence[str], job: Job, folder: Path, timeout_s: float) -> Ended:
-    """Run a job in this folder under a tool, given as the beginning of a command."""
-    texts = [folder / name for name in ("job.json", "result.json", "log")]
-    texts[0].write_text(to_json(job))
+def run(tool: Sequence[str], jobs: Sequence[Job], folder: Path, timeout_s: float) -> Ended:
+    """Run jobs, one after the other, in this folder under a tool, given as the beginning of a command."""
+    texts = [folder / name for name in ("jobs.jsonl", "result.json", "log")]
+    texts[0].write_text("\n".join(to_json(job) for job in jobs))
     command = [*tool, sys.executable, "-P", "-m", MAIN, str(texts[0]), str(texts[1])]
     with texts[2].open("wb") as log:
         process = subprocess.Popen(
@@ -56,5 +57,5 @@ def run(tool: Sequence[str], job: Job, folder: Path, timeout_s: float) -> Ended:
             sandbox.kill(process)
             process.wait()
     result = json.loads(texts[1].read_text()) if texts[1].exists() else {}
-    digests = tuple(result.pop("digests", ()))
+    digests = tuple(tuple(found) for found in result.pop("digests", ()))
     return Ended(status, texts[2].read_text(errors="replace"), digests, **result)

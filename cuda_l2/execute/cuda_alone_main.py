@@ -1,7 +1,7 @@
-"""The process that launches one CUDA candidate alone. Started by `cuda_alone`, under a tool that watches it.
+"""The process that launches CUDA candidates alone. Started by `cuda_alone`, under a tool that watches it.
 
 Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds. No
-torch. The job is a JSON file, and so is the result: a digest of C for each launch, or what went wrong.
+torch. Jobs are lines of a JSON file, the result is one: a digest of C for each job and launch, up to what went wrong.
 """
 
 import hashlib
@@ -23,28 +23,68 @@ PATTERN = 65521
 """Operands repeat after so many normal numbers: a prime, so that rows differ."""
 
 
-def _launch(job: Job) -> list[str]:
-    """A digest of C for each launch; C and, unless told not to, scratch workspaces hold garbage before each."""
+class _Memory:
+    """What one job allocates. A context manager.
+
+    kept: it stays allocated, so that every later job finds memory at addresses that nothing has written yet.
+    """
+
+    def __init__(self, kept: bool) -> None:
+        self._kept = kept
+        self._addresses: list[int] = []
+
+    def allocate(self, size: int) -> int:
+        address = int(check("cuMemAlloc", driver.cuMemAlloc(max(1, size))))
+        self._addresses.append(address)
+        return address
+
+    def allocate_aligned(self, size: int) -> int:
+        """As the contract promises of workspaces; the driver aligns small arrays to less."""
+        for _ in range(8):
+            address = self.allocate(size)
+            if address % WORKSPACE_ALIGN == 0:
+                return address
+            self.allocate(1)  # the next one lies elsewhere
+        address = self.allocate(size + WORKSPACE_ALIGN)
+        return -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+
+    def __enter__(self) -> "_Memory":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._kept or error[0] is not None:  # after a fault the driver only repeats it
+            return
+        for address in self._addresses:
+            check("cuMemFree", driver.cuMemFree(address))
+
+
+def _start() -> int:
+    """A context, and a stream in it."""
     check("cuInit", driver.cuInit(0))
     device = check("cuDeviceGet", driver.cuDeviceGet(0))
     context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
     check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
-    stream = check("cuStreamCreate", driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    return int(check("cuStreamCreate", driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+
+
+def _launch(job: Job, stream: int, memory: _Memory) -> list[str]:
+    """A digest of C for each launch; C and, unless told not to, scratch workspaces hold garbage before each."""
     gemm, workspaces = job.gemm, job.plan.workspaces
     generator = np.random.default_rng(job.seed)
     pattern = generator.standard_normal(PATTERN, dtype=np.float32).astype(np.float16)
     pointers = {}
     for name, elements in (("a", gemm.m * gemm.k), ("b", gemm.k * gemm.n)):
         values = np.resize(np.roll(pattern, ord(name)), elements)
-        pointers[name] = _allocate(values.nbytes)
+        pointers[name] = memory.allocate(values.nbytes)
         check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointers[name], values.ctypes.data, values.nbytes))
     c = np.empty(gemm.m * gemm.n, np.uint16)
-    pointers["c"] = _allocate(c.nbytes)
+    pointers["c"] = memory.allocate(c.nbytes)
     for workspace in workspaces:
-        pointers[workspace.name] = _allocate_aligned(workspace.bytes)
+        pointers[workspace.name] = memory.allocate_aligned(workspace.bytes)
         if workspace.persistent:
             _fill(pointers[workspace.name], workspace.bytes, workspace.fill)
-    bound = Loaded(Path(job.cubin).read_bytes(), job.plan).bind(pointers)
+    loaded = Loaded(Path(job.cubin).read_bytes(), job.plan)
+    bound = loaded.bind(pointers)
     digests = []
     for _ in range(job.launches):
         check("cuMemsetD16", driver.cuMemsetD16(pointers["c"], POISON, c.size))
@@ -52,26 +92,12 @@ def _launch(job: Job) -> list[str]:
             if job.fills_scratch and not workspace.persistent:
                 _fill(pointers[workspace.name], workspace.bytes, SCRATCH_WORD)
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
-        bound.launch(int(stream))
-        check("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
+        bound.launch(stream)
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(stream)))
         check("cuMemcpyDtoH", driver.cuMemcpyDtoH(c.ctypes.data, pointers["c"], c.nbytes))
         digests.append(hashlib.sha256(c.tobytes()).hexdigest()[:16])
+    loaded.unload()
     return digests
-
-
-def _allocate(size: int) -> int:
-    return int(check("cuMemAlloc", driver.cuMemAlloc(max(1, size))))
-
-
-def _allocate_aligned(size: int) -> int:
-    """As the contract promises of workspaces; the driver aligns small arrays to less."""
-    for _ in range(8):
-        address = _allocate(size)
-        if address % WORKSPACE_ALIGN == 0:
-            return address
-        _allocate(1)  # the next one lies elsewhere
-    address = _allocate(size + WORKSPACE_ALIGN)
-    return -(-address // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
 
 
 def _fill(address: int, size: int, word: int) -> None:
@@ -79,14 +105,18 @@ def _fill(address: int, size: int, word: int) -> None:
 
 
 def main() -> None:
-    job = from_json(Job, Path(sys.argv[1]).read_text())
-    result: dict[str, object]
+    jobs = [from_json(Job, line) for line in Path(sys.argv[1]).read_text().splitlines()]
+    digests: list[list[str]] = []
+    result: dict[str, object] = {"digests": digests}
     try:
-        result = {"digests": _launch(job)}
+        stream = _start()
+        for job in jobs:
+            with _Memory(kept=not job.fills_scratch) as memory:
+                digests.append(_launch(job, stream, memory))
     except LaunchError as error:
-        result = {"refused": str(error)}
+        result["refused"] = str(error)
     except DriverError as error:
-        result = {"machine" if error.of_machine else "fault": str(error)}
+        result["machine" if error.of_machine else "fault"] = str(error)
     Path(sys.argv[2]).write_text(json.dumps(result))
     sys.exit(int("fault" in result or "machine" in result))
 

@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer on a candidate launched alone: what a tool finds, in one line.
+"""NVIDIA's compute-sanitizer on candidates launched alone: what a tool finds, in one line.
 
 memcheck sees every access to global and shared memory, and knows the bounds of each array. racecheck sees pairs of
 accesses to the same shared memory that nothing orders. initcheck sees reads of global memory that nothing has written:
@@ -11,13 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cuda_l2 import scratch
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import cuda_alone
+from cuda_l2.execute.cuda_alone import Ended, Job
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import Gemm, VerdictStatus
 
@@ -71,22 +72,44 @@ def works() -> bool:
     return not _NOT_HERE.search(done.stdout + done.stderr)
 
 
-def findings(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm, timeout_s: float) -> str:
+def job(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm) -> Job:
+    """What a tool is to watch of a candidate."""
+    return Job(str(cubin), plan, gemm, LAUNCHES, fills_scratch=tool is not Tool.INITCHECK)
+
+
+def findings(tool: Tool, job: Job, timeout_s: float) -> str:
     """What the tool reports first of a candidate's launches, in one line; empty where it finds nothing.
 
     Fault where the candidate cannot be launched, or does not end.
     """
-    job = cuda_alone.Job(str(cubin), plan, gemm, LAUNCHES, fills_scratch=tool is not Tool.INITCHECK)
+    return judged(tool, _watched(tool, [job], timeout_s))
+
+
+def silent(tool: Tool, jobs: Sequence[Job], timeout_s: float) -> bool:
+    """Whether the tool has nothing to say of several candidates, launched one after the other in one process.
+
+    Starting a process under the tool costs more than most candidates. Where this is False, `findings` says of each
+    whether it was to blame.
+    """
+    try:
+        return not judged(tool, _watched(tool, jobs, timeout_s), len(jobs))
+    except (Fault, MachineError):
+        return False
+
+
+def _watched(tool: Tool, jobs: Sequence[Job], timeout_s: float) -> Ended:
     folder = scratch.make_folder()
     try:
-        ended = cuda_alone.run([str(find()), *options(tool)], job, folder, timeout_s)
+        return cuda_alone.run([str(find()), *options(tool)], jobs, folder, timeout_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return judged(tool, ended)
 
 
-def judged(tool: Tool, ended: cuda_alone.Ended) -> str:
-    """What a run under a tool found; Fault where the candidate ended it, MachineError where the machine did."""
+def judged(tool: Tool, ended: Ended, count: int = 1) -> str:
+    """What a run of so many jobs under a tool found; MachineError where the machine ended it.
+
+    Fault where it says nothing of them, or one ended it.
+    """
     found = parse(ended.output)
     if found:
         return found
@@ -97,11 +120,12 @@ def judged(tool: Tool, ended: cuda_alone.Ended) -> str:
     if ended.status is None:
         raise Fault(VerdictStatus.TIMED_OUT, f"did not finish in time under {tool}")
     summary = _SUMMARY.search(ended.output)
-    if not ended.digests or not summary:
+    if ended.fault or len(ended.digests) < count or not summary:
         raise Fault(VerdictStatus.CRASHED, f"ended under {tool}: {ended.fault or last_line(ended.output)}")
     if int(summary.group(1)):
         return last_line(ended.output)
-    return "" if len(set(ended.digests)) == 1 else "the same launch gave another result"
+    same = all(len(set(digests)) == 1 for digests in ended.digests)
+    return "" if same else "the same launch gave another result"
 
 
 def options(tool: Tool) -> list[str]:

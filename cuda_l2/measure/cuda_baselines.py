@@ -173,6 +173,10 @@ class Baselines:
             self._tuned[plain] = known
         return known
 
+    def tuned(self, gemm: Gemm) -> bool:
+        """Whether `tune` has been called for this product."""
+        return _plain(gemm) in self._tuned
+
     def launcher(self, name: str, gemm: Gemm) -> Launch:
         """A function that enqueues one product.
 

@@ -113,7 +113,7 @@ def collect(cubin: Path, plan: Plan, gemm: Gemm) -> dict[str, float]:
     for _ in range(len(wanted)):
         folder = scratch.make_folder()
         try:
-            ended = cuda_alone.run([str(find()), *_options(plan, wanted)], job, folder, TIMEOUT_S)
+            ended = cuda_alone.run([str(find()), *_options(plan, wanted)], [job], folder, TIMEOUT_S)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         launches = parse(ended.output)

@@ -1,4 +1,4 @@
-"""What a benchmark over many shapes shows while it runs: how far it is, and how long it will still take."""
+"""What a run over many shapes or kernels shows: how far it is, and how long it will still take."""
 
 import time
 
@@ -15,18 +15,18 @@ LINE_EVERY_S = 10.0
 class GridProgress:
     """One line on standard error: live on a terminal, now and then elsewhere. A context manager."""
 
-    def __init__(self, total: int, done: int) -> None:
-        self._total, self._before, self._done = total, done, done
+    def __init__(self, total: int, done: int, noun: str = "shapes") -> None:
+        self._total, self._before, self._done, self._noun = total, done, done, noun
         self._start = self._last_line = time.monotonic()
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
 
-    def stage(self, gemm: Gemm, stage: str) -> None:
-        self._show(f"{gemm}: {stage}", False)
+    def stage(self, item: Gemm | str, stage: str) -> None:
+        self._show(f"{item}: {stage}", False)
 
-    def done(self, gemm: Gemm) -> None:
+    def done(self, item: Gemm | str) -> None:
         self._done += 1
-        self._show(f"{gemm}: done", self._done == self._total)
+        self._show(f"{item}: done", self._done == self._total)
 
     def __enter__(self) -> "GridProgress":
         if self._console.is_terminal:
@@ -39,7 +39,7 @@ class GridProgress:
 
     def _show(self, what: str, always: bool) -> None:
         now = time.monotonic()
-        text = f"{self._done} of {self._total} shapes{self._left(now - self._start)}; {what}"
+        text = f"{self._done} of {self._total} {self._noun}{self._left(now - self._start)}; {what}"
         if self._console.is_terminal:
             self._live.update(Text(text))
         elif always or now - self._last_line >= LINE_EVERY_S:
@@ -47,7 +47,7 @@ class GridProgress:
             self._console.print(text, soft_wrap=True)
 
     def _left(self, elapsed_s: float) -> str:
-        """What the shapes of this run say of those to come: their order is random."""
+        """What those of this run say of those to come: their order is random."""
         measured = self._done - self._before
         if not measured or measured + self._before == self._total:
             return ""

@@ -27,9 +27,9 @@ from cuda_l2.records import Build, Candidate, Gemm, Layout, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
-from cuda_l2.verify import Cases, verify
+from cuda_l2.verify import Cases, deviation, verify
 from cuda_l2.verify._base import CACHE_BYTES
-from cuda_l2.verify._cuda import CudaReferences, CudaSession
+from cuda_l2.verify._cuda import CudaReferences, CudaSession, Sanitize
 
 WORKSPACE_BYTES = 256 << 20
 RUNS = 3
@@ -54,7 +54,14 @@ class CudaRig(Rig):
     group = 32
     arms = ARMS
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience: float = 1.0, tunes: bool = True, sanitize: Sanitize = sanitizer.findings) -> None:
+        """Settings for verifying beside others, where nothing is timed.
+
+        patience: time limits are so many times the usual ones. tunes: whether cuBLASLt's algorithms are always timed
+        before a candidate is compared with them; where not, only if it fails without them. sanitize: who runs the
+        sanitizer.
+        """
+        self.patience, self.tunes, self.sanitize = patience, tunes, sanitize
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
@@ -137,10 +144,17 @@ class CudaBench(Bench):
 
     @torch.inference_mode()
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
-        self._prepare()
         rig = self._rig
+        if rig.tunes:
+            self._prepare()
         places = (self._arena, rig.workers, self._cases, rig.target.sms, self._stress_builds)
-        return self._retried(lambda: verify(partial(CudaSession, candidate, build, *places), full=full))
+        open_session = partial(CudaSession, candidate, build, *places, rig.patience, rig.sanitize)
+        verdict = self._retried(lambda: verify(open_session, full=full))
+        if verdict.check == deviation.CHECK.name and not rig.baselines.tuned(self._gemm):
+            self._prepare()
+            self._cases.close()  # the baselines are more, and what they allow may be
+            verdict = self._retried(lambda: verify(open_session, full=full))
+        return verdict
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
         plan = contract.plan_cuda(candidate.source, self._gemm, self._rig.target.sms)
@@ -227,12 +241,13 @@ class CudaBench(Bench):
         return self._rotating
 
     def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What every NVIDIA library computes for these operands, fp16 M x N each."""
+        """What every NVIDIA library computes for these operands, fp16 M x N each; cuBLASLt's best only if tuned."""
         baselines = self._rig.baselines
         b_nn, b_tn = (b, b.t().contiguous()) if gemm.layout is Layout.NN else (b.t().contiguous(), b)
         outputs = []
         for name in baselines.arms(gemm):
-            if "compile" not in name:  # its kernels are not NVIDIA's
+            skipped = name.startswith(AUTOTUNED) and not baselines.tuned(gemm)
+            if "compile" not in name and not skipped:  # its kernels are not NVIDIA's
                 output = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device="cuda")
                 launch = baselines.launcher(name, gemm)
                 stream = torch.cuda.current_stream().cuda_stream

@@ -14,6 +14,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute import sanitizer
+from cuda_l2.execute.cuda_alone import Job
 from cuda_l2.execute.cuda_arena import NOT_RESTORED, OUTSIDE, CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.fills import POISON
@@ -39,6 +40,8 @@ STRESS_S = 0.02
 SANITIZER_TIMEOUT_S = 120.0
 StressBuilds = Callable[[Candidate, Sequence[int], bool], Sequence[Build]]
 """Builds of a candidate with delays, one a seed; whether delays may differ from pass to pass, for shared memory."""
+Sanitize = Callable[[sanitizer.Tool, Job, float], str]
+"""What a tool of the sanitizer finds in a job within so many seconds, in one line; empty where nothing."""
 
 
 class CudaReferences(References):
@@ -80,16 +83,21 @@ class CudaSession(GpuSession):
         cases: Cases,
         sms: int,
         stress_builds: StressBuilds,
+        patience: float = 1.0,
+        sanitize: Sanitize = sanitizer.findings,
     ) -> None:
+        """patience: time limits are so many times the usual ones, where others have the GPU too."""
         self.gemm, self.build, self.arena, self.cases, self.sms = cases.gemm, build, arena, cases, sms
         self.candidate, self._workers, self._stress_builds = candidate, workers, stress_builds
+        self._patience, self._sanitize = patience, sanitize
         self.plan = self.plan_for(self.gemm)
         if self.plan.workspace_bytes > arena.workspace_bytes:
             limit = arena.workspace_bytes >> 20
             asked = f"asks for {self.plan.workspace_bytes} bytes of workspace; at most {limit} MiB"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, asked)
         self.programmatic = self.plan.programmatic
-        self.timeout_s = LAUNCH_TIMEOUT_S + self.gemm.flops / SLOWEST_GFLOPS * 1e-9
+        self._work_s = self.gemm.flops / SLOWEST_GFLOPS * 1e-9
+        self.timeout_s = patience * (LAUNCH_TIMEOUT_S + self._work_s)
         arena.place(snug=True)
         self._segments = Segments(workers.helpers)
         self.worker = workers.get(arena)
@@ -135,7 +143,7 @@ class CudaSession(GpuSession):
         scratch = [
             [places[w.name].buffer, places[w.name].offset, w.bytes] for w in self.plan.workspaces if not w.persistent
         ]
-        limit_s = LAUNCH_TIMEOUT_S + count * (self.timeout_s - LAUNCH_TIMEOUT_S + STRESS_S)
+        limit_s = self._patience * (LAUNCH_TIMEOUT_S + count * (self._work_s + STRESS_S))
         c, size = [places["c"].buffer, places["c"].offset], 2 * self.arena.c().numel()
         load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
         for build in self._stressed(seeds):
@@ -169,13 +177,16 @@ class CudaSession(GpuSession):
         return contract.plan_cuda(self.candidate.source, gemm, self.sms)
 
     def sanitizes(self) -> bool:
-        """Whether compute-sanitizer works on this machine; UserError where it is not installed."""
-        return sanitizer.works()
+        """Whether compute-sanitizer works on this machine; UserError where it is not installed.
+
+        Who runs it for this session has made sure.
+        """
+        return self._sanitize is not sanitizer.findings or sanitizer.works()
 
     def sanitize(self, tool: sanitizer.Tool, gemm: Gemm) -> str:
         """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
-        timeout_s = SANITIZER_TIMEOUT_S
-        return sanitizer.findings(tool, Path(self.build.artifact), self.plan_for(gemm), gemm, timeout_s)
+        job = sanitizer.job(tool, Path(self.build.artifact), self.plan_for(gemm), gemm)
+        return self._sanitize(tool, job, self._patience * SANITIZER_TIMEOUT_S)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:

@@ -51,8 +51,13 @@ class Races(Check):
         for tool, future in zip(tools, found, strict=True):
             finding = future.result()
             if finding:
-                where = "" if gemm == session.gemm else f" (at {gemm})"
-                raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{tool}{where}: {finding}")
+                raise failed(tool, gemm, session.gemm, finding)
+
+
+def failed(tool: Tool, gemm: Gemm, own: Gemm, finding: str) -> CheckFailed:
+    """What a tool found at some shape, as a failure at the candidate's own."""
+    where = "" if gemm == own else f" (at {gemm})"
+    return CheckFailed(VerdictStatus.UNHYGIENIC, f"{tool}{where}: {finding}")
 
 
 def smaller(session: GpuSession) -> Gemm:

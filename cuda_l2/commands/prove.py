@@ -1,0 +1,82 @@
+"""cuda-l2 prove: full verification of every distinct kernel of a library table."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_writable
+from cuda_l2.errors import UserError
+
+
+def command(
+    table: Path,
+    /,
+    *,
+    out: Path = Path("proof"),
+    jobs: int | None = None,
+    fresh: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Verify every distinct kernel of a table in full, sanitizers and stress builds included, at two shapes.
+
+    One shape lies inside what the kernel is made for, one at an edge. Writes proof.jsonl, from which an interrupted run
+    goes on, and kernels.csv. Exits with 1 where a kernel is not correct.
+
+    Parameters
+    ----------
+    table
+        CSV file of kernels by shape, as `cuda-l2 select` writes it.
+    out
+        Folder for the results.
+    jobs
+        Kernels verified at once; by default one for every three cores.
+    fresh
+        Move the results that --out holds aside and begin anew.
+    """
+    from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
+    from cuda_l2.library.table import read_table
+
+    rows = read_table(table)
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
+    require_writable(out / PROOF)
+
+    from cuda_l2 import lines
+    from cuda_l2.execute.lock import machine_lock
+    from cuda_l2.library.kernels import kernels_of, tasks_for
+    from cuda_l2.prover import CORES_A_WORKER, Prover, require_sanitizer
+    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.targets.cuda import detect
+
+    target = detect()
+    require_sanitizer()
+    kernels = kernels_of(rows, target)
+    tasks = [task for kernel in kernels for task in tasks_for(kernel, target)]
+    if fresh:
+        lines.set_aside(out, PROOF, KERNELS)
+    finished = False
+    with ProofFile(out / PROOF, target.machine) as proofs:
+        pending = proofs.pending(tasks)
+        line = GridProgress(len(tasks), len(tasks) - len(pending), "proofs")
+
+        def keep(proof: Proof) -> None:
+            proofs.append(proof)
+            line.done(f"{proof.kernel} at {proof.gemm}")
+
+        try:
+            with machine_lock(), line, Prover(target, jobs or max(1, target.cores // CORES_A_WORKER)) as prover:
+                prover.run(pending, keep)
+            finished = True
+        except KeyboardInterrupt:
+            pass
+        finally:  # also where an error ends the run
+            (out / KERNELS).write_text(kernels_csv(kernels, tasks, proofs))
+        left, wrong = len(proofs.pending(tasks)), failures(tasks, proofs)
+    for proof in wrong:
+        print(f"{proof.family} {proof.kernel} at {proof.gemm}, {proof.edge}: {proof.status}: {proof.reason}")
+    print(f"{len(kernels)} kernels, {len(tasks) - left} of {len(tasks)} proofs are there; {out / KERNELS} lists them")
+    if not finished:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(1 if wrong else 0)
