@@ -95,7 +95,8 @@ def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
     timing = from_json(Timing, json.dumps(json.loads(out)["timing"]))
     assert timing.status is TimingStatus.MEASURED and timing.protocol == "search"
     assert timing.candidate.name == COMPILED and [arm.name for arm in timing.baselines] == [EAGER]
-    assert timing.candidate.rounds == timing.baselines[0].rounds >= 6
+    assert timing.candidate.rounds >= 6
+    assert timing.baselines[0].rounds in (1, timing.candidate.rounds)  # 1 where it was far slower
     assert 0 < timing.speedup.low <= timing.speedup.estimate and timing.reference == EAGER
     assert timing.conditions == {"launches_with_own_inputs": 64}
 
@@ -121,13 +122,13 @@ def test_an_arm_whose_timed_results_are_wrong_is_noticed() -> None:
     expected = [bounds(function, tensors) for tensors in sets]
     calls = []
 
-    def shrinks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # right at first, then for a part of the rows
+    def shrinks(x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # right once, then for a part of the rows
         calls.append(x)
-        return (function(x=x)[0],) if len(calls) < 40 else (torch.cat([function(x=x[:2])[0], x[2:]]),)
+        return (function(x=x)[0],) if len(calls) < 2 else (torch.cat([function(x=x[:2])[0], x[2:]]),)
 
     honest = TaskRounds({EAGER: function, COMPILED: function}, sets, expected, SEARCH, np.random.default_rng(1))
     honest.run()
-    assert all(len(times) >= SEARCH.min_rounds for times in honest.samples.values())
+    assert len(honest.samples[COMPILED]) >= SEARCH.min_rounds
     run_ = TaskRounds({EAGER: function, COMPILED: shrinks}, sets, expected, SEARCH, np.random.default_rng(1))
     with pytest.raises(Wrong, match=r"torch.compile .* first at \[2"):
         run_.run()
