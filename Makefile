@@ -36,8 +36,11 @@ bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
 
 # An interrupted run goes on from the results.jsonl that its folder holds.
+TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv
 tables: $(VENV)/.run
-	$(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --out results/h200/grid-fp32
+	$(TABLES) --out results/h200/grid-fp32
+	$(TABLES) --protocols rotating,server --out results/h200/grid-fp32-other
+	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -6,24 +6,21 @@ import hashlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_l2
-from cuda_l2 import contract
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.families._base import families_for
-from cuda_l2.library.table import PLAIN, Row, read_table
-from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
-from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.library.run import Library, figures, headline
+from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH
 from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for
-from cuda_l2.records import BuildStatus, Candidate, Gemm, Layout, Timing, Trial
+from cuda_l2.records import Candidate, Gemm, Timing, Trial
 from cuda_l2.report.arms import AUTOTUNED
-from cuda_l2.report.library import fallbacks
-from cuda_l2.results import MEASURED, Header, KernelFigures, Measurement, ResultsFile
+from cuda_l2.results import MEASURED, Header, Measurement, ResultsFile
 from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, judge_group
 
@@ -60,8 +57,7 @@ class Sweep:
 
     def __init__(self, settings: SweepSettings) -> None:
         self.settings = settings
-        self._falls_back = fallbacks(settings.fallback) if settings.fallback else {}
-        self._library = _by_size(read_table(settings.library)) if settings.library else None
+        self._library = Library(settings.library, settings.fallback) if settings.library else None
         self._kernels = None if settings.baselines_only or self._library else _Kernels(settings)
         self.rig = self._kernels.rig if self._kernels else open_rig(settings.target)
         try:
@@ -95,9 +91,8 @@ class Sweep:
             "arms": ", ".join(settings.arms) or "all",
             "compile": settings.compiled,
         }
-        if settings.library:
-            fixed["library"] = hashlib.sha256(settings.library.read_bytes()).hexdigest()[:16]
-            fixed["fallback"] = len(self._falls_back)
+        if self._library:
+            fixed |= self._library.described()
         elif not settings.baselines_only:
             fixed |= {"budget_s": settings.budget_s, "policy": settings.policy, "full": settings.full}
         environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
@@ -155,8 +150,7 @@ class Sweep:
                 if self._kernels:
                     self.rig.prefetch(self._kernels.first(gemm))
                 if self._library:
-                    rows = self._library.get(_size(gemm), ())
-                    self.rig.prefetch([row.candidate(self.rig.target) for row in rows])
+                    self.rig.prefetch(self._library.candidates(gemm, self.rig))
 
     def _outcomes(
         self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[Gemm, str], None]
@@ -235,47 +229,31 @@ class Sweep:
     def _report_library(
         self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[Gemm, str], None]
     ) -> Iterator[Measurement]:
-        """The library's kernels of a shape, in one run: plain and dependent launches, both layouts."""
-        assert self._library is not None
-        start = time.perf_counter()
-        rows = sorted(self._library.get(_size(gemm), ()), key=lambda row: (row.edge != PLAIN, row.us))
-        if not rows:
+        assert self._library
+        if not self._library.serves(gemm):
             raise _CannotMeasure(NO_KERNEL, f"{self.settings.library} has no kernel for {gemm}")
-        candidates = [row.candidate(self.rig.target) for row in rows]
-        with self.rig.open(gemm, secrets.randbits(48), both_layouts=True) as bench:
-            on_stage(gemm, "building")
-            builds = list(bench.build(candidates))
-            failed = next((build for build in builds if build.status is not BuildStatus.BUILT), None)
-            if failed:
-                raise _CannotMeasure(str(failed.status), failed.reason)
-            kernels = {
-                f"{row.gemm.layout} {row.edge}": Kernel(candidate, build, row.gemm.layout)
-                for row, candidate, build in zip(rows, candidates, builds, strict=True)
-            }
+        start = time.perf_counter()
+        reported = [self.rig.protocols[name] for name in protocols]
+        with contextlib.closing(self._library.time(gemm, reported, self.rig)) as runs:
             for name in protocols:
                 on_stage(gemm, name)
                 if not self.settings.arms:  # the others are met once
                     self.rig.wanted_arms = () if name == OFFLINE.name else (AUTOTUNED,)
-                with machine_lock():
-                    timings = bench.time_kernels(kernels, brief(self.rig.protocols[name]))
-                timing = next(iter(timings.values()))  # the fastest plain one's
-                figures: tuple[KernelFigures, ...] = ()
-                if timing.candidate:
-                    figures = tuple(_figures(*each) for each in zip(rows, candidates, timings.values(), strict=True))
-                    timing = replace(timing, candidate=replace(timing.candidate, name=CANDIDATE))
+                timed = next(runs)
+                timing, (row, candidate) = headline(timed), timed[0][:2]
                 yield Measurement(
                     gemm,
                     name,
                     str(timing.status),
                     timing.reason,
                     timing,
-                    kernel=candidates[0].id,
+                    kernel=candidate.id,
                     proposer="library",
-                    family=rows[0].family,
-                    schedule=rows[0].schedule,
+                    family=row.family,
+                    schedule=row.schedule,
                     arms=self._described(gemm, timing),
-                    kernels=figures,
-                    falls_back=self._falls_back.get((gemm, name), (False, False)),
+                    kernels=figures(timed),
+                    falls_back=self._library.falls_back(gemm, name),
                     created=_now(),
                     seconds=time.perf_counter() - start,
                 )
@@ -377,32 +355,6 @@ class _Kernels(Optimizer):
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Left to `report`, which a caller can store between protocols."""
         reports[FINALS.name] = winner
-
-
-def _size(gemm: Gemm) -> Gemm:
-    """The task without its layout."""
-    return replace(gemm, layout=Layout.NN)
-
-
-def _by_size(rows: Iterable[Row]) -> dict[Gemm, list[Row]]:
-    found: dict[Gemm, list[Row]] = {}
-    for row in rows:
-        found.setdefault(_size(row.gemm), []).append(row)
-    return found
-
-
-def _figures(row: Row, candidate: Candidate, timing: Timing) -> KernelFigures:
-    assert timing.candidate
-    return KernelFigures(
-        row.gemm.layout,
-        row.edge != PLAIN,
-        contract.kernel_id(candidate.source),
-        row.family,
-        row.schedule,
-        row.us,
-        timing.candidate.latency_us,
-        timing.speedups,
-    )
 
 
 def _now() -> str:

@@ -62,5 +62,5 @@ def brief(protocol: Protocol) -> Protocol:
         return protocol
     least = max(MIN_BRIEF_ROUNDS, protocol.min_rounds // 2)
     return replace(
-        protocol, round_s=protocol.round_s / 4, min_rounds=least, max_rounds=2 * least, halfwidth=2 * protocol.halfwidth
+        protocol, round_s=protocol.round_s / 8, min_rounds=least, max_rounds=2 * least, halfwidth=2 * protocol.halfwidth
     )

@@ -1,0 +1,106 @@
+"""Times a library's kernels shape by shape: plain and dependent launches, both layouts, all baselines, in one run."""
+
+import hashlib
+import secrets
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cuda_l2 import contract
+from cuda_l2.errors import UserError
+from cuda_l2.execute.lock import machine_lock
+from cuda_l2.library.table import PLAIN, Row, read_table
+from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
+from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.records import BuildStatus, Candidate, Gemm, Layout, Timing
+from cuda_l2.report.library import fallbacks
+from cuda_l2.results import KernelFigures
+from cuda_l2.rigs import Rig
+
+Timed = tuple[Row, Candidate, Timing]
+
+
+class Library:
+    """A table of kernels by shape, to be timed on a rig.
+
+    fallback: table.csv of an earlier run; see `report.library.fallbacks`.
+    """
+
+    def __init__(self, table: Path, fallback: Path | None = None) -> None:
+        self.table, self._hash = table, hashlib.sha256(table.read_bytes()).hexdigest()[:16]
+        self._rows: dict[Gemm, list[Row]] = {}
+        for row in read_table(table):
+            self._rows.setdefault(_size(row.gemm), []).append(row)
+        self._falls_back = fallbacks(fallback) if fallback else {}
+
+    def described(self) -> dict[str, object]:
+        """What figures of the library depend on."""
+        return {"library": self._hash, "fallback": len(self._falls_back)}
+
+    def falls_back(self, gemm: Gemm, protocol: str) -> tuple[bool, bool]:
+        """Whether cuBLASLt serves a shape instead of plain launches, and instead of any."""
+        return self._falls_back.get((_size(gemm), protocol), (False, False))
+
+    def serves(self, gemm: Gemm) -> bool:
+        """Whether the table has a kernel for a shape."""
+        return _size(gemm) in self._rows
+
+    def candidates(self, gemm: Gemm, rig: Rig) -> list[Candidate]:
+        """The kernels of a shape in all layouts and launches."""
+        return [row.candidate(rig.target) for row in self._rows.get(_size(gemm), ())]
+
+    def time(self, gemm: Gemm, protocols: Sequence[Protocol], rig: Rig) -> Generator[list[Timed]]:
+        """Protocol by protocol, what the table has for a shape that it serves, the fastest plain launch first.
+
+        All under `offline`; under others what would be used: the fastest plain launch and the fastest of all.
+        """
+        rows = sorted(self._rows[_size(gemm)], key=lambda row: (row.edge != PLAIN, row.us))
+        candidates = [row.candidate(rig.target) for row in rows]
+        with rig.open(gemm, secrets.randbits(48), both_layouts=True) as bench:
+            builds = list(bench.build(candidates))
+            failed = next((build for build in builds if build.status is not BuildStatus.BUILT), None)
+            if failed:
+                raise UserError(f"a kernel of {self.table} for {gemm} does not build: {failed.reason}")
+            parts = list(zip(rows, candidates, builds, strict=True))
+            for protocol in protocols:
+                used = [rows[0], min(rows, key=lambda row: row.us)]
+                timed = [part for part in parts if protocol.name == OFFLINE.name or part[0] in used]
+                kernels = {
+                    f"{row.gemm.layout} {row.edge}": Kernel(candidate, build, row.gemm.layout)
+                    for row, candidate, build in timed
+                }
+                with machine_lock():
+                    timings = bench.time_kernels(kernels, brief(protocol))
+                pairs = zip(timed, timings.values(), strict=True)
+                yield [(row, candidate, timing) for (row, candidate, _), timing in pairs]
+
+
+def headline(timed: Sequence[Timed]) -> Timing:
+    """The timing of the first kernel, the fastest plain launch of the run that selected."""
+    timing = timed[0][2]
+    if timing.candidate is None:
+        return timing
+    return replace(timing, candidate=replace(timing.candidate, name=CANDIDATE))
+
+
+def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
+    """What a results file keeps of every kernel."""
+    return tuple(
+        KernelFigures(
+            row.gemm.layout,
+            row.edge != PLAIN,
+            contract.kernel_id(candidate.source),
+            row.family,
+            row.schedule,
+            row.us,
+            timing.candidate.latency_us,
+            timing.speedups,
+        )
+        for row, candidate, timing in timed
+        if timing.candidate
+    )
+
+
+def _size(gemm: Gemm) -> Gemm:
+    """The task without its layout."""
+    return replace(gemm, layout=Layout.NN)

@@ -1,0 +1,95 @@
+"""Which kernels of a table are timed on a shape. The rig is a stand-in: there is no GPU here."""
+
+import pytest
+
+from cuda_l2.errors import UserError
+from cuda_l2.families._base import families_for
+from cuda_l2.library.run import Library, figures, headline
+from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, write_table
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Arm, Build, BuildStatus, Gemm, Interval, Timing, TimingStatus
+from cuda_l2.targets.cuda import compile_only
+
+TARGET = compile_only("sm_90a")
+TIMES = {"nn": {PLAIN: 8.0, PROGRAMMATIC: 7.0}, "tn": {PLAIN: 6.0, PROGRAMMATIC: 9.0}}
+
+
+class StandIn:
+    """A rig and its bench; keeps what it is asked to time."""
+
+    target = TARGET
+
+    def __init__(self, status: BuildStatus = BuildStatus.BUILT) -> None:
+        self.status, self.asked = status, []
+
+    def open(self, gemm, seed, *, both_layouts):
+        assert both_layouts
+        return self
+
+    def build(self, candidates):
+        told = {"artifact": "x"} if self.status is BuildStatus.BUILT else {"reason": "no compiler"}
+        return iter([Build(candidate.id, self.status, **told) for candidate in candidates])
+
+    def time_kernels(self, kernels, protocol):
+        self.asked.append((protocol.name, list(kernels)))
+        interval = Interval(5.0, 4.9, 5.1)
+        return {
+            name: Timing(
+                TimingStatus.MEASURED,
+                protocol.name,
+                candidate=Arm(name, interval, 9, 90),
+                speedup=interval,
+                speedups=(),
+            )
+            for name in kernels
+        }
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+@pytest.fixture
+def library(tmp_path) -> Library:
+    rows = []
+    for layout, times in TIMES.items():
+        gemm = Gemm.parse(f"1024x1024x1024:{layout}")
+        family = next(family for family in families_for(gemm, TARGET) if family.name == "sm90_wave")
+        values = dict(zip((choice.name for choice in family.choices), family.default(gemm, TARGET), strict=True))
+        for edge, us in times.items():
+            schedule = tuple({**values, "EDGE": int(edge != PLAIN)}.items())
+            rows.append(Row(gemm, edge, family.name, schedule, us))
+    write_table(tmp_path / "table.csv", rows)
+    return Library(tmp_path / "table.csv")
+
+
+def test_all_kernels_run_offline_and_elsewhere_those_that_would_be_used(library) -> None:
+    rig, gemm = StandIn(), Gemm(1024, 1024, 1024)
+    protocols = [CUDA_PROTOCOLS[name] for name in ("offline", "server")]
+    offline, server = library.time(gemm, protocols, rig)
+    assert rig.asked == [
+        ("offline", ["tn plain", "nn plain", "nn programmatic", "tn programmatic"]),
+        ("server", ["tn plain"]),  # also the fastest of all
+    ]
+    assert [row.us for row, _, _ in offline] == [6.0, 8.0, 7.0, 9.0]
+    timing = headline(server)
+    assert timing.candidate and timing.candidate.name == CANDIDATE
+    kept = figures(offline)
+    assert [(k.layout.value, k.dependent, k.selected_us) for k in kept[:3]] == [
+        ("tn", False, 6.0), ("nn", False, 8.0), ("nn", True, 7.0),
+    ]  # fmt: skip
+    assert kept[1].kernel == kept[2].kernel != kept[0].kernel  # one compiled kernel serves both launches
+
+
+def test_shapes_are_served_in_any_layout_or_not_at_all(library) -> None:
+    assert library.serves(Gemm.parse("1024x1024x1024:tn")) and library.serves(Gemm(1024, 1024, 1024))
+    assert not library.serves(Gemm.parse("1024x1024x1024:fp16")) and not library.serves(Gemm(64, 64, 64))
+    assert len(library.candidates(Gemm(1024, 1024, 1024), StandIn())) == 4
+
+
+def test_a_kernel_that_does_not_build_is_told(library) -> None:
+    with pytest.raises(UserError, match="does not build: no compiler"):
+        next(library.time(Gemm(1024, 1024, 1024), [CUDA_PROTOCOLS["offline"]], StandIn(BuildStatus.FAILED)))
