@@ -14,7 +14,7 @@ import cuda_l2
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.families._base import families_for
-from cuda_l2.library.run import Library, figures, headline
+from cuda_l2.library_run import Library, figures, headline
 from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH
 from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for

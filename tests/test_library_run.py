@@ -4,8 +4,8 @@ import pytest
 
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
-from cuda_l2.library.run import Library, figures, headline
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, write_table
+from cuda_l2.library_run import Library, figures, headline
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Build, BuildStatus, Gemm, Interval, Timing, TimingStatus
