@@ -36,7 +36,7 @@ bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
 
 # An interrupted run goes on from the results.jsonl that its folder holds.
-TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv
+TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices results/h200/cublaslt.jsonl.gz
 tables: $(VENV)/.run
 	$(TABLES) --out results/h200/grid-fp32
 	$(TABLES) --protocols rotating,server --out results/h200/grid-fp32-other

@@ -9,7 +9,7 @@ from pathlib import Path
 from cuda_l2 import contract
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
-from cuda_l2.library.table import PLAIN, Row, read_table
+from cuda_l2.library.table import PLAIN, Named, Row, read_table
 from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Layout, Timing
@@ -27,15 +27,22 @@ class Library:
     """
 
     def __init__(self, table: Path, fallback: Path | None = None) -> None:
-        self.table, self._hash = table, hashlib.sha256(table.read_bytes()).hexdigest()[:16]
+        self.table = table
         self._rows: dict[Gemm, list[Row]] = {}
-        for row in read_table(table):
+        plain: set[tuple[Gemm, Named]] = set()
+        for row in sorted(read_table(table), key=lambda row: row.edge != PLAIN):
+            if row.edge == PLAIN:
+                plain.add((row.gemm, row.schedule))
+            elif (row.gemm, row.schedule) in plain:
+                continue  # dependent launch gained nothing: the same launch again
             self._rows.setdefault(_size(row.gemm), []).append(row)
+        self._hash = hashlib.sha256(table.read_bytes()).hexdigest()[:16]
         self._falls_back = fallbacks(fallback) if fallback else {}
+        self._fallback_hash = hashlib.sha256(fallback.read_bytes()).hexdigest()[:16] if fallback else ""
 
     def described(self) -> dict[str, object]:
         """What figures of the library depend on."""
-        return {"library": self._hash, "fallback": len(self._falls_back)}
+        return {"library": self._hash, "fallback": self._fallback_hash}
 
     def falls_back(self, gemm: Gemm, protocol: str) -> tuple[bool, bool]:
         """Whether cuBLASLt serves a shape instead of plain launches, and instead of any."""

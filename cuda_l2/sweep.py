@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_l2
+from cuda_l2.contract import ContractError
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.families._base import families_for
 from cuda_l2.library_run import Library, figures, headline
-from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH
+from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
 from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for
 from cuda_l2.records import Candidate, Gemm, Timing, Trial
@@ -31,6 +32,8 @@ AHEAD = 24
 FAILURES_IN_A_ROW = 5
 """So many shapes that fail one after the other end a run: then it is not the shapes."""
 FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
+TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL)
+"""By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Sweep:
         self._library = Library(settings.library, settings.fallback) if settings.library else None
         self._kernels = None if settings.baselines_only or self._library else _Kernels(settings)
         self.rig = self._kernels.rig if self._kernels else open_rig(settings.target)
+        if self._library and self.rig.target.name != "cuda":
+            self.rig.close()
+            raise UserError("--library times CUDA kernels: it needs an NVIDIA GPU")
         try:
             self._require_known_names()
         except UserError:
@@ -90,6 +96,8 @@ class Sweep:
             "baselines_only": settings.baselines_only,
             "arms": ", ".join(settings.arms) or "all",
             "compile": settings.compiled,
+            "retune": settings.retune,
+            "rounds": self._rounds_hash(),
         }
         if self._library:
             fixed |= self._library.described()
@@ -98,8 +106,14 @@ class Sweep:
         environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
         return Header(self.rig.target.machine, environment, fixed, _now())
 
+    def _rounds_hash(self) -> str:
+        """Changes with how any protocol takes times."""
+        protocols = self.rig.protocols.values()
+        taken = [brief(protocol) if self._library else protocol for protocol in protocols]
+        return hashlib.sha256(repr(taken).encode()).hexdigest()[:8]
+
     def pending(self, gemms: Sequence[Gemm], results: ResultsFile) -> list[Gemm]:
-        """Shapes of which something is not measured yet; what failed is tried again."""
+        """Shapes of which something is not measured yet; what the machine failed at is tried again."""
         return [gemm for gemm in gemms if self._missing(gemm, results)]
 
     def run(
@@ -141,7 +155,7 @@ class Sweep:
     def _missing(self, gemm: Gemm, results: ResultsFile) -> list[str]:
         """The protocols under which a shape is not measured yet."""
         found = {name: results.find(gemm, name) for name in self.settings.protocols}
-        return [name for name, measurement in found.items() if not measurement or measurement.status != MEASURED]
+        return [name for name, measurement in found.items() if not measurement or measurement.status in TRIED_AGAIN]
 
     def _prefetch(self, gemms: Sequence[Gemm]) -> None:
         """Begin to build what these shapes will need first."""
@@ -167,7 +181,11 @@ class Sweep:
                 yield measurement
         except _CannotMeasure as error:
             status, reason = error.status, str(error)
-        except (UserError, RuntimeError) as error:  # a library's or the driver's error on one shape is no end
+        except (
+            UserError,
+            ContractError,
+            RuntimeError,
+        ) as error:  # a library's or the driver's error on one shape is no end
             reason = " ".join(str(error).split()) or type(error).__name__
         for name in missing:
             yield Measurement(gemm, name, status, reason, created=_now())

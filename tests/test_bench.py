@@ -37,6 +37,7 @@ from cuda_l2.report.grid_summary import cases, ratios, summary
 from cuda_l2.results import CSV, PARQUET, RESULTS, SUMMARY, Header, Measurement, ResultsFile, set_aside
 from cuda_l2.sweep import Sweep, SweepSettings
 
+SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
 BUCKETS_OF_THE_PAPER = {18: 10, 21: 46, 24: 118, 27: 205, 30: 241, 33: 214, 36: 118, 39: 48}
 
 
@@ -499,6 +500,7 @@ def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_pat
         (["--grid", "8x8x8", "--fallback", "table.csv"], "--library"),
         (["--grid", "8x8x8", "--library", "t.csv", "--budget", "5s"], "--budget"),
         (["--grid", "8x8x8", "--library", "missing.csv"], "cannot read"),
+        (["--grid", "8x8x8", "--library", str(SCHEDULES), "--target", "cpu"], "needs an NVIDIA GPU"),
         (["--grid", "8x8x8", "--target", "cpu", "--protocols", "search"], "protocol"),
     ],
 )

@@ -172,12 +172,13 @@ def test_what_is_proved_is_not_proved_again(tasks: Sequence[Task], tmp_path: Pat
         assert proofs.pending(tasks) == list(tasks)
         proofs.append(right(tasks[0]))
         proofs.append(right(tasks[1], VerdictStatus.UNHYGIENIC, "other bits"))
-        assert proofs.pending(tasks) == tasks[1:]  # what failed is tried again
+        proofs.append(proof_of(tasks[2], MACHINE, "2026-01-01T00:00:00+00:00", None, "its process died"))
+        assert proofs.pending(tasks) == tasks[2:]  # a fault once found stays, a process that died says nothing
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
-        assert proofs.pending(tasks) == tasks[1:]
+        assert proofs.pending(tasks) == tasks[2:]
+        assert [proof.reason for proof in failures(tasks, proofs)] == ["other bits", "its process died"]
+        proofs.append(right(tasks[2]))
         assert [proof.reason for proof in failures(tasks, proofs)] == ["other bits"]
-        proofs.append(right(tasks[1]))
-        assert not failures(tasks, proofs)
     with ProofFile(tmp_path / PROOF, "another machine") as proofs:
         assert proofs.pending(tasks) == list(tasks)
 

@@ -49,6 +49,8 @@ class BenchSettings:
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
     library: Path | None = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
+    choices: Path | None = None
+    """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, written when the run ends."""
     fallback: Path | None = None
     """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     fresh: Annotated[bool, Parameter(negative=())] = False
@@ -165,6 +167,8 @@ def _run_grid(settings: BenchSettings) -> None:
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:
             set_aside(out)
+        if settings.choices and settings.choices.exists():
+            sweep.rig.recall_choices(settings.choices)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
             pending = sweep.pending(gemms, results)
             finished = False
@@ -175,6 +179,8 @@ def _run_grid(settings: BenchSettings) -> None:
                 text = summary(results.header, results.measurements)
                 write_text(out / SUMMARY, text)
                 missing = write_tables(out, results.header, results.measurements)
+                if settings.choices:
+                    sweep.rig.keep_choices(settings.choices, gemms)
                 print(text)
     print(f"{len(gemms) - len(sweep.pending(gemms, results))} of {len(gemms)} shapes measured; tables are in {out}")
     if missing:

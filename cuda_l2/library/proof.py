@@ -74,9 +74,9 @@ class ProofFile:
         return self._found.get((task.candidate.id, task.gemm))
 
     def pending(self, tasks: Sequence[Task]) -> list[Task]:
-        """What is not proved yet; what failed is tried again."""
+        """What has no verdict yet. One that found a fault stays: a kernel with a rare race passes sooner or later."""
         found = [(task, self.find(task)) for task in tasks]
-        return [task for task, proof in found if not proof or not proof.correct]
+        return [task for task, proof in found if not proof or proof.status == DIED]
 
     def append(self, proof: Proof) -> None:
         """Store one; it is there after a kill once this returns."""

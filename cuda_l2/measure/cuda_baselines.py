@@ -112,7 +112,9 @@ class Tuned:
 class Baselines:
     """All baselines on the current GPU. One a process; a context manager; for one stream at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = True) -> None:
+        """keeps: whether choices of algorithms are stored; not where other work on the GPU disturbs them."""
+        self._keeps = keeps
         self._target = cuda.detect()
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
         self._blas = Cublas(self._workspace.data_ptr(), WORKSPACE_BYTES)
@@ -165,13 +167,24 @@ class Baselines:
         plain = _plain(gemm)
         known = self._tuned.get(plain)
         if known is None or known.method != settings.method:
-            path = self._path(plain, settings)
+            path = self.choice_path(plain, settings.method)
             known = None if self.retunes else self._recall(path, plain, settings)
             if known is None:
                 known = self._tune(plain, buffers, settings)
-                store(path, known)
+                if self._keeps:
+                    store(path, known)
             self._tuned[plain] = known
         return known
+
+    @property
+    def machine(self) -> str:
+        """What choices of algorithms hold for."""
+        return f"{self._target.model}-{self._target.driver}-{cublas.lt_version()}-v{CACHE_VERSION}"
+
+    def choice_path(self, gemm: Gemm, method: str) -> Path:
+        """Where a choice is kept."""
+        folder = paths.cache_dir() / "cublaslt" / re.sub(r"[^\w.-]+", "-", self.machine)
+        return folder / f"{gemm.m}x{gemm.n}x{gemm.k}-{gemm.accumulate}-{method}.json"
 
     def tuned(self, gemm: Gemm) -> bool:
         """Whether `tune` has been called for this product."""
@@ -281,12 +294,6 @@ class Baselines:
             if found:
                 return found.algorithms[found.chosen]
         raise RuntimeError(f"cuBLASLt does not compute {gemm} with B {layout}")
-
-    def _path(self, plain: Gemm, settings: TuneSettings) -> Path:
-        target = self._target
-        machine = f"{target.model}-{target.driver}-{cublas.lt_version()}-v{CACHE_VERSION}"
-        folder = paths.cache_dir() / "cublaslt" / re.sub(r"[^\w.-]+", "-", machine)
-        return folder / f"{plain.m}x{plain.n}x{plain.k}-{plain.accumulate}-{settings.method}.json"
 
     def _recall(self, path: Path, plain: Gemm, settings: TuneSettings) -> Tuned | None:
         """What an earlier process stored; None where there is nothing, or nothing that still holds."""

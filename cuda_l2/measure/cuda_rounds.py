@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from cuda.bindings import driver
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_arena import Place
-from cuda_l2.execute.cuda_driver import Graph, bus_id
+from cuda_l2.execute.cuda_driver import Graph, bus_id, check
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.cupti import KernelTrace
 from cuda_l2.execute.fills import POISON
@@ -136,6 +137,7 @@ class CudaRounds(Rounds):
         self._stream = operands.stream
         arena.place(snug=False)
         self.operand_places = [arena.operands(window) for window in range(arena.windows)]
+        self.evictions = 0
         self._launch_s: dict[str, float] = {}
         """Of every arm, as last seen."""
         self.slots = {name: slot for slot, name in enumerate(kernels)}
@@ -320,7 +322,7 @@ class CudaRounds(Rounds):
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         if name not in self.slots:
             graph, _ = self.operands.graphs[name, count]
-            self.evicted.add_(1)
+            self._evict()
             self._workers.helpers.settle(self._stream.cuda_stream)
             torch.cuda.synchronize()
             time.sleep(gap)
@@ -332,6 +334,13 @@ class CudaRounds(Rounds):
         self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
         time.sleep(gap)
         return float(self.worker.call("once", self.timeout_s, graph=self._graphs[name, count][0])["seconds"])
+
+    def _evict(self) -> None:
+        """Write what pushes the operands out of the cache, as the candidate's process does."""
+        self.evictions = (self.evictions + 1) % 256
+        stream, size = driver.CUstream(self._stream.cuda_stream), self.evicted.numel()
+        if size:
+            check("cuMemsetD8Async", driver.cuMemsetD8Async(self.evicted.data_ptr(), self.evictions, size, stream))
 
     def _poison(self, name: str) -> None:
         if name in self.slots:

@@ -1,7 +1,8 @@
 """What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cuda_l2.errors import UserError
@@ -91,6 +92,14 @@ class Rig(ABC):
     def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
         """What a baseline that was timed for this shape runs, as far as the target can tell."""
         return {}
+
+    def recall_choices(self, path: Path) -> int:
+        """Let baselines use the algorithms that a file names; how many it holds. UserError where it cannot be."""
+        raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
+
+    def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
+        """Write the algorithms that baselines have for these tasks to a file; how many tasks those are."""
+        return 0
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 - where builds disturb there is none
         """Begin to build what will be asked for later."""

@@ -2,7 +2,8 @@
 
 import contextlib
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,13 +18,14 @@ from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
-from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers
+from cuda_l2.measure import choices
+from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers, TuneSettings
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import Build, Candidate, Gemm, Layout, Timing, Verdict
+from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
@@ -67,7 +69,7 @@ class CudaRig(Rig):
         self.target.ceilings()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
-            self.baselines = stack.enter_context(Baselines())
+            self.baselines = stack.enter_context(Baselines(keeps=tunes))
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
             stack.callback(self.builders.close)
@@ -113,6 +115,16 @@ class CudaRig(Rig):
 
     def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
         return self.baselines.describe(arm, gemm)
+
+    def recall_choices(self, path: Path) -> int:
+        return choices.unpack(path, self.baselines.machine, self.baselines.choice_path)
+
+    def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
+        products = [replace(gemm, layout=Layout.NN) for gemm in gemms]
+        wider = [replace(gemm, accumulate=Accumulate.FP32) for gemm in products]  # the fp16 class meets these too
+        place = self.baselines.choice_path
+        distinct = dict.fromkeys([*products, *wider])
+        return choices.pack(path, self.baselines.machine, place, distinct, TuneSettings().method)
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for
