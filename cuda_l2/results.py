@@ -4,11 +4,14 @@ The first line is the header: the machine and the settings, without which figure
 one shape under one protocol, written whole or not at all; the last one of a shape and protocol counts.
 """
 
+import contextlib
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from cuda_l2 import lines
@@ -112,12 +115,9 @@ class ResultsFile:
 
     def append(self, measurement: Measurement) -> None:
         """Store one; it is there after a kill once this returns, and an interrupt waits until file and memory agree."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _uninterrupted():
             self._file.append(to_json(measurement))
             self._found[measurement.gemm, measurement.protocol] = measurement
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         self._file.close()
@@ -166,3 +166,19 @@ def set_aside(folder: Path) -> None:
 def _fixed(environment: dict[str, Any]) -> dict[str, Any]:
     """What does not vary from one run on a machine to the next."""
     return {name: value for name, value in environment.items() if not isinstance(value, float)}
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until this ends. A mask would not do: another thread takes the signal, Python acts in this one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts the main thread alone
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting and callable(before):
+            before(*waiting[0])

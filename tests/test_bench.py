@@ -202,6 +202,20 @@ def test_what_was_stored_is_read_again_and_the_last_of_a_shape_counts(tmp_path) 
         assert len(file.measurements) == 4
 
 
+def test_an_interrupt_that_another_thread_takes_waits_until_a_line_is_stored(tmp_path, monkeypatch) -> None:
+    with ResultsFile(tmp_path / RESULTS, HEADER) as results:
+        write = results._file.append
+
+        def interrupted(text: str) -> None:
+            write(text)
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(results._file, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            results.append(RUN[0])
+        assert texts(results.measurements) == texts([RUN[0]]) and len(stored(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("cut", [1, 2, 40, -1])
 def test_a_damaged_last_line_is_dropped_with_a_warning(tmp_path, cut) -> None:
     path = tmp_path / RESULTS

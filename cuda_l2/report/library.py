@@ -110,6 +110,9 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
             served = [(m, Interval(1, 1, 1) if m.falls_back[index] else value) for m, value in ratios]
             count = sum(m.falls_back[index] for m in measured)
             text += _by_size(f"{protocol}, {title} launches, cuBLASLt where chosen beforehand: {count} shapes", served)
+    strongest = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False), kind=""))
+    text += _by_size(f"{protocol}, plain launches against the fastest of all baselines of the run", strongest)
+    text += _totals(protocol, measured)
     text += _by_layout(protocol, measured)
     text += _by_baseline(protocol, measured)
     worst = sorted(plain, key=lambda pair: pair[1].estimate)[:WORST_SHOWN]
@@ -137,6 +140,21 @@ def _by_size(title: str, ratios: Ratios) -> list[str]:
             name = f"<= {last}" if not first else f">= {first}" if last > 60 else f"{first}-{last}"
             text.append(f"| {name} | {_statistics(found)} |")
     return [*text, f"| all | {_statistics([value for _, value in ratios])} |", ""]
+
+
+def _totals(protocol: str, measured: Sequence[Measurement]) -> list[str]:
+    """Time of one launch of every shape, over ours: what the largest shapes decide."""
+    pairs = [(m, kernel) for m in measured if m.timing and (kernel := chosen(m, dependent=False))]
+    ours = sum(kernel.latency_us.estimate for _, kernel in pairs)
+    told = []
+    for kind in (AUTOTUNED, ""):
+        theirs = 0.0
+        for m, _ in pairs:
+            assert m.timing
+            arms = {name: arm for name, arm in arms_of(m.timing).items() if name.startswith(kind)}
+            theirs += arms[fastest(arms, arms)].latency_us.estimate
+        told.append(f"{kind or 'the fastest of all baselines'} {theirs / ours:.3f}")
+    return [f"{protocol}: one launch of each shape, all together, over our plain ones: {', '.join(told)}.", ""]
 
 
 def _by_layout(protocol: str, measured: Sequence[Measurement]) -> list[str]:
