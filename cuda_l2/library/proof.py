@@ -1,7 +1,7 @@
 """What has been proved of a table's kernels: a file of verdicts, from which an interrupted run goes on, and a table.
 
-A verdict holds for one text (kernel, contract and so the launch) at one shape on one machine, as long as what verifies
-has not changed.
+A verdict holds for one text (kernel, contract and so the launch) at one shape on one machine, as long as what compiles
+and what verifies have not changed.
 """
 
 import csv
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_l2
+from cuda_l2.build.cuda_compiler import Compiler, toolchain
 from cuda_l2.library.kernels import INTERIOR, TableKernel, Task
 from cuda_l2.lines import LinesFile
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
@@ -22,7 +23,10 @@ COLUMNS = (
     *("kernel", "family", "schedule", "layout", "accumulate", "rows", "registers", "shared_bytes"),
     *("interior", "interior_launch", "edge", "edge_launch", "checks", "verdict", "reason"),
 )
-VERIFIER = ("build", "contract", "execute", "measure", "rigs", "tolerances.py", "verify")
+VERIFIER = (
+    *("build", "contract", "execute", "measure", "rigs", "tolerances.py", "verify"),
+    *("library/kernels.py", "prover.py", "prover_worker.py"),
+)
 """Of the package: whatever a verdict depends on."""
 CORRECT = str(VerdictStatus.CORRECT)
 DIED = "died"
@@ -99,11 +103,11 @@ class ProofFile:
 
 @functools.cache
 def rules_version() -> str:
-    """Changes with the text of whatever verifies."""
+    """Changes with the text of whatever verifies, and with the compiler."""
     package = Path(cuda_l2.__file__).parent
-    files = sorted(path for name in VERIFIER for path in [package / name, *(package / name).rglob("*.py")])
-    texts = (path.read_bytes() for path in files if path.is_file())
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
+    files = sorted(path for name in VERIFIER for path in [package / name, *(package / name).rglob("*.*")])
+    texts = [path.read_bytes() for path in files if path.is_file() and path.suffix != ".pyc"]
+    return hashlib.sha256(b"".join([toolchain(Compiler.NVRTC).version.encode(), *texts])).hexdigest()[:16]
 
 
 def proof_of(task: Task, machine: str, created: str, build: Build | None, outcome: Verdict | str) -> Proof:
