@@ -9,6 +9,7 @@ from cuda_l2 import __version__
 from cuda_l2.commands import (
     bench,
     check,
+    corpus,
     doctor,
     exchanges,
     index,
@@ -51,6 +52,7 @@ for module in (
     index,
     prompts,
     exchanges,
+    corpus,
     tasks,
 ):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
