@@ -9,6 +9,7 @@ from cuda_l2 import __version__
 from cuda_l2.commands import (
     bench,
     check,
+    collect,
     corpus,
     doctor,
     exchanges,
@@ -53,6 +54,7 @@ for module in (
     prompts,
     exchanges,
     corpus,
+    collect,
     tasks,
 ):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
