@@ -9,6 +9,8 @@ from cuda_l2 import __version__
 from cuda_l2.commands import (
     bench,
     check,
+    collect,
+    corpus,
     doctor,
     exchanges,
     index,
@@ -51,6 +53,8 @@ for module in (
     index,
     prompts,
     exchanges,
+    corpus,
+    collect,
     tasks,
 ):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])

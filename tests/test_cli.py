@@ -22,6 +22,8 @@ COMMANDS = (
     "index",
     "prompts",
     "exchanges",
+    "corpus",
+    "collect",
     "tasks",
 )
 

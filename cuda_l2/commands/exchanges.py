@@ -78,6 +78,7 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from cuda_l2.llm._base import one_line
     from cuda_l2.propose._answer import parse_answer
     from cuda_l2.records import Candidate
 
@@ -88,7 +89,9 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
     for exchange in exchanges:
         reply = exchange.reply
         became = f"{reply.outcome}: {reply.reason}"
-        if not reply.reason:
+        if not reply.reason and exchange.purpose == "instruct":
+            became = one_line(reply.text, 120)
+        elif not reply.reason:
             answer = parse_answer(reply.text, reply.finish)
             trial = trials.get((exchange.task, Candidate(answer.source).id))
             became = f"answer {answer.fault}" if answer.fault else "not judged yet"

@@ -68,6 +68,14 @@ class Client:
         self._judge([exchange for i, exchange in enumerate(found) if exchange is not None and i in new])
         return exchanges
 
+    def count_answered(self, task: str, machine: str) -> None:
+        """Count what was answered in earlier runs as asked: the same question gets a new answer from here on."""
+        kept = self.log.exchanges(purpose=self.purpose, task=task, machine=machine, model=self.model.name)
+        for exchange in kept:
+            if exchange.reply.outcome is Outcome.ANSWERED:
+                digest, _, number = exchange.key.rpartition("-")
+                self._asked[digest] = max(self._asked[digest], int(number) + 1)
+
     def summary(self) -> str:
         """What was asked and spent, in a few words."""
         asked = sum(self.outcomes.values())

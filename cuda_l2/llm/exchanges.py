@@ -33,7 +33,7 @@ class Exchange:
     """One question and what came back."""
 
     key: str  # hash of what was asked and how often before; equal keys may share an answer
-    purpose: str  # what for: "propose"
+    purpose: str  # what for: "propose", "instruct", "collect" with the round
     task: str
     machine: str
     model: str

@@ -15,6 +15,7 @@ import numpy as np
 
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.llm._base import Messages
 from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.targets._base import Target
 
@@ -157,6 +158,15 @@ class Proposer(ABC):
     @abstractmethod
     def observe(self, trials: Sequence[Trial]) -> None:
         """What became of the last group, in order."""
+
+    @property
+    def fruitless(self) -> int:
+        """Answers so far that held no candidate."""
+        return 0
+
+    def conversations(self) -> list[Messages]:
+        """How a model was asked for each candidate of the last group, its answer last; empty where none was."""
+        return []
 
     def summary(self) -> str:
         """What it has learnt so far, in a few words; empty if nothing."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cuda_l2.llm._base import Messages, Outcome
+from cuda_l2.llm._base import Message, Messages, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
 from cuda_l2.propose import _prompt
@@ -51,13 +51,18 @@ class LlmProposer(Proposer):
         references: Callable[[str], list[str]] = lambda query: [],
         profile: Callable[[Trial], str] = lambda trial: "",
         on_wait: Callable[[], None] = lambda: None,
+        one_round: bool = False,
     ) -> None:
-        """references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing."""
+        """references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing.
+
+        one_round: a proposal is one round of questions, also where no answer holds code, for callers who count answers.
+        """
         self.name = client.model.name
         self._size = self.group = client.settings.concurrency
         self._gemm, self._target, self._client, self._templates = gemm, target, client, templates
         self._trials, self._rng, self._references, self._profile = trials, rng, references, profile
         self._contract, self._environment, self._on_wait = contract, environment, on_wait
+        self._one_round = one_round
         self._faults: collections.Counter[str] = collections.Counter()
         self._group: list[Exchange] = []
         self._repairs: collections.deque[tuple[Exchange, str]] = collections.deque()
@@ -85,8 +90,9 @@ class LlmProposer(Proposer):
             new = {candidate.id for candidate in candidates} - self._known
             self._known |= new
             self._fruitless = 0 if new else self._fruitless + 1
-            if candidates:
+            if candidates or self._one_round:
                 return candidates
+        self._group = []
         return []
 
     def observe(self, trials: Sequence[Trial]) -> None:
@@ -94,6 +100,13 @@ class LlmProposer(Proposer):
             self._known.add(trial.candidate.id)
             if _failed(trial):
                 self._mend(exchange, _prompt.feedback(trial))
+
+    @property
+    def fruitless(self) -> int:
+        return self._faults.total()
+
+    def conversations(self) -> list[Messages]:
+        return [(*exchange.messages, Message("assistant", exchange.reply.text)) for exchange in self._group]
 
     def summary(self) -> str:
         faults = [f"{count} answers {fault}" for fault, count in sorted(self._faults.items())]

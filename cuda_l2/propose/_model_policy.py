@@ -24,14 +24,14 @@ from cuda_l2.targets._base import Target
 class ModelPolicy:
     """A model, its budget and the log of exchanges. UserError where any of it cannot be used."""
 
-    def __init__(self, policy: str, settings: ModelSettings, archive: Path) -> None:
+    def __init__(self, policy: str, settings: ModelSettings, archive: Path, purpose: str = "propose") -> None:
         if sandbox.kind() is sandbox.Kind.LIMITS and not settings.without_sandbox:
             raise UserError(
                 "a language model's kernels are built only where a sandbox shuts them off from the file system, which"
                 " this machine lacks: apt install bubblewrap, or accept the risk with --without-sandbox"
             )
         self._templates = Templates(settings.prompts)
-        self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings)
+        self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings, purpose)
         self._index = _index() if settings.reference_tokens else None
 
     def proposer(
@@ -42,8 +42,15 @@ class ModelPolicy:
         rng: np.random.Generator,
         profile: Callable[[Trial], str],
         on_stage: Callable[[str], None],
+        *,
+        anew: bool = False,
     ) -> LlmProposer:
-        """The proposer for one shape."""
+        """The proposer for one shape.
+
+        anew: what was answered in an earlier run is asked again, and a proposal is one round of questions.
+        """
+        if anew:
+            self._client.count_answered(str(gemm), target.machine)
         return LlmProposer(
             gemm,
             target,
@@ -56,7 +63,16 @@ class ModelPolicy:
             references=lambda query: self._excerpts(target, query),
             profile=profile,
             on_wait=lambda: on_stage(f"waiting for {self._client.model.name}"),
+            one_round=anew,
         )
+
+    @property
+    def name(self) -> str:
+        return self._client.model.name
+
+    def summary(self) -> str:
+        """What was asked and spent, in a few words."""
+        return self._client.summary()
 
     def close(self) -> None:
         self._client.close()

@@ -17,17 +17,19 @@ class RandomProposer(Proposer):
         self._space, self._rng = space, rng
 
     def propose(self, count: int) -> list[Candidate]:
-        return [self._space.render(self._draw(), self.name) for _ in range(count)]
+        return [self._space.render(draw(self._space, self._rng), self.name) for _ in range(count)]
 
     def observe(self, trials: Sequence[Trial]) -> None:
         pass
 
-    def _draw(self) -> tuple[int, ...]:
-        values: list[int] = []
-        for _ in self._space.choices:
-            valid = self._space.valid(values)
-            values.append(valid[int(self._rng.integers(len(valid)))])
-        return tuple(values)
+
+def draw(space: Space, rng: np.random.Generator) -> tuple[int, ...]:
+    """Values of a schedule, each uniform over those valid after the ones before."""
+    values: list[int] = []
+    for _ in space.choices:
+        valid = space.valid(values)
+        values.append(valid[int(rng.integers(len(valid)))])
+    return tuple(values)
 
 
 PROPOSER = RandomProposer

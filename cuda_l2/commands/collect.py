@@ -1,0 +1,153 @@
+"""cuda-l2 collect: verified kernels of models, as data for supervised fine-tuning."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.errors import UserError
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.records import Gemm
+
+if TYPE_CHECKING:
+    from cuda_l2.collect import Make, Pair
+    from cuda_l2.evaluator import Evaluator
+    from cuda_l2.propose._model_policy import ModelPolicy
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CollectSettings:
+    """How to collect."""
+
+    policy: Annotated[list[str], Parameter(negative=())]
+    """Who writes: openai:NAME@URL, hf:PATH_OR_ID, or schedule, random, tpe; may be given several times."""
+    out: Path
+    """Folder of the collection; an earlier run's goes on."""
+    tries: int = 20
+    """At most so many answers a shape and model."""
+    keep: int = 2
+    """Enough verified kernels a shape and model."""
+    round: int = 0
+    """Of self-supervision: each round counts its tries anew, and asks anew what was asked in others."""
+    least_speedup: float = 0.0
+    """Keep only kernels at least so many times as fast as the strongest library."""
+    budget: str = "10m"
+    """Time a shape and model, as in 60s or 2m."""
+    hold_out: Path | None = None
+    """File of shapes, kernels' ids, schedules and files that must not be kept, see docs/training.md."""
+    target: str = "auto"
+    """Machine: cpu, cuda, or auto for the GPU where there is one."""
+    seed: int = 0
+    """Of policies that draw schedules."""
+    archive: Path | None = None
+    """File that keeps every trial and every exchange."""
+    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings()
+    """Prompts show no exemplars here: what is kept is to be the model's own. Budgets hold for each model."""
+
+
+def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: CollectSettings) -> None:
+    """Let models write kernels, keep few verified ones a shape and model, with how they were asked and timed.
+
+    Parameters
+    ----------
+    shapes
+        One or more shapes, as in 512x512x512 or 64x4096x4096:tn.
+    """
+    gemms = list(dict.fromkeys(Gemm.parse(shape) for shape in shapes))
+    require_target(settings.target)
+    budget_s = seconds(settings.budget)
+
+    from cuda_l2 import paths
+    from cuda_l2.archive import Archive
+    from cuda_l2.collect import Collection, Settings, collect
+    from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.rigs import open_rig
+
+    limits = Settings(settings.tries, settings.keep, settings.round, budget_s, settings.least_speedup)
+    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    held = [str(gemm) for gemm in gemms if hold_out.task(gemm)]
+    if len(held) == len(gemms):
+        raise UserError(f"every shape is held out by {settings.hold_out}")
+    if held:
+        print(f"held out: {', '.join(held)}", file=sys.stderr)
+    path = settings.archive or paths.default_archive()
+    with Archive(path) as archive, Collection(settings.out) as collection:
+        models: list[ModelPolicy] = []
+        try:
+            makers = _makers(settings, path, models)
+            with open_rig(settings.target) as rig:
+                for gemm in gemms:
+                    rig.require_feasible(gemm)
+                pairs = collect(gemms, makers, rig, archive, collection, limits, hold_out=hold_out, on_try=_say)
+        finally:
+            count = collection.export()
+            for model in models:
+                print(model.summary())
+                model.close()
+        done = sum(pair.done(limits) for pair in pairs)
+        print(f"{count} kernels in {settings.out}, part sft; {done} of {len(pairs)} pairs of shape and model done")
+
+
+def _makers(settings: CollectSettings, archive: Path, models: "list[ModelPolicy]") -> "dict[str, Make]":
+    """By the name under which tries are counted; opened models are added to the list."""
+    from cuda_l2.llm._base import is_model
+    from cuda_l2.propose._base import proposer_maker
+    from cuda_l2.propose._model_policy import ModelPolicy
+
+    makers: dict[str, Make] = {}
+    for policy in settings.policy:
+        if is_model(policy):
+            purpose = f"collect {settings.round}"
+            model = ModelPolicy(policy, replace(settings.model, exemplars=0), archive, purpose)
+            models.append(model)
+            name, make = model.name, _asking(model)
+        else:
+            proposer_maker(policy)
+            name, make = policy, _drawing(policy, settings.seed)
+        if name in makers:
+            raise UserError(f"two models are named {name}: their tries could not be told apart; collect from one a run")
+        makers[name] = make
+    return makers
+
+
+def _asking(model: "ModelPolicy") -> "Make":
+    import numpy as np
+
+    return lambda evaluator, history: model.proposer(
+        evaluator.gemm,
+        evaluator.target,
+        history,
+        np.random.default_rng(0),
+        lambda trial: "",
+        lambda stage: None,
+        anew=True,
+    )
+
+
+def _drawing(policy: str, seed: int) -> "Make":
+    """A policy that writes schedules; one that goes on draws others than before."""
+    import numpy as np
+
+    from cuda_l2.families._base import families_for
+    from cuda_l2.propose._base import proposer_maker, space_for
+
+    def make(evaluator: "Evaluator", history):  # type: ignore[no-untyped-def]
+        gemm, target = evaluator.gemm, evaluator.target
+        space = space_for(families_for(gemm, target), gemm, target)
+        return proposer_maker(policy)(space, history, np.random.default_rng([seed, len(history())]))
+
+    return make
+
+
+def _say(pair: "Pair") -> None:
+    if pair.failure:
+        text = pair.failure
+    else:
+        became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
+        best = f", best {pair.best:.3f}x" if pair.kept else ""
+        text = f"{pair.tries} tries ({became}), {pair.kept} kept{best}"
+    print(f"{pair.task} {pair.model}: {text}", file=sys.stderr, flush=True)

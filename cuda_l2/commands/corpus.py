@@ -1,0 +1,150 @@
+"""cuda-l2 corpus: training text from the code that is installed here and your own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.errors import UserError
+from cuda_l2.llm.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from cuda_l2.corpus.build import Counts
+
+ABOUT = """\
+Instruction-context-code triplets and plain text for training models that write CUDA kernels. Every row says where its
+code comes from and under which licence; some licences forbid passing it on. docs/training.md of cuda-l2 describes the
+columns."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CorpusSettings:
+    """What to make it of."""
+
+    folder: Annotated[list[Path] | None, Parameter(negative=())] = None
+    """A folder of code of your own; may be given several times."""
+    only_folders: Annotated[bool, Parameter(negative=())] = False
+    """Leave out the installed CUDA, CCCL, CUTLASS and ATen headers."""
+    hold_out: Path | None = None
+    """File of shapes, kernels' ids, schedules and files that must not be in it, see docs/training.md."""
+    rendered: int = 0
+    """So many kernels of our own families for each --shape, schedules drawn at random."""
+    shape: Annotated[list[str] | None, Parameter(negative=())] = None
+    """A shape for --rendered; may be given several times."""
+    target: str = "auto"
+    """Machine for --rendered: cpu, cuda, or auto for the GPU where there is one."""
+    seed: int = 0
+    """Of the schedules drawn."""
+    policy: str = ""
+    """A language model that words an instruction for every snippet and leaves out the useless: openai:NAME@URL or
+    hf:PATH_OR_ID. Without one, comments and signatures do."""
+    context_tokens: int = 1000
+    """Tokens of retrieved context in a triplet; 0 for none."""
+    archive: Path | None = None
+    """File that keeps the exchanges with the model; what is answered there is not asked again."""
+    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings(answer_tokens=400)
+
+
+def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
+    """Write a dataset of instruction-context-code triplets, and the same code as plain text.
+
+    Interrupted, it begins anew, but pays for no instruction twice.
+
+    Parameters
+    ----------
+    out
+        Folder of the dataset; one that this command made before is replaced.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from cuda_l2.corpus import dataset
+    from cuda_l2.corpus.build import build
+    from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.corpus.instruct import TEMPLATE
+    from cuda_l2.records import Gemm
+    from cuda_l2.retrieve.sources import installed_sources, user_sources
+
+    settings = settings or CorpusSettings()
+    if settings.rendered < 0 or settings.context_tokens < 0:
+        raise UserError("--rendered and --context-tokens must not be negative")
+    if bool(settings.rendered) != bool(settings.shape):
+        raise UserError("--rendered and --shape go together, as in --rendered 100 --shape 512x512x512")
+    gemms = [Gemm.parse(shape) for shape in settings.shape or []]
+    dataset.require_ours(out)
+    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    sources = user_sources(settings.folder or [])
+    if not settings.only_folders:
+        sources = [*installed_sources(), *sources]
+    client = _client(settings) if settings.policy else None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    try:
+        with Progress(*columns, transient=True, console=Console(stderr=True)) as bar:
+            row = bar.add_task("", total=None)
+            made = build(
+                sources,
+                hold_out,
+                client=client,
+                template=settings.model.prompts / TEMPLATE if settings.model.prompts else None,
+                context_tokens=settings.context_tokens,
+                rendered=settings.rendered,
+                gemms=gemms,
+                target=_target(settings.target) if settings.rendered else None,
+                seed=settings.seed,
+                on_stage=lambda stage, done, of: bar.update(row, description=stage, completed=done, total=of),
+            )
+        dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
+        _say(made.counts, out)
+        if client is not None:
+            print(client.summary())
+    finally:
+        if client is not None:
+            client.close()
+
+
+def _client(settings: CorpusSettings):  # type: ignore[no-untyped-def]
+    from cuda_l2 import paths
+    from cuda_l2.archive import Archive
+    from cuda_l2.llm._base import open_model
+    from cuda_l2.llm.client import Client
+    from cuda_l2.llm.exchanges import ExchangeLog
+
+    path = settings.archive or paths.default_archive()
+    model = open_model(settings.policy, settings.model)
+    Archive(path).close()  # makes the file
+    return Client(model, ExchangeLog(path), settings.model, "instruct")
+
+
+def _target(name: str):  # type: ignore[no-untyped-def]
+    from cuda_l2.commands._options import require_target
+    from cuda_l2.rigs import gpu_present
+
+    require_target(name)
+    if name == "cuda" or (name == "auto" and gpu_present()):
+        from cuda_l2.targets import cuda
+
+        return cuda.detect()
+    from cuda_l2.targets import cpu
+
+    return cpu.detect()
+
+
+def _say(counts: "Counts", out: Path) -> None:
+    def listed(counter: dict[str, int]) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(counter.items(), key=lambda pair: -pair[1]))
+
+    dropped = {
+        "the same": counts.same,
+        "nearly the same": counts.near,
+        "held out": counts.held_out,
+        "of no use": counts.unworthy,
+    }
+    print(f"{counts.kept} triplets and {counts.texts} texts of {counts.chars / 1e6:.1f} million characters in {out}")
+    print(f"  from {counts.files} files: {listed(counts.by_source)}")
+    print(f"  kinds: {listed(counts.by_kind)}")
+    print(f"  instructions by: {listed(counts.worded_by)}")
+    print(
+        f"  left out of {counts.found}: {listed({name: count for name, count in dropped.items() if count}) or 'none'}"
+    )

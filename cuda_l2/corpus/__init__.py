@@ -1,0 +1,1 @@
+"""Training text: code that is installed here and the user's own, cut, cleaned, deduplicated, with instructions."""

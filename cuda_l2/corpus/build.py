@@ -1,0 +1,330 @@
+"""The data pipeline of section 3.2.1: collect code, cut it, drop what is double or held out, add words and context.
+
+Two parts come out: `triplets`, a row a snippet, and `text`, a row a file or kernel, of the same snippets.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cuda_l2.corpus.duplicates import Duplicates
+from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, from_code
+from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
+from cuda_l2.errors import UserError
+from cuda_l2.families._base import Family, families_for
+from cuda_l2.llm.client import Client
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.propose._prompt import describe_task, fenced
+from cuda_l2.propose.random import draw
+from cuda_l2.records import Gemm
+from cuda_l2.retrieve.chunks import words
+from cuda_l2.retrieve.sources import Source, files
+from cuda_l2.targets._base import Target
+
+RENDERED = "rendered"
+KINDS = ("kernel", "template", "function", "type", "macro", RENDERED)
+LICENCES = {
+    "cuda": "proprietary, NVIDIA",
+    "cccl": "Apache-2.0 WITH LLVM-exception",
+    "cutlass": "BSD-3-Clause",
+    "aten": "BSD-3-Clause",
+    "user": "not stated",
+}
+"""Of packages whose files say nothing themselves."""
+OWN_LICENCE = "Apache-2.0"
+CONTEXT_PIECES = 4
+CHARS_A_TOKEN = 3
+"""As language models here count without a tokenizer: rather too few."""
+TEXT_CHARS = 24_000
+"""A longer file gives several rows of text."""
+DRAWS = 20
+"""Tries for a rendered kernel that was not there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One triplet with where it comes from."""
+
+    instruction: str
+    context: str  # excerpts of other snippets of the corpus that the instruction finds; may be empty
+    code: str
+    source: str  # "package: path in it", "user: path in the folder", "cuda-l2: family"
+    license: str
+    kind: str  # one of KINDS
+    sha: str  # of the code, 16 hex digits: a rendered kernel's is its candidate's id
+    name: str
+    line: int  # in the cleaned file
+    worded_by: str  # model, comment, signature, task
+    schedule: str  # of a rendered kernel: NAME=VALUE ...
+
+
+@dataclass
+class Counts:
+    """What became of everything."""
+
+    files: int = 0
+    found: int = 0
+    same: int = 0
+    near: int = 0
+    held_out: int = 0
+    unworthy: int = 0  # the model says that they teach nothing
+    kept: int = 0
+    texts: int = 0
+    chars: int = 0
+    by_kind: collections.Counter[str] = field(default_factory=collections.Counter)
+    by_source: collections.Counter[str] = field(default_factory=collections.Counter)
+    worded_by: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+@dataclass
+class Corpus:
+    """Both parts as rows of a dataset."""
+
+    triplets: list[dict[str, Any]]
+    text: list[dict[str, Any]]
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class _Item:
+    snippet: Snippet
+    source: str
+    license: str
+    instruction: Instruction | None = None  # where it is known already
+    schedule: str = ""
+
+
+def build(
+    sources: Sequence[Source],
+    hold_out: HoldOut = HoldOut(),
+    *,
+    client: Client | None = None,
+    template: Path | None = None,
+    context_tokens: int = 1000,
+    rendered: int = 0,
+    gemms: Sequence[Gemm] = (),
+    target: Target | None = None,
+    seed: int = 0,
+    on_stage: Callable[[str, int, int], None] = lambda stage, done, of: None,
+) -> Corpus:
+    """The corpus of the sources, and of kernels rendered from our families' schedules.
+
+    client: who words instructions; without one, or where its budget ends, comments and signatures do. rendered: so many
+    different kernels for each of `gemms` on `target`, schedules drawn at random. on_stage: told what is being done, how
+    much of how much.
+    """
+    counts = Counts()
+    items = [*_collected(sources, hold_out, counts, on_stage)]
+    if rendered and target is not None:
+        items += _rendered(gemms, target, rendered, hold_out, counts, np.random.default_rng(seed))
+    if not items:
+        raise UserError(
+            "there is nothing to make a corpus of: no known headers are installed, and no --folder has code"
+        )
+    items, instructions = _worded(items, client, template, counts, on_stage)
+    contexts = _contexts(items, instructions, context_tokens, on_stage)
+    rows = [
+        Row(
+            instruction=instruction.text,
+            context=context,
+            code=item.snippet.code,
+            source=item.source,
+            license=item.license,
+            kind=item.snippet.kind,
+            sha=fingerprint(item.snippet.code),
+            name=item.snippet.name,
+            line=item.snippet.line,
+            worded_by=instruction.by,
+            schedule=item.schedule,
+        )
+        for item, instruction, context in zip(items, instructions, contexts, strict=True)
+    ]
+    counts.kept = len(rows)
+    for row in rows:
+        counts.by_kind[row.kind] += 1
+        counts.by_source[row.source.partition(":")[0]] += 1
+        counts.worded_by[row.worded_by] += 1
+    text = _texts(items)
+    counts.texts, counts.chars = len(text), sum(len(row["text"]) for row in text)
+    return Corpus([asdict(row) for row in rows], text, counts)
+
+
+def _collected(
+    sources: Sequence[Source], hold_out: HoldOut, counts: Counts, on_stage: Callable[[str, int, int], None]
+) -> Iterator[_Item]:
+    found = [file for source in sources for file in files(source)]
+    duplicates = Duplicates()
+    for number, file in enumerate(found, 1):
+        on_stage("reading", number, len(found))
+        try:
+            raw = file.path.read_text(errors="replace")
+        except OSError:
+            continue
+        counts.files += 1
+        text = clean(raw)
+        pieces = snippets(text)
+        counts.found += len(pieces)
+        if hold_out.text(raw):  # a held-out kernel's parts go with it
+            counts.held_out += len(pieces)
+            continue
+        license = licence(raw, LICENCES[file.source])
+        for snippet in pieces:
+            if hold_out.text(snippet.code):
+                counts.held_out += 1
+                continue
+            met = duplicates.met(snippet.code)
+            counts.same += met == "same"
+            counts.near += met == "near"
+            if not met:
+                yield _Item(snippet, file.name, license)
+
+
+def _rendered(
+    gemms: Sequence[Gemm],
+    target: Target,
+    count: int,
+    hold_out: HoldOut,
+    counts: Counts,
+    rng: np.random.Generator,
+) -> Iterator[_Item]:
+    """Kernels of our families. They differ in few tokens, which matter: only equal ones are double."""
+    duplicates = Duplicates()
+    for gemm in gemms:
+        if hold_out.task(gemm):
+            counts.held_out += count
+            continue
+        families = families_for(gemm, target)
+        for i in range(count if families else 0):
+            item = _one(families[i % len(families)], gemm, target, hold_out, counts, duplicates, rng)
+            if item is not None:
+                yield item
+
+
+def _one(
+    family: Family,
+    gemm: Gemm,
+    target: Target,
+    hold_out: HoldOut,
+    counts: Counts,
+    duplicates: Duplicates,
+    rng: np.random.Generator,
+) -> _Item | None:
+    space = FamilySpace(family, gemm, target)
+    for _ in range(DRAWS):
+        candidate = space.render(draw(space, rng), "random")
+        counts.found += 1
+        if hold_out.candidate(candidate):
+            counts.held_out += 1
+        elif duplicates.met(f"{gemm}\n{candidate.source}", nearly=False):
+            counts.same += 1
+        else:
+            schedule = " ".join(f"{name}={value}" for name, value in candidate.schedule)
+            snippet = Snippet(RENDERED, family.name, "", "", candidate.source, 1)
+            task = f"Write a kernel for {target.machine} under the launch contract. {describe_task(gemm)}"
+            return _Item(snippet, f"cuda-l2: {family.name}", OWN_LICENCE, Instruction(task, "task"), schedule)
+    return None
+
+
+def _worded(
+    items: list[_Item],
+    client: Client | None,
+    template: Path | None,
+    counts: Counts,
+    on_stage: Callable[[str, int, int], None],
+) -> tuple[list[_Item], list[Instruction]]:
+    """An instruction each; those that the model finds of no use go."""
+    if client is not None:
+        asked = [i for i, item in enumerate(items) if item.instruction is None]
+        pairs = [(items[i].source, items[i].snippet) for i in asked]
+        said = by_model(client, pairs, lambda done: on_stage("asking for instructions", done, len(asked)), template)
+        answers = {asked[i]: instruction for i, instruction in said.items()}
+    else:
+        answers = {}
+    kept, instructions = [], []
+    for i, item in enumerate(items):
+        instruction = item.instruction or answers.get(i, from_code(item.snippet))
+        if instruction is None:
+            counts.unworthy += 1
+            continue
+        kept.append(item)
+        instructions.append(instruction)
+    return kept, instructions
+
+
+def _contexts(
+    items: Sequence[_Item],
+    instructions: Sequence[Instruction],
+    tokens: int,
+    on_stage: Callable[[str, int, int], None],
+) -> list[str]:
+    """For each instruction what it finds among the other snippets, in the form in which prompts quote headers."""
+    if not tokens:
+        return [""] * len(items)
+    try:
+        import bm25s  # noqa: PLC0415 - an optional part
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"context needs the package {error.name}: pip install 'cuda-l2[llm]'; or none with --context-tokens 0"
+        ) from None
+    places = [i for i, item in enumerate(items) if item.snippet.kind != RENDERED]
+    bags = [words(items[i].snippet.code) for i in places]
+    if not any(bags):
+        return [""] * len(items)
+    index = bm25s.BM25()
+    index.index(bags, show_progress=False)
+    vocabulary = index.vocab_dict
+    contexts = []
+    for i, (item, instruction) in enumerate(zip(items, instructions, strict=True)):
+        if i % 100 == 0:
+            on_stage("retrieving context", i, len(items))
+        query = list(dict.fromkeys(word for word in words(instruction.text) if word in vocabulary))
+        if not query:
+            contexts.append("")
+            continue
+        most = min(2 * CONTEXT_PIECES, len(places))
+        nearest, scores = index.retrieve([query], k=most, show_progress=False)
+        found = [
+            items[places[place]]
+            for place, score in zip(nearest[0].tolist(), scores[0].tolist(), strict=True)
+            if score > 0 and places[place] != i
+        ]
+        contexts.append(_excerpts(item, found, tokens))
+    return contexts
+
+
+def _excerpts(own: _Item, found: Sequence[_Item], tokens: int) -> str:
+    """Of at most so many tokens, without any that holds the answer."""
+    chosen: list[str] = []
+    left = tokens * CHARS_A_TOKEN
+    for item in found:
+        excerpt = (
+            f"{item.source}, line {item.snippet.line}:\n{fenced(item.snippet.code, 'cpp', len(item.snippet.code))}"
+        )
+        holds = own.snippet.code.strip() in item.snippet.code
+        if len(excerpt) <= left and not holds and len(chosen) < CONTEXT_PIECES:
+            chosen.append(excerpt)
+            left -= len(excerpt)
+    return "\n\n".join(chosen)
+
+
+def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
+    """What was kept of a file as one text, in its order; of large files several."""
+    rows: list[dict[str, Any]] = []
+    for item in items:
+        last = rows[-1] if rows else None
+        code = item.snippet.code
+        whole = item.snippet.kind == RENDERED
+        if not whole and last and last["source"] == item.source and len(last["text"]) + len(code) < TEXT_CHARS:
+            last["text"] += f"\n{code}"
+        else:
+            rows.append({"text": code, "source": item.source, "license": item.license, "kind": item.snippet.kind})
+            if not whole:
+                rows[-1]["kind"] = "file"
+    for row in rows:
+        row["sha"] = fingerprint(row["text"])
+    return rows

@@ -1,0 +1,94 @@
+"""A Hugging Face dataset on disk: Parquet files and a card, as on the Hub.
+
+`datasets.load_dataset(FOLDER, NAME)` reads it; so does `read`, without the datasets package.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.errors import UserError
+
+CARD = "README.md"
+MARK = "made by cuda-l2"
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
+    """Write the named parts, each with rows of equal columns, and a card; what the card of before named is replaced.
+
+    Every file is whole or not there. UserError where it cannot be written.
+    """
+    parquet = _parquet()
+    try:
+        require_ours(folder)
+        for name, rows in parts.items():
+            path = folder / name / "train-00000-of-00001.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".new")
+            parquet.write_table(_table(rows), temporary)
+            temporary.replace(path)
+        for old in set(_parts(folder)) - set(parts):
+            shutil.rmtree(folder / old, ignore_errors=True)
+        temporary = folder / f"{CARD}.new"
+        temporary.write_text(_card(parts, about))
+        temporary.replace(folder / CARD)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
+
+
+def read(folder: Path, part: str) -> list[dict[str, Any]]:
+    """The rows of one part; UserError where there is none."""
+    path = folder / part / "train-00000-of-00001.parquet"
+    parquet = _parquet()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} holds no dataset with a part {part}: {error}") from None
+    return rows
+
+
+def require_ours(folder: Path) -> None:
+    """UserError where the folder holds something that is no dataset of ours, which must not be written over."""
+    parquet = _parquet()
+    assert parquet is not None
+    if folder.is_dir() and any(folder.iterdir()):
+        card = folder / CARD
+        state = [path for path in folder.iterdir() if path.suffix == ".jsonl"]
+        if not state and not (card.is_file() and MARK in card.read_text(errors="replace")):
+            raise UserError(f"{folder} holds other things; choose an empty folder with --out")
+    elif folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose a folder with --out")
+    parent = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not os.access(parent, os.W_OK):
+        raise UserError(f"cannot write {folder}; choose another place with --out")
+
+
+def _table(rows: Rows) -> Any:
+    import pyarrow  # noqa: PLC0415 - an optional part
+
+    names = list(rows[0]) if rows else []
+    return pyarrow.table({name: [row[name] for row in rows] for name in names})
+
+
+def _card(parts: Mapping[str, Rows], about: str) -> str:
+    """The card's head names the parts and their files in the Hub's terms."""
+    configs = [{"config_name": name, "data_files": [{"split": "train", "path": f"{name}/*.parquet"}]} for name in parts]
+    counts = "\n".join(f"- `{name}`: {len(rows)} rows" for name, rows in parts.items())
+    head = json.dumps({"configs": configs}, indent=1)  # JSON is YAML
+    return f"---\n{head}\n---\n\n# Dataset {MARK}\n\n{about.strip()}\n\n{counts}\n"
+
+
+def _parts(folder: Path) -> list[str]:
+    return [path.parent.name for path in folder.glob("*/train-*.parquet")]
+
+
+def _parquet() -> Any:
+    try:
+        from pyarrow import parquet  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UserError(f"datasets need the package {error.name}: pip install 'cuda-l2[llm]'") from None
+    return parquet

@@ -1,0 +1,142 @@
+"""What no training text may hold: tasks, kernels, schedules, and code that is nearly theirs.
+
+A text file, one entry a line, `#` begins a remark:
+
+    64x48x80                     the shape in every layout and accumulator; 64x48x80:tn that task alone
+    1f0e9d8c7b6a5948             a kernel by its id
+    cpu_gemm: MR=12 NV=2         every schedule of the family with these choices
+    like: path/to/kernel.cu      code that shares most of its runs of tokens with the file
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from cuda_l2.corpus.duplicates import contained, digest, shingles
+from cuda_l2.errors import UserError
+from cuda_l2.families._base import all_families
+from cuda_l2.records import Candidate, Gemm, Task
+
+LIKE = 0.5
+"""A text with more of its shingles from a held-out file than this is held out."""
+_ID = re.compile(r"[0-9a-f]{16}")
+_CHOICE = re.compile(r"(\w+)\s*=\s*(-?\d+)")
+_DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(-?\d+)[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """The entries of a file; empty holds nothing out."""
+
+    ids: frozenset[str] = frozenset()
+    shapes: frozenset[tuple[int, int, int]] = frozenset()
+    tasks: frozenset[str] = frozenset()
+    schedules: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
+    digests: frozenset[str] = frozenset()
+    like: tuple["np.ndarray[tuple[int], np.dtype[np.uint64]]", ...] = field(default=(), compare=False)
+
+    @classmethod
+    def read(cls, path: Path) -> "HoldOut":
+        """The file's entries; UserError with the line that cannot be read."""
+        ids, shapes, tasks, digests = set[str](), set[tuple[int, int, int]](), set[str](), set[str]()
+        schedules, like = [], []
+        for number, line in enumerate(_text(path).split("\n"), 1):
+            entry = line.partition("#")[0].strip()
+            head, colon, rest = entry.partition(": ")
+            if not entry:
+                continue
+            if _ID.fullmatch(entry):
+                ids.add(entry)
+            elif colon and head == "like":
+                text = _text(path.parent / rest.strip())
+                digests.add(digest(text))
+                like.append(shingles(text))
+                ids.add(Candidate(text).id)
+            elif colon:
+                schedules.append((head, _choices(head, rest, f"{path}, line {number}")))
+            else:
+                gemm = _gemm(entry, f"{path}, line {number}")
+                if ":" in entry:
+                    tasks.add(str(gemm))
+                else:
+                    shapes.add((gemm.m, gemm.n, gemm.k))
+        return cls(
+            frozenset(ids), frozenset(shapes), frozenset(tasks), tuple(schedules), frozenset(digests), tuple(like)
+        )
+
+    def task(self, task: Task) -> bool:
+        """Whether the task is held out."""
+        return str(task) in self.tasks or (isinstance(task, Gemm) and (task.m, task.n, task.k) in self.shapes)
+
+    def candidate(self, candidate: Candidate) -> bool:
+        """Whether the kernel is held out, whoever wrote it."""
+        chosen = dict(candidate.schedule)
+        for family, choices in self.schedules:
+            if candidate.family == family and all(chosen.get(name) == value for name, value in choices):
+                return True
+        if candidate.schedule:  # its macros say no more than the schedule, and launches share them
+            return candidate.id in self.ids or digest(candidate.source) in self.digests
+        return candidate.id in self.ids or self.text(candidate.source)
+
+    def text(self, text: str) -> bool:
+        """Whether a text is, holds or nearly is what is held out, or names a held-out shape."""
+        if Candidate(text).id in self.ids or digest(text) in self.digests:
+            return True
+        if any(re.search(rf"\b{m}\s*[x*,]\s*{n}\s*[x*,]\s*{k}\b", text) for m, n, k in self.shapes):
+            return True
+        if self.schedules and self._scheduled({name: int(value) for name, value in _DEFINED.findall(text)}):
+            return True
+        if not self.like:
+            return False
+        own = shingles(text)
+        return any(contained(own, other) > LIKE for other in self.like)
+
+    def _scheduled(self, defined: dict[str, int]) -> bool:
+        """Whether a text's macros are those of a held-out schedule; choices of the launch are no macros."""
+        for family, choices in self.schedules:
+            compiled = [(name, value) for name, value in choices if name in _compiled(family)]
+            if compiled and all(defined.get(name) == value for name, value in compiled):
+                return True
+        return False
+
+
+def _compiled(family: str) -> set[str]:
+    return {
+        choice.name
+        for member in all_families()
+        if member.name == family
+        for choice in member.choices
+        if choice.compiled
+    }
+
+
+def _choices(family: str, text: str, where: str) -> tuple[tuple[str, int], ...]:
+    member = next((member for member in all_families() if member.name == family), None)
+    if member is None:
+        known = ", ".join(member.name for member in all_families())
+        raise UserError(
+            f"{where}: there is no family {family!r}; choose from {known}, or write a shape or a kernel's id"
+        )
+    choices = tuple((name, int(value)) for name, value in _CHOICE.findall(text))
+    names = {choice.name for choice in member.choices}
+    if not choices or _CHOICE.sub("", text).strip(" ,") or not {name for name, _ in choices} <= names:
+        raise UserError(f"{where}: write choices of {family} as in NAME=8; it has {', '.join(sorted(names))}")
+    return choices
+
+
+def _gemm(text: str, where: str) -> Gemm:
+    try:
+        return Gemm.parse(text)
+    except UserError as error:
+        raise UserError(
+            f"{where}: {error}; or a kernel's id of 16 hex digits, `FAMILY: NAME=8`, `like: FILE`"
+        ) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None

@@ -1,0 +1,287 @@
+"""Cleans a source file and cuts it into definitions by rules: kernels, functions, templates, types, macros.
+
+No parser of C++ is here, only braces and what stands before them, comments and strings apart. What the rules cannot
+follow (braces that differ between branches of #if, bodies that never end) is left out rather than cut wrongly.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cuda_l2.build.lexing import CPP_TOKEN, blank
+
+LEAST_LINES, LEAST_CHARS = 3, 80
+MOST_CHARS = 12_000
+MOST_LINE_CHARS = 400
+"""Longer lines are tables, or written by programs."""
+MOST_NUMBERS = 0.5
+"""Of a snippet's words and numbers: where more are numbers it is a table."""
+_COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/|(?://[^\n]*(?:\n[ \t]*(?=//))?)+")
+_LICENCE = re.compile(
+    r"copyright|licen[cs]ed? (?:under|agreement)|all rights reserved|SPDX-|redistribution and use", re.I
+)
+_LICENCES = (
+    ("proprietary, NVIDIA", re.compile(r"LicenseRef-NvidiaProprietary|NVIDIA.{0,400}proprietary", re.I | re.S)),
+    ("Apache-2.0 WITH LLVM-exception", re.compile(r"Apache License.{0,60}LLVM Exceptions", re.I | re.S)),
+    ("Apache-2.0", re.compile(r"Apache License", re.I)),
+    ("BSD-3-Clause", re.compile(r"BSD[- ]3|Redistribution and use in source and binary forms", re.I)),
+    ("MIT", re.compile(r"\bMIT License|Permission is hereby granted, free of charge", re.I)),
+    ("MPL-2.0", re.compile(r"Mozilla Public License", re.I)),
+    ("LGPL", re.compile(r"Lesser General Public License", re.I)),
+    ("GPL", re.compile(r"General Public License", re.I)),
+)
+_SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+()-]+(?:[ \t]+(?:WITH|OR|AND)[ \t]+[\w.+()-]+)*)")
+_RULER = re.compile(r"^[ \t]*(?://|/?\*)[-=*/_#~+ \t]{8,}\n", re.MULTILINE)
+_MAIL = re.compile(r"<?[\w.+-]+@[\w-]+(?:\.[\w-]+)+>?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ufeff\ufffd]")
+_GUARD = re.compile(
+    r"\s*#[ \t]*ifndef[ \t]+(\w+)[^\n]*\n\s*#[ \t]*define[ \t]+\1[ \t]*\n(.*)#[ \t]*endif[^\n]*\s*", re.S
+)
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE | re.DOTALL)
+_TRANSPARENT = re.compile(r"(?:\bnamespace\b[^(){};=]*|\bextern\s*)\Z")
+_TYPE = re.compile(r"\b(?:struct|class|union)\b")
+_TYPE_NAME = re.compile(
+    r"\b(?:struct|class|union)\s+(?:(?:[A-Z_][A-Z0-9_]*|__\w+__|\w+\s*\([^()]*\))\s+)*([A-Za-z_]\w*)"
+)
+_NAMESPACE_MACRO = re.compile(r"^[ \t]*[A-Z_][A-Z0-9_]*NAMESPACE[A-Z0-9_]*(?:\([^()\n]*\))?[ \t]*$", re.MULTILINE)
+_DATA = re.compile(r"\benum\b|=\s*\Z")
+_GLOBAL = re.compile(r"\b(?:__global__|CUTLASS_GLOBAL|\w*KERNEL_ATTRIBUTES)\b")
+_CALLED_OF_TYPES = re.compile(r"\b(?:__align__|alignas|__attribute__|decltype)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
+_CALLED = re.compile(r"(operator\s*(?:[^\s\w(]{1,3}|\(\)|[\w:* ]+?)|~?[A-Za-z_]\w*)\s*(?:<[^()]*>)?\s*(?=\()")
+_NO_NAMES = (
+    "decltype",
+    "noexcept",
+    "__launch_bounds__",
+    "__align__",
+    "alignas",
+    "__attribute__",
+    "requires",
+    "defined",
+)
+_WORDS = re.compile(r"[A-Za-z_]\w*|\d[\w.']*")
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """One definition with the comment before it."""
+
+    kind: str  # kernel, template, function, type, macro
+    name: str
+    signature: str  # what stands before the body, on one line
+    comment: str  # its words alone
+    code: str
+    line: int  # in the cleaned file, from 1
+
+
+def licence(text: str, otherwise: str) -> str:
+    """What a file's first comments say of its licence, else what is known of the package."""
+    head = "\n".join(match.group() for match in _COMMENT.finditer(text[:8000]))
+    named = _SPDX.search(head)
+    if named and "LicenseRef" not in named.group(1):
+        return named.group(1)
+    return next((name for name, pattern in _LICENCES if pattern.search(head)), otherwise)
+
+
+def clean(text: str) -> str:
+    """The file without licences, include guards, rulers of punctuation, addresses of people, invisible characters."""
+    text = _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = "\n".join(line.rstrip() for line in text.split("\n"))
+    text = _COMMENT.sub(lambda match: "" if _LICENCE.search(match.group()) else match.group(), text)
+    text = _RULER.sub("", text)
+    text = _COMMENT.sub(lambda match: _MAIL.sub("", match.group()), text)
+    lead = re.match(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|//[^\n]*\n)*", text)
+    start = lead.end() if lead else 0
+    guarded = _GUARD.fullmatch(text[start:])
+    if guarded:
+        text = text[:start] + guarded.group(2)
+    text = re.sub(r"^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+def snippets(text: str) -> list[Snippet]:
+    """The definitions of a cleaned file that are worth reading, in their order."""
+    bare = blank(text, CPP_TOKEN)
+    found = [*_macros(text, bare), *_definitions(text, _countable(bare), 0, len(text))]
+    return [snippet for snippet in sorted(found, key=lambda snippet: snippet.line) if _worth(snippet.code)]
+
+
+def words_of(comment: str) -> str:
+    """A comment's words without its marks, decorations and Doxygen's commands, on one line."""
+    lines = []
+    for line in comment.split("\n"):
+        line = re.sub(r"^[ \t]*(?:/\*+<?!?|//[/!]*<?|\*+/?)|\*+/\s*$", "", line)
+        line = re.sub(r"[@\\](?:brief|details|short|b|c|p|ref)\b\s*", "", line)
+        line = re.sub(r"[@\\](t?param)(?:\[\w+(?:,\w+)*\])?\s+(\w+)", r"\2:", line)
+        line = re.sub(r"[@\\](returns?|tparam|note|pre|post)\b", r"\1", line)
+        if not re.fullmatch(r"[\s\W]*", line):
+            lines.append(line.strip())
+    return " ".join(" ".join(lines).split())
+
+
+def _countable(bare: str) -> str:
+    """The blanked text without directives, and with one branch of each #if whose branches differ in open braces."""
+    directives = [(m.start(), m.end(), m.group(1)) for m in _DIRECTIVE.finditer(bare)]
+    without = _DIRECTIVE.sub(_spaces, bare)
+    text = list(_NAMESPACE_MACRO.sub(_spaces, without))
+    stack: list[list[tuple[int, int]]] = []  # of each open #if: its branches so far, the last still open
+    for start, end, name in directives:
+        if name in ("if", "ifdef", "ifndef"):
+            stack.append([(end, end)])
+        elif name in ("else", "elif", "elifdef", "elifndef") and stack:
+            stack[-1][-1] = (stack[-1][-1][0], start)
+            stack[-1].append((end, end))
+        elif name == "endif" and stack:
+            branches = stack.pop()
+            branches[-1] = (branches[-1][0], start)
+            opens = [text[a:b].count("{") - text[a:b].count("}") for a, b in branches]
+            if any(opens):
+                for a, b in branches[1:]:
+                    text[a:b] = [c if c == "\n" else " " for c in text[a:b]]
+    return "".join(text)
+
+
+def _spaces(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def _definitions(text: str, bare: str, start: int, end: int) -> Iterator[Snippet]:
+    """Those between two positions, namespaces entered, types entered that are too large to be one snippet."""
+    last = position = start
+    while match := _next(bare, position, end):
+        position = match.end()
+        if match.group() != "{":
+            last = position
+            continue
+        head = bare[last : match.start()]
+        if _TRANSPARENT.search(head.rstrip()):
+            last = position
+            continue
+        close = _body_end(bare, match.start(), end)
+        if close < 0:
+            return
+        begin = last + len(head) - len(head.lstrip())
+        snippet = _snippet(text, bare, last, begin, match.start(), close)
+        if snippet is not None and len(snippet.code) > MOST_CHARS and snippet.kind in ("type", "template"):
+            yield from _definitions(text, bare, match.end(), close - 1)
+        elif snippet is not None:
+            yield snippet
+        last = position = close
+
+
+_STOP = re.compile(r"[{};]|\b(?:public|private|protected)\s*:")
+
+
+def _next(bare: str, position: int, end: int) -> re.Match[str] | None:
+    return _STOP.search(bare, position, end)
+
+
+def _body_end(bare: str, brace: int, end: int) -> int:
+    """Where the definition ends whose first brace is here; -1 where it does not."""
+    while True:
+        depth, position = 0, brace
+        for match in re.compile(r"[{}]").finditer(bare, brace, end):
+            depth += 1 if match.group() == "{" else -1
+            if not depth:
+                position = match.end()
+                break
+        else:
+            return -1
+        after = re.compile(r"\s*([,{;]?)(?:[\w:<>\s]*?)(?=([({]?))").match(bare, position, end)
+        if after and after.group(1) == "{":  # a constructor's list of initialisers came before the body
+            brace = after.start(1)
+        elif after and after.group(1) == ",":
+            brace = bare.find("{", after.end(1), end)
+            if brace < 0:
+                return -1
+        elif after and after.group(1) == ";":
+            return after.end(1)
+        else:
+            return position
+
+
+def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int) -> Snippet | None:
+    head = " ".join(bare[begin:brace].split())
+    if not head or _DATA.search(head):
+        return None
+    template, declared = _apart(head)
+    function = "(" in _CALLED_OF_TYPES.sub("", declared)
+    if function:
+        kind = "kernel" if _GLOBAL.search(declared) else "template" if template else "function"
+    elif _TYPE.search(declared):
+        kind = "template" if template else "type"
+    else:
+        return None
+    comment = _comment_before(text, last, begin)
+    code = _dedented(text[begin - len(comment) : close])
+    line = text.count("\n", 0, begin) + 1
+    return Snippet(kind, _name(declared, function), _signature(head), words_of(comment), code, line)
+
+
+def _apart(head: str) -> tuple[str, str]:
+    """What stands before the declaration proper, to the end of `template <...>`, and the declaration."""
+    end = 0
+    while match := re.compile(r"\s*(?:[A-Z_][A-Z0-9_]*\s+)?template\s*<").match(head, end):
+        depth, end = 1, match.end()
+        while depth and end < len(head):
+            depth += {"<": 1, ">": -1}.get(head[end], 0) if head[end - 1] not in "-=<" or head[end] == "<" else 0
+            end += 1
+    return head[:end], head[end:]
+
+
+def _name(declared: str, function: bool) -> str:
+    if function:
+        for match in _CALLED.finditer(declared):
+            name = match.group(1)
+            if name not in _NO_NAMES and not name.startswith(("_CCCL_", "_LIBCUDACXX_")):
+                return " ".join(name.split())
+        return ""
+    named = _TYPE_NAME.search(declared)
+    return named.group(1) if named else ""
+
+
+def _signature(head: str, limit: int = 400) -> str:
+    return head if len(head) <= limit else head[: limit - 3] + "..."
+
+
+def _comment_before(text: str, last: int, begin: int) -> str:
+    """The comment that ends where the definition begins, and the space between; empty where a blank line parts them."""
+    between = text[last:begin]
+    comments = list(_COMMENT.finditer(between))
+    if not comments:
+        return ""
+    gap = between[comments[-1].end() :]
+    if gap.strip() or gap.count("\n") > 1:
+        return ""
+    start = comments[-1].start()
+    if between[:start].strip(" \t") and "\n" not in between[:start].rpartition(";")[2] and last:
+        return ""  # it stands on the line of what came before
+    return between[start:]
+
+
+def _macros(text: str, bare: str) -> Iterator[Snippet]:
+    """Macros of several lines."""
+    for match in _DIRECTIVE.finditer(bare):
+        code = text[match.start() : match.end()]
+        if match.group(1) == "define" and code.count("\n") >= LEAST_LINES:
+            named = re.match(r"\s*#\s*define\s+(\w+(?:\([^()]*\))?)", code)
+            if named:
+                line = text.count("\n", 0, match.start()) + 1
+                yield Snippet("macro", named.group(1).partition("(")[0], named.group(1), "", code, line)
+
+
+def _dedented(code: str) -> str:
+    """The code moved left by what its least indented lines after the first have, so that members stand alone."""
+    first, *rest = code.split("\n")
+    depth = min((len(line) - len(line.lstrip()) for line in rest if line.strip()), default=0)
+    return "\n".join([first, *(line[depth:] if line.strip() else "" for line in rest)]).strip("\n") + "\n"
+
+
+def _worth(code: str) -> bool:
+    lines = code.strip().split("\n")
+    if len(lines) < LEAST_LINES or not LEAST_CHARS <= len(code) <= MOST_CHARS:
+        return False
+    if max(map(len, lines)) > MOST_LINE_CHARS:
+        return False
+    words = _WORDS.findall(blank(code, CPP_TOKEN))
+    numbers = sum(word[0].isdigit() for word in words)
+    return bool(words) and numbers <= MOST_NUMBERS * len(words)
