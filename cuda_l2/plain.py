@@ -4,8 +4,8 @@ import re
 import unicodedata
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_UNSEEN = {"Cc", "Cf", "Co", "Cs"}
-"""Unicode categories: controls, formats, private use, surrogates."""
+_UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+"""Unicode categories: controls, formats, private use, surrogates, separators of lines."""
 
 
 def plain(text: str) -> str:
