@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cuda_l2.archive import Archive
+from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
@@ -95,7 +96,13 @@ def _groups(
         left = size if max_trials is None else min(size, max_trials - progress.proposed)
         if left <= 0:
             return
-        group = proposer.propose(left)
+        try:
+            group = proposer.propose(left)
+        except UserError as error:
+            if progress.best is None:
+                raise
+            progress.summary = f"{proposer.summary()}; ended: {error}"  # what was found is there to report
+            return
         if not group:
             progress.summary = proposer.summary()
             return

@@ -30,6 +30,7 @@ class Server:
     script: Callable[[dict[str, Any], int], Say]
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def prompts(self) -> list[str]:
@@ -54,6 +55,7 @@ def serving(script: "list[Say] | Callable[[dict[str, Any], int], Say]") -> Itera
                 number = len(server.requests)
                 server.requests.append(request)
                 server.keys.append(self.headers.get("Authorization", ""))
+                server.headers.append({name.lower(): value for name, value in self.headers.items()})
             say = server.script(request, number)
             say.wait()
             body = say.body

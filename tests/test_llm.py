@@ -58,6 +58,11 @@ def test_policies_that_are_models_are_told_apart() -> None:
         ("openai:http://host/v1", "openai:NAME@URL"),
         ("openai:m@http://[::1/v1", "server"),
         ("openai:m@http://host:port/v1", "server"),
+        ("openai:m@http://a..b/v1", "server"),
+        (f"openai:m@http://{'x' * 70}.com/v1", "server"),
+        ("openai:m@http://127.0.0.1:9/v1\r\nX: y", "openai:NAME@URL|server"),
+        ("openai:m@http://exa mple/v1", "server"),
+        ("openai:m@http://127.0.0.1:9/v1#part", "environment"),
         ("hf:/no/such/folder", "save_pretrained"),
     ],
 )
@@ -158,10 +163,35 @@ def test_faults_are_recorded_and_counted_not_fatal(say, outcome, log) -> None:
 
 def test_a_response_is_read_to_a_limit(log) -> None:
     packed = Say(body=gzip.compress(b"x" * (50 << 20)), headers={"Content-Encoding": "gzip"})
-    for i, say in enumerate((Say(body=b"x" * (5 << 20)), packed)):
+    long = Say(body=b"x" * (5 << 20)), Say(body=b"x" * (5 << 20), status=400), Say(body=b"x" * (5 << 20), status=500)
+    for i, say in enumerate((packed, *long)):
         with serving([say]) as server:
             (exchange,) = ask(client_of(server, log), question(str(i)))
-        assert exchange.reply.outcome is Outcome.FAILED and "more than 4 MiB" in exchange.reply.reason
+        assert exchange.reply.outcome is Outcome.FAILED
+        assert ("packed as gzip" if say is packed else "more than 4 MiB") in exchange.reply.reason
+        assert exchange.reply.billed is (say.status == 200)
+        assert server.headers[0]["accept-encoding"] == "identity"
+
+
+def test_an_answer_that_cannot_be_used_counts_as_billed(log) -> None:
+    with serving([Say(body=b"<html>"), Say("oh", 500)]) as server:
+        client = client_of(server, log)
+        ask(client, question("a"))
+        spent = client.budget.tokens
+        ask(client, question("b"))
+    assert spent >= QUICK.answer_tokens and client.budget.tokens == spent
+
+
+def test_questions_go_nowhere_but_to_the_address_given(log, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-private")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-private")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Private: yes\nAuthorization: Bearer other")
+    with serving([Say("never")]) as elsewhere:
+        there = {"Location": f"{elsewhere.address}/chat/completions"}
+        with serving([Say(status=307, headers=there)]) as server, pytest.raises(UserError, match="sends questions on"):
+            ask(client_of(server, log), question())
+    assert elsewhere.requests == [] and len(server.requests) == 1
+    assert "private" not in str(server.headers).lower() and server.keys == [f"Bearer {KEY}"]
 
 
 @pytest.mark.parametrize(
@@ -319,6 +349,28 @@ def test_keys_are_nowhere_even_if_a_server_repeats_them(log, tmp_path, caplog) -
         assert KEY.encode() not in path.read_bytes(), path
     assert KEY not in caplog.text and KEY not in client.summary()
     assert server.keys == [f"Bearer {KEY}"] * 2  # it was in use
+
+
+@pytest.mark.parametrize("own", [KEY, "s3cret"])
+def test_no_part_of_a_key_is_kept_where_a_text_is_cut(own, log, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", own)
+    says = [Say(f"{'x' * (MAX_ANSWER_CHARS - 5)} {own}")]
+    says += [Say(f"{'y' * before} {own} {'z' * 50}", 500) for before in range(100, 230, 2)]
+    says += [Say(body=f"{'y' * before} {own} {'z' * 50}".encode()) for before in range(50, 110, 2)]
+    with serving(says) as server:
+        client = client_of(server, log)
+        replies = [ask(client, question(str(i)))[0].reply for i in range(len(says))]
+    for reply in replies:
+        kept = f"{reply.text[-50:]} {reply.reason}"
+        assert own[:4] not in kept, kept
+
+
+def test_what_a_terminal_would_obey_is_not_kept(log) -> None:
+    evil = "\x1b]0;title\x07\x1b[2J\x9b31m\u202efine\u200b"
+    with serving([Say(evil), Say(evil, 500)]) as server:
+        client = client_of(server, log)
+        texts = [ask(client, question("a"))[0].reply.text, ask(client, question("b"))[0].reply.reason]
+    assert all("fine" in text and text.isprintable() for text in texts)
 
 
 def test_answers_of_megabytes_are_cut_and_odd_characters_do_no_harm(log) -> None:

@@ -92,12 +92,13 @@ def test_half_a_file_and_no_code_are_told_apart(text, finish, fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["/*", "`", "```\n", "``` `", "/*  ", '"', "{", "<think>", "\n", "/* cuda-l2", "*/", "\\\n", "'", "~~~c\n/* cuda-l2\n", " \t"]
+    "piece", ["/*", "`", "```\n", "``` `", "/*  ", '"', "{", "<think>", "\n", "/* cuda-l2", "*/", "\\\n", "'", "~~~c\n/* cuda-l2\n", " \t", '\\"', "\\'"]
 )  # fmt: skip
 def test_megabytes_of_anything_are_read_in_a_moment(piece) -> None:
     start = time.perf_counter()
     parse_answer(piece * (400_000 // len(piece)), "length")
     parse_answer("```c\n" + CONTRACT + piece * (400_000 // len(piece)))
+    parse_answer("```c\n" + CONTRACT + '"' + piece * (400_000 // len(piece)))
     assert time.perf_counter() - start < 5
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +51,26 @@ def folder(tmp_path) -> Path:
     (made / "vector.h").write_text("inline __m512 widen(__m256i half) { return _mm512_cvtph_ps(half); }\n")
     (made / "notes.txt").write_text("cp.async is not code here")
     return made
+
+
+def test_one_refresh_waits_for_another(cache, folder) -> None:
+    sources = user_sources([folder])
+    seen = []
+
+    def other() -> None:
+        refresh(sources, lambda progress: seen.append("second"), anew=True)
+
+    thread = threading.Thread(target=other)
+
+    def first(progress) -> None:
+        if not seen:
+            thread.start()
+            thread.join(1.0)
+        seen.append("first")
+
+    refresh(sources, first)
+    thread.join()
+    assert seen == ["first", "second"] and Index().search("cp.async")
 
 
 def test_words_are_identifiers_whole_and_in_parts() -> None:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from cuda_l2 import grid
 from cuda_l2.commands._options import require_target, require_writable, seconds
 from cuda_l2.errors import UserError
+from cuda_l2.llm._base import is_model
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.results import RESULTS, SUMMARY, ResultsFile, set_aside
 
@@ -82,6 +83,8 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     """
     settings = settings or BenchSettings()
     require_target(settings.target)
+    if is_model(settings.policy):
+        raise UserError(f"bench has no budget for a language model: use `cuda-l2 optimize --policy {settings.policy}`")
     if settings.grid is None and settings.sample is None:
         for field in dataclasses.fields(settings):
             if field.name not in SEARCHED and getattr(settings, field.name) != field.default:

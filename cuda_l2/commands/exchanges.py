@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2.errors import UserError
+from cuda_l2.plain import plain
 
 if TYPE_CHECKING:
     from cuda_l2.archive import Archive
@@ -69,9 +70,9 @@ def _name(exchange: "Exchange") -> str:
 
 def _print_whole(exchange: "Exchange") -> None:
     for message in exchange.messages:
-        print(f"----- {message.role}\n{message.text}")
+        print(plain(f"----- {message.role}\n{message.text}"))
     reply = exchange.reply
-    print(f"----- {exchange.model}, {reply.outcome}\n{reply.text or reply.reason}")
+    print(plain(f"----- {exchange.model}, {reply.outcome}\n{reply.text or reply.reason}"))
 
 
 def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
@@ -100,6 +101,6 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
         table.add_row(
             *(_name(exchange), exchange.created[:19], exchange.task, exchange.model, str(exchange.turn)),
             *(f"{reply.prompt_tokens}+{reply.answer_tokens}", "" if exchange.cost is None else f"{exchange.cost:.4g}"),
-            became[:120],
+            one_line(became, 120),
         )
     Console(markup=False, highlight=False, width=160).print(table)

@@ -1,11 +1,13 @@
 """cuda-l2 show: the best kernels known for a shape."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2.errors import UserError
+from cuda_l2.plain import plain
 from cuda_l2.records import Gemm
 
 
@@ -53,7 +55,8 @@ def command(
     # reported figures before those a search chose by, the fastest first
     trials.sort(key=lambda trial: (trial.protocol == "search", -trial.speedup))
     if source:
-        print(trials[0].candidate.source, end="")
+        text = trials[0].candidate.source  # into a file as it is; a terminal would obey what it may hold
+        print(plain(text) if sys.stdout.isatty() else text, end="")
     elif json:
         print(trials_json(trials[:count]))
     else:

@@ -8,6 +8,7 @@ import functools
 import importlib
 import math
 import pkgutil
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from cuda_l2.errors import UserError
 from cuda_l2.llm import kinds
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.plain import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Reply:
     reason: str = ""  # one line that says what to do; empty when answered
     seconds: float = 0.0
     retries: int = 0
+    billed: bool = False  # no answer, but a server that began one may bill it
 
     def __post_init__(self) -> None:
         if (self.outcome is Outcome.ANSWERED) == bool(self.reason):
@@ -94,6 +97,14 @@ class Model(ABC):
     def count_tokens(self, text: str) -> int:
         """About how many tokens a text has, rather too many than too few."""
         return len(text) // 3 + 1
+
+    def without_secrets(self, text: str) -> str:
+        """The text without keys, should an endpoint send one back. Before any cut: half a key would stay."""
+        for secret in self.secrets:
+            # short ones are words that a source may hold in longer ones
+            pattern = re.escape(secret) if len(secret) >= 8 else rf"(?<!\w){re.escape(secret)}(?!\w)"
+            text = re.sub(pattern, "[key]", text)
+        return text
 
     @abstractmethod
     def ask(
@@ -134,5 +145,5 @@ def open_model(policy: str, settings: ModelSettings) -> Model:
 
 def one_line(text: str, limit: int = 300) -> str:
     """A message of someone else's as one line of bounded length."""
-    line = " ".join(text.split())
+    line = " ".join(plain(" ".join(text.split())).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -13,6 +13,7 @@ from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.plain import plain
 
 MAX_ANSWER_CHARS = 400_000
 """What is kept of an answer."""
@@ -117,7 +118,7 @@ class Client:
         )
 
     def _keep(self, about: tuple[str, str], key: str, question: Question, reply: Reply) -> Exchange:
-        if reply.outcome is Outcome.TIMED_OUT:  # it may be billed all the same
+        if reply.outcome is Outcome.TIMED_OUT or reply.billed:  # it may be paid for all the same
             spent = (self._count(question.messages), self.settings.answer_tokens)
         elif reply.outcome is Outcome.ANSWERED:
             spent = (
@@ -177,15 +178,13 @@ class Client:
         """Without the endpoint's key, should it come back, and without what no text holds; of bounded length."""
 
         def clean(text: str) -> str:
-            text = text.replace("\0", "").encode(errors="replace").decode()
-            for secret in self.model.secrets:
-                text = text.replace(secret, "[key]")
-            return text
+            return self.model.without_secrets(plain(text.encode(errors="replace").decode()))
 
-        cut = len(reply.text) > MAX_ANSWER_CHARS
+        text = clean(reply.text)
+        cut = len(text) > MAX_ANSWER_CHARS
         return replace(
             reply,
-            text=clean(reply.text[:MAX_ANSWER_CHARS]),
+            text=text[:MAX_ANSWER_CHARS],
             finish="length" if cut else clean(reply.finish)[:40],
             reason=clean(reply.reason),
         )

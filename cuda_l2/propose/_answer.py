@@ -7,7 +7,8 @@ from dataclasses import dataclass
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
 _CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
-_QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'")
+_QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*+\"?|'(?:\\.|[^'\\\n])*+'?")
+"""A quote that is never closed matches too, to the end of its line: no part of it is searched again."""
 _HEADING = re.compile(r"^\W{0,8}(performance analysis|algorithm design|code)\W{0,4}$", re.MULTILINE | re.IGNORECASE)
 
 

@@ -32,6 +32,7 @@ WINDOW_SHARE = 0.6
 """Of a model's window for the prompt, the rest for the answer and repairs."""
 NO_CODE = "Your answer held no code. Give the whole file in one fenced block that begins with the contract comment."
 CUT_OFF = "Your answer was cut off before the file was whole. Think less, write a shorter file, and close its fence."
+_FAULTS = {Fault.NO_CODE: NO_CODE, Fault.CUT_OFF: CUT_OFF}
 
 
 class LlmProposer(Proposer):
@@ -76,6 +77,7 @@ class LlmProposer(Proposer):
         """At most a group; fewer where answers hold no code; none when the model has nothing more to say."""
         count = min(count, self._size)
         while not self._over():
+            asked = self._client.outcomes.total()
             if self._unjudged:
                 exchanges = [self._unjudged.popleft() for _ in range(min(count, len(self._unjudged)))]
             else:
@@ -89,7 +91,9 @@ class LlmProposer(Proposer):
                     candidates.append(Candidate(answer.source, self.name))
             new = {candidate.id for candidate in candidates} - self._known
             self._known |= new
-            self._fruitless = 0 if new else self._fruitless + 1
+            # what was stored before says nothing of what the model would say now
+            paid = bool(candidates) or self._client.outcomes.total() > asked
+            self._fruitless = 0 if new else self._fruitless + paid
             if candidates or self._one_round:
                 return candidates
         self._group = []
@@ -134,7 +138,7 @@ class LlmProposer(Proposer):
         answer = parse_answer(exchange.reply.text, exchange.reply.finish)
         if answer.fault is not None:
             self._faults[answer.fault] += 1
-            self._mend(exchange, NO_CODE if answer.fault is Fault.NO_CODE else CUT_OFF)
+            self._mend(exchange, _FAULTS[answer.fault])
         return answer
 
     def _mend(self, exchange: Exchange, feedback: str) -> None:
@@ -146,8 +150,11 @@ class LlmProposer(Proposer):
         while self._repairs and len(questions) < count:
             exchange, feedback = self._repairs.popleft()
             shown = _cut(exchange.reply.text, 3 * ANSWER_SHOWN_TOKENS)
-            messages = self._templates.repair(exchange.messages, shown, feedback)
-            questions.append(Question(messages, exchange.key, exchange.turn + 1))
+            messages = self._templates.repair(
+                exchange.messages, shown, feedback, self._repair_tokens(), self._client.model.count_tokens
+            )
+            if messages:
+                questions.append(Question(messages, exchange.key, exchange.turn + 1))
         history = self._trials() if len(questions) < count else []
         while len(questions) < count:
             questions.append(Question(self._begin(history)))
@@ -175,6 +182,13 @@ class LlmProposer(Proposer):
             limit = min(limit, int(WINDOW_SHARE * model.window))
         return self._templates.ask(parts, limit, model.count_tokens)
 
+    def _repair_tokens(self) -> int:
+        """Prompt tokens of a repair: of a window all but an answer, where that leaves a beginning's share."""
+        settings, window = self._client.settings, self._client.model.window
+        if window is None:
+            return settings.prompt_tokens
+        return min(settings.prompt_tokens, max(int(WINDOW_SHARE * window), window - settings.answer_tokens))
+
     def _failures(self, history: Sequence[Trial]) -> list[Trial]:
         """The latest failures with reasons of their own."""
         latest = {trial.reason: trial for trial in history if _failed(trial) and trial.reason}
@@ -191,12 +205,13 @@ class LlmProposer(Proposer):
             if exchange.reply.outcome is not Outcome.ANSWERED:
                 continue
             answer = parse_answer(exchange.reply.text, exchange.reply.finish)
-            if not answer.source:
-                continue
-            trial = trials.get(Candidate(answer.source).id)
-            if trial is None:
+            open_end = exchange.key not in gone_on and exchange in kept[-self._size :]
+            trial = trials.get(Candidate(answer.source).id) if answer.source else None
+            if answer.source and trial is None:
                 self._unjudged.append(exchange)
-            elif _failed(trial) and exchange.key not in gone_on and exchange in kept[-self._size :]:
+            elif answer.fault is not None and open_end:
+                self._mend(exchange, _FAULTS[answer.fault])
+            elif trial is not None and _failed(trial) and open_end:
                 self._mend(exchange, _prompt.feedback(trial))
         self._known = set(trials)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages
+from cuda_l2.plain import plain
 from cuda_l2.records import BuildStatus, Gemm, Trial
 from cuda_l2.targets._base import Target
 
@@ -22,8 +23,6 @@ MESSAGE_CHARS = 2_000
 UNTOLD = ("sandbox", "system", "python")
 """Facts of a machine that no kernel depends on."""
 _PLACE = re.compile(r"\{([a-z_]+)\}")
-_INVISIBLE = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-_CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|[{_INVISIBLE}]")
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,28 @@ class Templates:
                 used += tokens
         return render()
 
-    def repair(self, conversation: Messages, answer: str, feedback: str) -> Messages:
-        """The conversation with the model's answer and what became of it."""
+    def repair(
+        self,
+        conversation: Messages,
+        answer: str,
+        feedback: str,
+        limit_tokens: int,
+        count_tokens: Callable[[str], int],
+    ) -> Messages:
+        """The conversation with the model's answer and what became of it, of at most about `limit_tokens`.
+
+        The oldest repairs are left out first; empty where even without them it is too long.
+        """
         question = _filled(self._texts["repair.md"], {"feedback": feedback})
-        return (*conversation, Message("assistant", answer), Message("user", question))
+        first = next(i for i, message in enumerate(conversation) if message.role == "user") + 1
+        beginning, turns = conversation[:first], [*conversation[first:]]
+        turns += Message("assistant", answer), Message("user", question)
+        while turns:
+            messages = (*beginning, *turns)
+            if sum(count_tokens(message.text) for message in messages) <= limit_tokens:
+                return messages
+            turns = turns[2:]
+        return ()
 
     def _conversation(self, text: str) -> Messages:
         return Message("system", self._texts["system.md"]), Message("user", text)
@@ -108,7 +125,7 @@ def copy_templates(folder: Path) -> list[Path]:
 
 def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> str:
     """Someone else's text between fences that it cannot close, without invisible characters, its middle cut out."""
-    text = _CONTROL.sub("", text).strip("\n")
+    text = plain(text).strip("\n")
     if len(text) > limit_chars:
         head, tail = limit_chars * 3 // 4, limit_chars // 4
         text = f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from cuda_l2.llm._base import one_line
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Trial
 from cuda_l2.retrieve.index import Index
@@ -12,6 +13,8 @@ from cuda_l2.targets.cuda import CudaTarget
 PIECES = 12
 """Found at most; tokens usually allow fewer."""
 PIECE_CHARS = 6_000
+NAME_CHARS = 200
+"""Of a file's name, which stands outside of the fence."""
 SOURCES = {"cpu": ("aten", USER), "cuda": ("cuda", "cccl", "cutlass", "aten", USER)}
 _TOPICS = {
     "cpu": "vectorized half float convert fused multiply add fmadd gemm kernel pack block",
@@ -36,7 +39,8 @@ def excerpts(index: Index, target: Target, text: str, tokens: int, count_tokens:
     chosen: list[str] = []
     left = tokens
     for piece in index.search(text, PIECES, SOURCES[target.name]):
-        excerpt = f"{piece.name}, line {piece.line}:\n{fenced(piece.text, 'cpp', PIECE_CHARS)}"
+        name = one_line(piece.name.replace("`", ""), NAME_CHARS)
+        excerpt = f"{name}, line {piece.line}:\n{fenced(piece.text, 'cpp', PIECE_CHARS)}"
         size = count_tokens(excerpt)
         if size <= left:
             chosen.append(excerpt)

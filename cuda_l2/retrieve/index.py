@@ -4,6 +4,7 @@ Pieces lie in a SQLite file, so that an interrupted build goes on where it was; 
 at the end and published by one rename.
 """
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -64,9 +65,23 @@ def index_folder() -> Path:
 def refresh(
     sources: Sequence[Source], on_progress: Callable[[Progress], None] = lambda progress: None, *, anew: bool = False
 ) -> Progress:
-    """Bring the index to what the sources hold now; files that did not change are not read again."""
-    bm25s = _bm25s()
+    """Bring the index to what the sources hold now; files that did not change are not read again.
+
+    Waits for another refresh to end: each removes what the other has not published yet.
+    """
     folder = index_folder()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise scratch.unwritable(error) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _refresh(folder, sources, on_progress, anew)
+
+
+def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Progress], None], anew: bool) -> Progress:
+    bm25s = _bm25s()
     if anew:
         shutil.rmtree(folder, ignore_errors=True)
     try:

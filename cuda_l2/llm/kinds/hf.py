@@ -42,6 +42,7 @@ class LocalModel(Model):
             self._model.to(self._device).eval()
         except torch.OutOfMemoryError:
             raise UserError(f"the model {rest} does not fit this GPU's memory; take a smaller one") from None
+        self._special = _special(self._tokenizer)
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.convert_ids_to_tokens(0)
         self.window = getattr(self._model.config, "max_position_embeddings", None)
@@ -135,12 +136,24 @@ class LocalModel(Model):
                 return self._templated(messages)
             except jinja2.TemplateError:  # many know no system prompt
                 return self._templated(without_system(messages))
-        return "\n\n".join(message.text for message in messages) + "\n\n"
+        return "\n\n".join(self._tamed(message.text) for message in messages) + "\n\n"
 
     def _templated(self, messages: Messages) -> str:
-        turns = [{"role": message.role, "content": message.text} for message in messages]
+        turns = [{"role": message.role, "content": self._tamed(message.text)} for message in messages]
         text: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         return text
+
+    def _tamed(self, text: str) -> str:
+        """Without special tokens: a compiler's message must not end the turn that shows it."""
+        for token in self._special:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+
+def _special(tokenizer: Any) -> list[str]:
+    """The special tokens, the longest first. One of a single character is in any text and ends no turn."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({token for token in (*tokenizer.all_special_tokens, *added) if len(token) > 1}, key=len)[::-1]
 
 
 MODEL = LocalModel

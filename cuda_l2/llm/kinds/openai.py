@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,10 @@ from cuda_l2.llm.settings import ModelSettings
 MAX_BODY_BYTES = 4 << 20
 """A server that sends more is not read any further."""
 LATE = "the time was up before the answer came; give more with --budget"
+LEAST_KEY = 4
+"""Characters of a key: shorter ones keep no secret, and any text holds them."""
+SENT_HEADERS = {"accept", "connection", "content-length", "content-type", "host", "user-agent"}
+"""All that a server of the user's gets beside its key: what the environment holds for OpenAI is not its business."""
 READ_TIMEOUT_S = 600.0
 """A server that is silent for so long is given up; deadlines are usually earlier."""
 
@@ -51,15 +55,16 @@ class OpenAiModel(Model):
         self._model, address = match.group(1), match.group(2) or paths.endpoint_address()
         try:
             parts = urllib.parse.urlsplit(address)
-            named = bool(parts.hostname) and parts.port != 0
-        except ValueError:
+            named = bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", address)
+            httpx2.URL(address).host.encode("idna")  # as a connection does: labels of up to 63 characters
+        except (ValueError, httpx2.InvalidURL):
             named = False
         if not named:
             raise UserError(f"{address!r} is not the address of a server; it should look like http://localhost:8000/v1")
-        if parts.username or parts.password or parts.query:
+        if parts.username or parts.password or parts.query or parts.fragment:
             raise UserError(
-                f"the address of {self._model} must hold no user, password or query; put the key into the environment"
-                f" variable {settings.key_variable}"
+                f"the address of {self._model} must hold no user, password, query or fragment; put the key into the"
+                f" environment variable {settings.key_variable}"
             )
         key = paths.endpoint_key(settings.key_variable)
         if not key.isascii() or not key.isprintable() or " " in key:
@@ -67,7 +72,8 @@ class OpenAiModel(Model):
         if not key and match.group(2) is None:
             raise UserError(f"set {settings.key_variable} to your key for {address}")
         self.name, self.where = f"openai:{self._model}", address
-        self.secrets = (key,) if len(key) >= 8 else ()
+        self.secrets = (key,) if len(key) >= LEAST_KEY else ()
+        self._own_address = match.group(2) is None
         self._key, self._variable = key or "none", settings.key_variable
         self._retries, self._concurrency = settings.retries, settings.concurrency
         self._form = _Form()
@@ -80,7 +86,11 @@ class OpenAiModel(Model):
         for i in range(len(requests)):
             todo.put(i)
         client = openai.OpenAI(
-            base_url=self.where, api_key=self._key, max_retries=self._retries, timeout=READ_TIMEOUT_S
+            base_url=self.where,
+            api_key=self._key,
+            max_retries=self._retries,
+            timeout=READ_TIMEOUT_S,
+            http_client=_Careful("" if self._own_address else self._key, follow_redirects=False),
         )
 
         def work() -> None:
@@ -134,13 +144,13 @@ class OpenAiModel(Model):
         asked = request.messages if form.system else without_system(request.messages)
         messages: Any = [{"role": message.role, "content": message.text} for message in asked]
         body = bytearray()
+        begun = False  # an answer: only then may it be billed
         try:
             create = client.chat.completions.with_streaming_response.create
             with create(model=self._model, messages=messages, **options) as response:
+                begun = True
                 for chunk in response.iter_bytes():
                     body += chunk
-                    if len(body) > MAX_BODY_BYTES:
-                        return Reply(Outcome.FAILED, reason=f"{self.where} sent more than {MAX_BODY_BYTES >> 20} MiB")
                     if time.perf_counter() > deadline:
                         return Reply(Outcome.TIMED_OUT, reason=LATE)
                 retries = int(response.retries_taken)
@@ -150,9 +160,14 @@ class OpenAiModel(Model):
         except openai.OpenAIError as error:
             return self._failure(error)
         except httpx2.HTTPError as error:
-            return Reply(Outcome.FAILED, reason=one_line(f"{self.where} broke off: {error or type(error).__name__}"))
+            reason = one_line(f"{self.where} broke off: {error or type(error).__name__}")
+            return Reply(Outcome.FAILED, reason=reason, billed=begun)
         except _NotAnAnswer as error:
-            return Reply(Outcome.FAILED, reason=one_line(f"{self.where} sent what is not a chat completion: {error}"))
+            said = one_line(self.without_secrets(str(error)), 100)
+            reason = f"{self.where} sent what is not a chat completion: {said}"
+            return Reply(Outcome.FAILED, reason=reason, billed=begun)
+        except (httpx2.InvalidURL, UnicodeError) as error:  # a name that no connection takes
+            return Reply(Outcome.UNREACHABLE, reason=one_line(f"{self.where} cannot be an address: {error}"))
 
     def _adapt(self, refusal: str, form: "_Form") -> bool:
         """Whether a server refused a part of this form that it can do without; later requests go without it."""
@@ -170,15 +185,19 @@ class OpenAiModel(Model):
         if isinstance(error, openai.APITimeoutError):
             return Reply(Outcome.TIMED_OUT, reason=f"{self.where} was silent for {READ_TIMEOUT_S:.0f} s")
         if isinstance(error, openai.APIConnectionError):
-            cause = one_line(str(error.__cause__ or error), 120)
+            cause = one_line(self.without_secrets(str(error.__cause__ or error)), 120)
             return Reply(
                 Outcome.UNREACHABLE,
                 reason=f"cannot reach {self.where} ({cause}); is the server running, is the address right?",
             )
         if not isinstance(error, openai.APIStatusError):
-            return Reply(Outcome.FAILED, reason=one_line(f"{self.where}: {error}"))
-        status, said = error.status_code, one_line(str(error.message), 200)
+            return Reply(Outcome.FAILED, reason=one_line(f"{self.where}: {self.without_secrets(str(error))}"))
+        status, said = error.status_code, one_line(self.without_secrets(str(error.message)), 200)
         match status:
+            case _ if 300 <= status < 400:
+                there = one_line(self.without_secrets(error.response.headers.get("location", "elsewhere")), 120)
+                advice = f"{self.where} sends questions on to {there}; name that address if prompts may go there"
+                return Reply(Outcome.REFUSED, reason=advice)
             case 401 | 403:
                 advice = f"{self.where} refuses the key ({said}); set {self._variable} to one that is valid there"
                 return Reply(Outcome.REFUSED, reason=advice)
@@ -199,6 +218,52 @@ class _NotAnAnswer(Exception):
     """The body of a response is not what the interface says."""
 
 
+class _Careful(httpx2.Client):  # type: ignore[misc]
+    """Reads no more of a body than its bound, of errors' too, and nothing that is packed."""
+
+    def __init__(self, key: str, **options: Any) -> None:
+        """key: for a server of the user's, which gets that and SENT_HEADERS alone; empty for OpenAI's own."""
+        super().__init__(**options)
+        self._only_key = key
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        headers = dict(request.headers)
+        if self._only_key:
+            headers = {name: value for name, value in headers.items() if name in SENT_HEADERS}
+            headers["authorization"] = f"Bearer {self._only_key}"
+        headers["accept-encoding"] = "identity"
+        sent = httpx2.Request(
+            request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
+        )
+        response = super().send(sent, **{**options, "stream": True})
+        response.request = request  # openai's client reads there what it wanted
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        response.stream = _Bounded(response.stream, response.headers.get("content-encoding", "identity"))
+        if not options.get("stream"):
+            response.read()
+        return response
+
+
+class _Bounded(httpx2.SyncByteStream):  # type: ignore[misc]
+    """A body as it comes, to MAX_BODY_BYTES."""
+
+    def __init__(self, body: httpx2.SyncByteStream, encoding: str) -> None:
+        self._body, self._encoding = body, encoding
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._encoding.strip().lower() != "identity":
+            raise _NotAnAnswer(f"packed as {self._encoding}, which nobody asked for")
+        size = 0
+        for chunk in self._body:
+            size += len(chunk)
+            if size > MAX_BODY_BYTES:
+                raise _NotAnAnswer(f"more than {MAX_BODY_BYTES >> 20} MiB")
+            yield chunk
+
+    def close(self) -> None:
+        self._body.close()
+
+
 def _reply(body: bytes) -> Reply:
     """The answer in the body of a response, read with as little faith as possible."""
     try:
@@ -208,7 +273,7 @@ def _reply(body: bytes) -> Reply:
         usage = fields.get("usage") or {}
         content = message.get("content")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise _NotAnAnswer(body[:100].decode(errors="replace")) from None
+        raise _NotAnAnswer(body.decode(errors="replace")) from None
     if isinstance(content, list):  # parts, as some servers send them
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return Reply(

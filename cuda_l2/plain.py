@@ -1,0 +1,19 @@
+"""Text of others without what no reader sees: terminals obey some of it, models read some of it."""
+
+import re
+import unicodedata
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+"""Unicode categories: controls, formats, private use, surrogates, separators of lines."""
+
+
+def plain(text: str) -> str:
+    """Without escape sequences, control and invisible characters; tabs and ends of lines stay."""
+    text = _ESCAPE.sub("", text)
+    return text.translate({ord(char): None for char in set(text) if _unseen(char)})
+
+
+def _unseen(char: str) -> bool:
+    variation = "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    return char not in "\t\n" and (variation or unicodedata.category(char) in _UNSEEN)
