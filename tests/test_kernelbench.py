@@ -92,8 +92,7 @@ REFUSED = {
 def references(own_folders):
     if sandbox.kind() is sandbox.Kind.LIMITS:
         pytest.skip("there is no sandbox on this machine")
-    with References(EFFORT) as opened:
-        yield opened
+    return References(EFFORT)
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +218,42 @@ def test_what_a_file_does_to_its_surroundings_is_not_the_next_ones_business(what
     assert references.examine(entry(honest, text())).status is Readiness.READY
 
 
+# A process that stays behind and, wherever a folder of a file can be reached, makes of its text a link to a victim's.
+LINGER = """
+import os, time
+if not os.fork():
+    os.setsid()
+    os.closerange(0, 256)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for folder in (HERE, os.path.dirname(HERE)):
+            for path in ("task.py", "job/task.py"):
+                try:
+                    os.symlink(VICTIM, os.path.join(folder, path))
+                except OSError:
+                    pass
+            try:
+                open(os.path.join(folder, "left"), "w").close()
+            except OSError:
+                pass
+    os._exit(0)
+"""
+
+
+def test_no_process_of_a_file_outlives_it_nor_turns_a_later_ones_text_into_a_link(references, tmp_path) -> None:
+    attack, honest, victim = tmp_path / "a", tmp_path / "b", tmp_path / "victim"
+    for folder in (attack, honest):
+        folder.mkdir()
+    victim.write_text("kept")
+    source = LINGER.replace("HERE", "os.getcwd()").replace("VICTIM", repr(str(victim)))
+    spy = "import os\nif os.path.lexists('left') or os.path.lexists('../left'): raise KeyError('not alone')\n"
+    references.examine(entry(attack, source + text()))
+    for _ in range(3):
+        found = references.examine(entry(honest, spy + text()))
+        assert (found.status, found.reason) == (Readiness.READY, "")
+    assert victim.read_text() == "kept"
+
+
 @pytest.mark.parametrize("distribution", [None, Distribution.NORMAL])
 def test_a_case_judges_without_running_the_file_again(references, distribution) -> None:
     found = next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)
@@ -263,8 +298,8 @@ def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:
 def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
     ran = tmp_path / "ran"
     monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.LIMITS)
-    with References(EFFORT) as unsafe, pytest.raises(UserError, match="no sandbox"):
-        unsafe.examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
+    with pytest.raises(UserError, match="no sandbox"):
+        References(EFFORT).examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
     assert not ran.exists()
 
 

@@ -1,8 +1,11 @@
 """KernelBench's tasks from a checkout of one's own: found here, run in a sandboxed process, believed in nothing.
 
 The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
+Each run has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
+write nothing into that folder once the file has run.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -12,6 +15,7 @@ import shutil
 import socket
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,11 +100,10 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 class References:
-    """A sandboxed process that runs files. A context manager; started on first use, and again after it was lost."""
+    """Runs files, each run in a sandbox of its own."""
 
     def __init__(self, effort: Effort = Effort()) -> None:
         self.effort = effort
-        self._server: _Server | None = None
 
     def examine(
         self, entry: Entry, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False
@@ -132,37 +135,20 @@ class References:
             raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
 
     def _run(self, entry: Entry, job: dict[str, Any], read: Callable[[Path], T]) -> T:
-        if self._server is None:
-            self._server = _Server()
         effort = self.effort
         job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
         job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops}
-        try:
-            folder = self._server.do(entry.path, job, effort.timeout_s)
-            return read(folder)
-        finally:
-            if not self._server.alive:
-                self.close()
-
-    def close(self) -> None:
-        if self._server:
-            self._server.close()
-            self._server = None
-
-    def __enter__(self) -> "References":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        with contextlib.closing(_Server(_text(entry.path))) as server:
+            return read(server.do(job, effort.timeout_s))
 
 
 def examine_all(
     found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
 ) -> Iterator[Examined]:
     """Every file in turn. parts: levels whose files are also cut into parts."""
-    with References(effort) as references:
-        for entry in found:
-            yield references.examine(entry, seed=seed, parts=entry.level in parts)
+    references = References(effort)
+    for entry in found:
+        yield references.examine(entry, seed=seed, parts=entry.level in parts)
 
 
 class _Lost(Exception):
@@ -174,58 +160,50 @@ class _Lost(Exception):
 
 
 class _Server:
-    """One process with torch loaded; does one job at a time."""
+    """One sandboxed process with torch loaded, for one run of one file."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: bytes) -> None:
         if sandbox.kind() is sandbox.Kind.LIMITS:
             raise UserError("there is no sandbox to run KernelBench's files in; apt install bubblewrap")
-        self.folder = scratch.make_folder()
+        self.folder = scratch.make_folder().resolve()
+        (self.folder / reference_server.TASK).write_bytes(text)
         self._connection, theirs = socket.socketpair()
         search = [str(Path(path).absolute()) for path in sys.path if path]
         arguments = [sys.executable, "-I", str(Path(reference_server.__file__)), str(theirs.fileno())]
         command = sandbox.wrap([*arguments, json.dumps(search)], self.folder, reads=_readable())
-        log = self.folder / "log"
         try:
-            with theirs, log.open("wb") as file:
+            with theirs, tempfile.TemporaryFile() as log:
                 self._process = sandbox.start(
-                    command, pass_fds=(theirs.fileno(),), stdout=file, stderr=file, cwd=self.folder
+                    command, pass_fds=(theirs.fileno(),), stdout=log, stderr=log, cwd=self.folder
                 )
-            try:
-                answer = self._answer(START_TIMEOUT_S)
-            except (OSError, ValueError):
-                answer = {"error": log.read_text(errors="replace").strip()[-300:] or "no answer"}
+                theirs.close()
+                try:
+                    answer = self._answer(START_TIMEOUT_S)
+                except (OSError, ValueError):
+                    log.seek(0)
+                    said = log.read(sandbox.MAX_OUTPUT_BYTES).decode(errors="replace").strip()
+                    answer = {"error": said[-300:] or "no answer"}
             if "error" in answer:
                 raise UserError(f"the process for KernelBench's files does not start: {answer['error']}")
         except BaseException:
             self.close()
             raise
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def do(self, source: Path, job: dict[str, Any], timeout_s: float) -> Path:
-        """The folder with what a job left; _Lost where it left nothing."""
-        folder = self.folder / "job"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        if source.stat().st_size > MAX_SOURCE_BYTES:
-            raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
-        shutil.copyfile(source, folder / "task.py")
-        job = {**job, "folder": str(folder.resolve()), "file": str(folder.resolve() / "task.py")}
+    def do(self, job: dict[str, Any], timeout_s: float) -> Path:
+        """The folder with what the file left, no process of its own left to change it; _Lost where it left nothing."""
         try:
             self._connection.sendall(json.dumps(job).encode() + b"\n")
             status = self._answer(timeout_s)["status"]
         except TimeoutError:
-            self.close()
             raise _Lost(Readiness.TIMED_OUT, f"did not finish within {timeout_s:.0f} s") from None
         except (OSError, ValueError, KeyError):
-            self.close()
             raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
+        finally:
+            self._end()
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
             raise _Lost(Readiness.CRASHED, f"its process ended by {what}")
-        return folder
+        return self.folder
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
@@ -239,12 +217,21 @@ class _Server:
         answer: dict[str, Any] = json.loads(text)
         return answer
 
-    def close(self) -> None:
+    def _end(self) -> None:
         if hasattr(self, "_process"):
-            sandbox.kill(self._process)
+            sandbox.kill(self._process)  # with it goes every process of its namespace
             self._process.wait()
+
+    def close(self) -> None:
+        self._end()
         self._connection.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _text(path: Path) -> bytes:
+    if path.stat().st_size > MAX_SOURCE_BYTES:
+        raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
+    return path.read_bytes()
 
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
