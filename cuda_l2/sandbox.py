@@ -1,7 +1,8 @@
 """Runs a command where it can read the system's libraries and one folder, write that folder, and reach nothing else.
 
 bubblewrap where present, else user namespaces through unshare and setpriv, else resource limits alone. All three run
-in a process group of their own, so that one signal ends every process of the command.
+in a process group of their own, so that one signal ends every process of the command: bubblewrap's, which has a session
+of its own inside, dies with bubblewrap.
 """
 
 import enum
@@ -108,6 +109,7 @@ def wrap(
         return [
             *("bwrap", "--unshare-all", "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
             *("--cap-drop", "ALL"),  # root keeps them else
+            "--new-session",  # /dev/tty is there, and what is pushed into the user's terminal the user's shell runs
             *("--dev", "/dev", "--tmpfs", "/tmp", *binds, "--bind", str(work), str(work)),
             *("--chdir", str(work), *limited),
         ]

@@ -211,6 +211,16 @@ def test_a_sandboxed_command_cannot_make_a_folder_writable_again(kind: sandbox.K
     assert not (readable / "escaped").exists()
 
 
+def test_bubblewraps_command_has_a_session_without_the_users_terminal(tmp_path: Path) -> None:
+    assert "--new-session" in sandbox.wrap(["/bin/true"], tmp_path, using=sandbox.Kind.BUBBLEWRAP)
+    if not works(sandbox.Kind.BUBBLEWRAP, tmp_path):
+        pytest.skip("bubblewrap does not work on this machine")
+    script = [sys.executable, "-I", "-c", "import os; print(os.getsid(0) == os.getpgrp() != 0)"]
+    reads = [Path(sys.prefix), Path(sys.base_prefix)]
+    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.BUBBLEWRAP, reads=reads), 20, cwd=tmp_path)
+    assert done.output == "True\n"
+
+
 @pytest.mark.parametrize("kind", list(sandbox.Kind))
 def test_a_command_that_outruns_its_time_is_killed_with_its_children(kind: sandbox.Kind, tmp_path: Path) -> None:
     if not works(kind, tmp_path):
