@@ -1,5 +1,8 @@
 """tasks/kernelbench.py: files in KernelBench's format load and run, or are refused with their reason, in the sandbox."""
 
+import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +10,9 @@ import torch
 
 from cuda_l2 import sandbox
 from cuda_l2.errors import UserError
-from cuda_l2.records import Operation, from_json, to_json
+from cuda_l2.records import Operation, Tensor, from_json, to_json
 from cuda_l2.tasks.examined import Examined, Readiness
-from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_examined, entries
+from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_case, _read_examined, entries
 from cuda_l2.tasks.values import Distribution
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
@@ -81,6 +84,16 @@ REFUSED = {
     ),
     "forged": (
         'import os\nopen(\'result.json\', \'w\').write(\'{"name": "x", "status": "ready"}\')\nos._exit(0)',
+        Readiness.CRASHED,
+        "no result",
+    ),
+    "deep": (
+        "import os\nopen('result.json', 'w').write('[' * 10**5)\nos._exit(0)",
+        Readiness.CRASHED,
+        "no result",
+    ),
+    "deep folders": (
+        "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\nos._exit(0)",
         Readiness.CRASHED,
         "no result",
     ),
@@ -303,6 +316,37 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("says", [b"[]\n", b'{"status": "0"}\n', b'{"status": []}\n', b"[" * 10**5 + b"\n"])
+def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkeypatch) -> None:
+    send = f"os.write(int(sys.argv[1]), {says[:1]!r} * {len(says) - 1} + b'\\n')" if len(says) > 10**4 else ""
+    send = send or f"os.write(int(sys.argv[1]), {says!r})"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nos.write(int(sys.argv[1]), b'{}\\n')\nos.read(int(sys.argv[1]), 1 << 16)\n" + send
+    )
+    command = [sys.executable, "-I", str(program)]
+    wrap = sandbox.wrap
+    monkeypatch.setattr(
+        sandbox,
+        "wrap",
+        lambda arguments, work, reads: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
+    )
+    found = references.examine(entry(tmp_path, text()))
+    assert (found.status, "took the process" in found.reason) == (Readiness.CRASHED, True)
+
+
+@pytest.mark.parametrize("shape", [[1 << 40], [1 << 62], [1 << 90], [-4], [[4]], ["4"], 4])
+def test_a_case_whose_tensors_cannot_be_is_a_crash(shape, tmp_path) -> None:
+    found = entry(tmp_path, text())
+    named = Tensor("x", "float32", (4,))
+    task = Operation(found.name, revision=found.revision, inputs=(named,), outputs=(replace(named, name="out"),))
+    header = {"task": json.loads(to_json(task)), "tensors": [["given", "x", "float32", shape]], "bounds": {}}
+    (tmp_path / "result.json").write_text(json.dumps(header))
+    (tmp_path / "tensors").write_bytes(b"x" * 16)
+    with pytest.raises(Exception, match="no case"):
+        _read_case(tmp_path, found)
+
+
 def test_a_result_is_read_as_data(tmp_path) -> None:
     found = entry(tmp_path, text())
     honest = Examined(found.name, Readiness.MALFORMED, "a reason")
@@ -313,6 +357,7 @@ def test_a_result_is_read_as_data(tmp_path) -> None:
         "{}",
         to_json(honest).replace("a reason", "\\u001b[2J"),
         to_json(honest).replace("Task", "Other"),
+        "[" * 10**5,
     ):
         (tmp_path / "result.json").write_text(lie)
         with pytest.raises(Exception, match="no result"):

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import shutil
 import socket
 import stat
 import sys
@@ -27,7 +26,7 @@ import torch
 import cuda_l2
 from cuda_l2 import sandbox, scratch
 from cuda_l2.errors import UserError
-from cuda_l2.records import DTYPE_BYTES, Operation, from_json
+from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
 from cuda_l2.tasks import reference_server
 from cuda_l2.tasks.examined import Examined, Readiness
 from cuda_l2.tasks.tolerance import Bounds
@@ -193,10 +192,12 @@ class _Server:
         """The folder with what the file left, no process of its own left to change it; _Lost where it left nothing."""
         try:
             self._connection.sendall(json.dumps(job).encode() + b"\n")
-            status = self._answer(timeout_s)["status"]
+            status = self._answer(timeout_s).get("status")
+            if type(status) is not int:
+                raise ValueError("no status")
         except TimeoutError:
             raise _Lost(Readiness.TIMED_OUT, f"did not finish within {timeout_s:.0f} s") from None
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError):
             raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
         finally:
             self._end()
@@ -214,7 +215,12 @@ class _Server:
             if not part or len(text) > MAX_RESULT_BYTES:
                 raise ValueError("no answer")
             text += part
-        answer: dict[str, Any] = json.loads(text)
+        try:
+            answer = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(answer, dict):
+            raise ValueError("no object")
         return answer
 
     def _end(self) -> None:
@@ -225,7 +231,7 @@ class _Server:
     def close(self) -> None:
         self._end()
         self._connection.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        scratch.remove(self.folder)
 
 
 def _text(path: Path) -> bytes:
@@ -240,20 +246,29 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
         for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
-            if not isinstance(text, str) or not text.isprintable() or len(text) > MAX_REASON:
-                raise ValueError("no line of text")
+            if len(_require_line(text)) > MAX_REASON:
+                raise ValueError("too long")
         if not all(isinstance(n, int | float) for n in (examined.seconds, examined.eager_max, examined.written_bytes)):
             raise ValueError("no number")
-    except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        for task in filter(None, (examined.task, *examined.parts)):
+            _require_line(str(task))
+        to_json(examined)
+    except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
         raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
     return examined
+
+
+def _require_line(text: object) -> str:
+    if not isinstance(text, str) or not text.isprintable():
+        raise ValueError("no line of text")
+    return text
 
 
 def _read_case(folder: Path, entry: Entry) -> Case:
     try:
         header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
         if "status" in header:
-            raise _Lost(Readiness(header["status"]), str(header["reason"]))
+            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
         task = from_json(Operation, json.dumps(header["task"]))
         if (task.name, task.revision) != (entry.name, entry.revision):
             raise ValueError("another task")
@@ -277,7 +292,9 @@ def _read_case(folder: Path, entry: Entry) -> Case:
             for output in task.outputs
         }
         tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, UserError) as error:
+    except _Lost:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
         raise _Lost(Readiness.CRASHED, f"left no case that can be read: {type(error).__name__}") from None
     return Case(task, tensors, bounds)
 
