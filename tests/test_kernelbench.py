@@ -1,6 +1,7 @@
 """tasks/kernelbench.py: files in KernelBench's format load and run, or are refused with their reason, in the sandbox."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -345,6 +346,21 @@ def test_a_case_whose_tensors_cannot_be_is_a_crash(shape, tmp_path) -> None:
     (tmp_path / "tensors").write_bytes(b"x" * 16)
     with pytest.raises(Exception, match="no case"):
         _read_case(tmp_path, found)
+
+
+def test_what_is_no_file_of_the_checkouts_own_is_refused_unread(tmp_path) -> None:
+    level = tmp_path / "level1"
+    level.mkdir()
+    os.mkfifo(level / "1_Pipe.py")
+    (level / "2_Link.py").symlink_to(SECRET)
+    (level / "3_Long.py").write_bytes(b"#" * (1 << 21))
+    (level / "4_Changed.py").write_text("a")
+    found = entries(tmp_path)
+    (level / "4_Changed.py").write_text("b")
+    examined = [References(EFFORT).examine(each) for each in found]
+    assert {each.status for each in examined} == {Readiness.MALFORMED}
+    for each, says in zip(examined, ("regular", "regular", "longer", "changed"), strict=True):
+        assert says in each.reason
 
 
 def test_a_result_is_read_as_data(tmp_path) -> None:

@@ -87,9 +87,9 @@ def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
 
 def _entry(path: Path, level: int) -> Entry:
     try:
-        revision = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        revision = _revision(_text(path))
+    except _Lost:
+        revision = ""  # running it says why
     return Entry(f"kernelbench/level{level}/{re.sub(r'[^A-Za-z0-9_.+-]', '_', path.stem)}", level, revision, path)
 
 
@@ -137,7 +137,10 @@ class References:
         effort = self.effort
         job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
         job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops}
-        with contextlib.closing(_Server(_text(entry.path))) as server:
+        text = _text(entry.path)
+        if _revision(text) != entry.revision:
+            raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
+        with contextlib.closing(_Server(text)) as server:
             return read(server.do(job, effort.timeout_s))
 
 
@@ -235,9 +238,22 @@ class _Server:
 
 
 def _text(path: Path) -> bytes:
-    if path.stat().st_size > MAX_SOURCE_BYTES:
+    """A regular file's bytes; _Lost for links, pipes, what is too long or cannot be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _Lost(Readiness.MALFORMED, "not a regular file")
+            text = file.read(MAX_SOURCE_BYTES + 1)
+    except OSError as error:
+        reason = "not a regular file" if path.is_symlink() else f"cannot be read: {error.strerror}"
+        raise _Lost(Readiness.MALFORMED, reason) from None
+    if len(text) > MAX_SOURCE_BYTES:
         raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
-    return path.read_bytes()
+    return text
+
+
+def _revision(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
