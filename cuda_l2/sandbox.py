@@ -1,7 +1,8 @@
 """Runs a command where it can read the system's libraries and one folder, write that folder, and reach nothing else.
 
-bubblewrap where present, else user namespaces through unshare, else resource limits alone. All three run
-in a process group of their own, so that one signal ends every process of the command.
+bubblewrap where present, else user namespaces through unshare and setpriv, else resource limits alone. All three run
+in a process group of their own, so that one signal ends every process of the command: bubblewrap's, which has a session
+of its own inside, dies with bubblewrap.
 """
 
 import enum
@@ -20,7 +21,8 @@ MAX_OUTPUT_BYTES = 100_000
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
-# read-only, the work folder writable. pivot_root then drops the old root.
+# read-only, the work folder writable. pivot_root then drops the old root. The command keeps no capability: with
+# CAP_SYS_ADMIN it could mount the folders writable again.
 _NAMESPACE_SCRIPT = """
 set -e
 IFS='
@@ -48,7 +50,7 @@ pivot_root . .old
 umount -l /.old
 umount /proc
 cd "$work"
-exec "$@"
+exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
 """
 
 
@@ -106,6 +108,8 @@ def wrap(
         binds = [part for folder in folders for part in _bubblewrap_bind(folder)]
         return [
             *("bwrap", "--unshare-all", "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
+            *("--cap-drop", "ALL"),  # root keeps them else
+            "--new-session",  # /dev/tty is there, and what is pushed into the user's terminal the user's shell runs
             *("--dev", "/dev", "--tmpfs", "/tmp", *binds, "--bind", str(work), str(work)),
             *("--chdir", str(work), *limited),
         ]

@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +24,14 @@ def make_folder() -> Path:
         raise unwritable(error) from None
 
 
+def remove(folder: Path) -> None:
+    """Remove what can be removed of a folder; follows no link."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # folders in folders, a thousand deep
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
 def unwritable(error: OSError) -> UserError:
     """What to tell the user when the cache cannot be written."""
     return UserError(
@@ -38,4 +47,4 @@ def _sweep(parent: Path) -> None:
         except OSError:
             continue  # gone meanwhile
         if stale:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)

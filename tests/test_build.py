@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,6 +180,45 @@ def test_a_sandboxed_command_sees_one_folder_and_the_system(kind: sandbox.Kind, 
     assert "hidden" not in done.stdout and "root" not in done.stdout
     assert (work / "result").read_text() == "out\n"
     assert not Path("/usr/bad").exists()
+
+
+# mount(NULL, folder, NULL, MS_REMOUNT | MS_BIND), then a file there; also from a user namespace of its own
+REMOUNT = """
+import ctypes, os, sys
+libc, folder = ctypes.CDLL(None), sys.argv[1]
+for flags in (0, 0x10000000 | 0x20000):
+    if flags:
+        libc.unshare(flags)
+    libc.mount(b"none", folder.encode(), None, 32 | 4096, None)
+    try:
+        open(folder + "/escaped", "w").close()
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sandboxed_command_cannot_make_a_folder_writable_again(kind: sandbox.Kind, tmp_path: Path) -> None:
+    if not works(kind, tmp_path):
+        pytest.skip(f"{kind} does not work on this machine")
+    work, readable = tmp_path / "work", tmp_path / "readable"
+    for folder in (work, readable):
+        folder.mkdir()
+    python = [sys.executable, "-I", "-c", REMOUNT, str(readable)]
+    reads = [readable, Path(sys.prefix), Path(sys.base_prefix)]
+    done = sandbox.run(sandbox.wrap(python, work, using=kind, reads=reads), 20, cwd=work)
+    assert done.output == "Read-only file system\n" * 2, done
+    assert not (readable / "escaped").exists()
+
+
+def test_bubblewraps_command_has_a_session_without_the_users_terminal(tmp_path: Path) -> None:
+    assert "--new-session" in sandbox.wrap(["/bin/true"], tmp_path, using=sandbox.Kind.BUBBLEWRAP)
+    if not works(sandbox.Kind.BUBBLEWRAP, tmp_path):
+        pytest.skip("bubblewrap does not work on this machine")
+    script = [sys.executable, "-I", "-c", "import os; print(os.getsid(0) == os.getpgrp() != 0)"]
+    reads = [Path(sys.prefix), Path(sys.base_prefix)]
+    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.BUBBLEWRAP, reads=reads), 20, cwd=tmp_path)
+    assert done.output == "True\n"
 
 
 @pytest.mark.parametrize("kind", list(sandbox.Kind))

@@ -1,5 +1,9 @@
 """tasks/kernelbench.py: files in KernelBench's format load and run, or are refused with their reason, in the sandbox."""
 
+import json
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +11,9 @@ import torch
 
 from cuda_l2 import sandbox
 from cuda_l2.errors import UserError
-from cuda_l2.records import Operation, from_json, to_json
+from cuda_l2.records import Operation, Tensor, from_json, to_json
 from cuda_l2.tasks.examined import Examined, Readiness
-from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_examined, entries
+from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_case, _read_examined, entries
 from cuda_l2.tasks.values import Distribution
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
@@ -84,6 +88,16 @@ REFUSED = {
         Readiness.CRASHED,
         "no result",
     ),
+    "deep": (
+        "import os\nopen('result.json', 'w').write('[' * 10**5)\nos._exit(0)",
+        Readiness.CRASHED,
+        "no result",
+    ),
+    "deep folders": (
+        "import os\nfor _ in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\nos._exit(0)",
+        Readiness.CRASHED,
+        "no result",
+    ),
     "link": (f"import os\nos.symlink({str(SECRET)!r}, 'result.json')\nos._exit(0)", Readiness.CRASHED, "no result"),
 }
 
@@ -92,8 +106,7 @@ REFUSED = {
 def references(own_folders):
     if sandbox.kind() is sandbox.Kind.LIMITS:
         pytest.skip("there is no sandbox on this machine")
-    with References(EFFORT) as opened:
-        yield opened
+    return References(EFFORT)
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +232,42 @@ def test_what_a_file_does_to_its_surroundings_is_not_the_next_ones_business(what
     assert references.examine(entry(honest, text())).status is Readiness.READY
 
 
+# A process that stays behind and, wherever a folder of a file can be reached, makes of its text a link to a victim's.
+LINGER = """
+import os, time
+if not os.fork():
+    os.setsid()
+    os.closerange(0, 256)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for folder in (HERE, os.path.dirname(HERE)):
+            for path in ("task.py", "job/task.py"):
+                try:
+                    os.symlink(VICTIM, os.path.join(folder, path))
+                except OSError:
+                    pass
+            try:
+                open(os.path.join(folder, "left"), "w").close()
+            except OSError:
+                pass
+    os._exit(0)
+"""
+
+
+def test_no_process_of_a_file_outlives_it_nor_turns_a_later_ones_text_into_a_link(references, tmp_path) -> None:
+    attack, honest, victim = tmp_path / "a", tmp_path / "b", tmp_path / "victim"
+    for folder in (attack, honest):
+        folder.mkdir()
+    victim.write_text("kept")
+    source = LINGER.replace("HERE", "os.getcwd()").replace("VICTIM", repr(str(victim)))
+    spy = "import os\nif os.path.lexists('left') or os.path.lexists('../left'): raise KeyError('not alone')\n"
+    references.examine(entry(attack, source + text()))
+    for _ in range(3):
+        found = references.examine(entry(honest, spy + text()))
+        assert (found.status, found.reason) == (Readiness.READY, "")
+    assert victim.read_text() == "kept"
+
+
 @pytest.mark.parametrize("distribution", [None, Distribution.NORMAL])
 def test_a_case_judges_without_running_the_file_again(references, distribution) -> None:
     found = next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)
@@ -263,9 +312,55 @@ def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:
 def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
     ran = tmp_path / "ran"
     monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.LIMITS)
-    with References(EFFORT) as unsafe, pytest.raises(UserError, match="no sandbox"):
-        unsafe.examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
+    with pytest.raises(UserError, match="no sandbox"):
+        References(EFFORT).examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("says", [b"[]\n", b'{"status": "0"}\n', b'{"status": []}\n', b"[" * 10**5 + b"\n"])
+def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkeypatch) -> None:
+    send = f"os.write(int(sys.argv[1]), {says[:1]!r} * {len(says) - 1} + b'\\n')" if len(says) > 10**4 else ""
+    send = send or f"os.write(int(sys.argv[1]), {says!r})"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nos.write(int(sys.argv[1]), b'{}\\n')\nos.read(int(sys.argv[1]), 1 << 16)\n" + send
+    )
+    command = [sys.executable, "-I", str(program)]
+    wrap = sandbox.wrap
+    monkeypatch.setattr(
+        sandbox,
+        "wrap",
+        lambda arguments, work, reads: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
+    )
+    found = references.examine(entry(tmp_path, text()))
+    assert (found.status, "took the process" in found.reason) == (Readiness.CRASHED, True)
+
+
+@pytest.mark.parametrize("shape", [[1 << 40], [1 << 62], [1 << 90], [-4], [[4]], ["4"], 4])
+def test_a_case_whose_tensors_cannot_be_is_a_crash(shape, tmp_path) -> None:
+    found = entry(tmp_path, text())
+    named = Tensor("x", "float32", (4,))
+    task = Operation(found.name, revision=found.revision, inputs=(named,), outputs=(replace(named, name="out"),))
+    header = {"task": json.loads(to_json(task)), "tensors": [["given", "x", "float32", shape]], "bounds": {}}
+    (tmp_path / "result.json").write_text(json.dumps(header))
+    (tmp_path / "tensors").write_bytes(b"x" * 16)
+    with pytest.raises(Exception, match="no case"):
+        _read_case(tmp_path, found)
+
+
+def test_what_is_no_file_of_the_checkouts_own_is_refused_unread(tmp_path) -> None:
+    level = tmp_path / "level1"
+    level.mkdir()
+    os.mkfifo(level / "1_Pipe.py")
+    (level / "2_Link.py").symlink_to(SECRET)
+    (level / "3_Long.py").write_bytes(b"#" * (1 << 21))
+    (level / "4_Changed.py").write_text("a")
+    found = entries(tmp_path)
+    (level / "4_Changed.py").write_text("b")
+    examined = [References(EFFORT).examine(each) for each in found]
+    assert {each.status for each in examined} == {Readiness.MALFORMED}
+    for each, says in zip(examined, ("regular", "regular", "longer", "changed"), strict=True):
+        assert says in each.reason
 
 
 def test_a_result_is_read_as_data(tmp_path) -> None:
@@ -278,6 +373,7 @@ def test_a_result_is_read_as_data(tmp_path) -> None:
         "{}",
         to_json(honest).replace("a reason", "\\u001b[2J"),
         to_json(honest).replace("Task", "Other"),
+        "[" * 10**5,
     ):
         (tmp_path / "result.json").write_text(lie)
         with pytest.raises(Exception, match="no result"):

@@ -89,6 +89,17 @@ def test_a_checkout_is_tried_and_counted(run, tmp_path) -> None:
     assert [each.status for each in found] == [Readiness.READY, Readiness.NEEDS_PACKAGE]
 
 
+def test_what_was_found_is_kept_where_a_later_file_ends_the_command(run, tmp_path, monkeypatch) -> None:
+    def examine_all(found, *_, **__):
+        yield Examined(found[0].name, Readiness.MALFORMED, "a reason")
+        raise UserError("no more")
+
+    monkeypatch.setattr("cuda_l2.tasks.kernelbench.examine_all", examine_all)
+    out = tmp_path / "out.jsonl"
+    assert run("--kernelbench", str(CHECKOUT), "--out", str(out))[0]
+    assert from_json(Examined, out.read_text()).reason == "a reason"
+
+
 def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
     status, out, error = run("bias_gelu_residual:rows=64,columns=256", "--baselines", "--protocol", "search", "--json")
     assert status == 0, error

@@ -40,6 +40,8 @@ def command() -> None:
         line(False, "C compiler", str(error), "apt install gcc libc6-dev")
     kind = sandbox.kind()
     line(kind is not sandbox.Kind.LIMITS, "sandbox", str(kind), "apt install bubblewrap for a stronger one")
+    if kind is sandbox.Kind.LIMITS and not shutil.which("setpriv"):
+        lines.append(("  ", "", "user namespaces are no sandbox without setpriv: apt install util-linux"))
     if kind is sandbox.Kind.NAMESPACES:
         lines.append(("  ", "", "bubblewrap would be faster to start: apt install bubblewrap"))
     line(

@@ -1,5 +1,6 @@
 """cuda-l2 tasks: what else than matrix products there is to work on."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -128,18 +129,17 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     effort = Effort(timeout_s=timeout_s, memory_bytes=int(settings.memory * 2**30))
     if settings.as_written:
         effort = Effort(timeout_s, effort.memory_bytes, budget_bytes=0)
+    listed = entries(folder, settings.level)
     found = []
-    lines = []
-    for examined in examine_all(
-        entries(folder, settings.level), effort, seed=seed, parts=(3,) if settings.parts else ()
-    ):
-        found.append(examined)
-        lines.append(to_json(examined))
-        if json:
-            print(lines[-1], flush=True)
-        else:
-            print_examined(examined)
-    if settings.out:
-        settings.out.write_text("".join(f"{line}\n" for line in lines))
+    with settings.out.open("w") if settings.out else contextlib.nullcontext() as out:
+        for examined in examine_all(listed, effort, seed=seed, parts=(3,) if settings.parts else ()):
+            found.append(examined)
+            line = to_json(examined)
+            if out:
+                print(line, file=out, flush=True)
+            if json:
+                print(line, flush=True)
+            else:
+                print_examined(examined)
     if not json:
         print_counts(found)

@@ -133,10 +133,14 @@ class Worker:
         if answer[:1] != b"R":
             raise self._forbidden("wrote to the acknowledgement pipe while it was loaded")
         self._pid = _innermost(self._process.pid)
+        try:
+            self._group = os.getpgid(self._pid)  # not the sandbox's own where that starts a session
+        except ProcessLookupError:
+            raise self._death() from None
 
     def _signal(self, number: signal.Signals) -> None:
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self._group, number)
         except ProcessLookupError:
             raise self._death() from None
 

@@ -1,17 +1,20 @@
 """KernelBench's tasks from a checkout of one's own: found here, run in a sandboxed process, believed in nothing.
 
 The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
+Each run has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
+write nothing into that folder once the file has run.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-import shutil
 import socket
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ import torch
 import cuda_l2
 from cuda_l2 import sandbox, scratch
 from cuda_l2.errors import UserError
-from cuda_l2.records import DTYPE_BYTES, Operation, from_json
+from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
 from cuda_l2.tasks import reference_server
 from cuda_l2.tasks.examined import Examined, Readiness
 from cuda_l2.tasks.tolerance import Bounds
@@ -84,9 +87,9 @@ def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
 
 def _entry(path: Path, level: int) -> Entry:
     try:
-        revision = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        revision = _revision(_text(path))
+    except _Lost:
+        revision = ""  # running it says why
     return Entry(f"kernelbench/level{level}/{re.sub(r'[^A-Za-z0-9_.+-]', '_', path.stem)}", level, revision, path)
 
 
@@ -96,11 +99,10 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 class References:
-    """A sandboxed process that runs files. A context manager; started on first use, and again after it was lost."""
+    """Runs files, each run in a sandbox of its own."""
 
     def __init__(self, effort: Effort = Effort()) -> None:
         self.effort = effort
-        self._server: _Server | None = None
 
     def examine(
         self, entry: Entry, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False
@@ -132,37 +134,23 @@ class References:
             raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
 
     def _run(self, entry: Entry, job: dict[str, Any], read: Callable[[Path], T]) -> T:
-        if self._server is None:
-            self._server = _Server()
         effort = self.effort
         job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
         job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops}
-        try:
-            folder = self._server.do(entry.path, job, effort.timeout_s)
-            return read(folder)
-        finally:
-            if not self._server.alive:
-                self.close()
-
-    def close(self) -> None:
-        if self._server:
-            self._server.close()
-            self._server = None
-
-    def __enter__(self) -> "References":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        text = _text(entry.path)
+        if _revision(text) != entry.revision:
+            raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
+        with contextlib.closing(_Server(text)) as server:
+            return read(server.do(job, effort.timeout_s))
 
 
 def examine_all(
     found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
 ) -> Iterator[Examined]:
     """Every file in turn. parts: levels whose files are also cut into parts."""
-    with References(effort) as references:
-        for entry in found:
-            yield references.examine(entry, seed=seed, parts=entry.level in parts)
+    references = References(effort)
+    for entry in found:
+        yield references.examine(entry, seed=seed, parts=entry.level in parts)
 
 
 class _Lost(Exception):
@@ -174,58 +162,52 @@ class _Lost(Exception):
 
 
 class _Server:
-    """One process with torch loaded; does one job at a time."""
+    """One sandboxed process with torch loaded, for one run of one file."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: bytes) -> None:
         if sandbox.kind() is sandbox.Kind.LIMITS:
             raise UserError("there is no sandbox to run KernelBench's files in; apt install bubblewrap")
-        self.folder = scratch.make_folder()
+        self.folder = scratch.make_folder().resolve()
+        (self.folder / reference_server.TASK).write_bytes(text)
         self._connection, theirs = socket.socketpair()
         search = [str(Path(path).absolute()) for path in sys.path if path]
         arguments = [sys.executable, "-I", str(Path(reference_server.__file__)), str(theirs.fileno())]
         command = sandbox.wrap([*arguments, json.dumps(search)], self.folder, reads=_readable())
-        log = self.folder / "log"
         try:
-            with theirs, log.open("wb") as file:
+            with theirs, tempfile.TemporaryFile() as log:
                 self._process = sandbox.start(
-                    command, pass_fds=(theirs.fileno(),), stdout=file, stderr=file, cwd=self.folder
+                    command, pass_fds=(theirs.fileno(),), stdout=log, stderr=log, cwd=self.folder
                 )
-            try:
-                answer = self._answer(START_TIMEOUT_S)
-            except (OSError, ValueError):
-                answer = {"error": log.read_text(errors="replace").strip()[-300:] or "no answer"}
+                theirs.close()
+                try:
+                    answer = self._answer(START_TIMEOUT_S)
+                except (OSError, ValueError):
+                    log.seek(0)
+                    said = log.read(sandbox.MAX_OUTPUT_BYTES).decode(errors="replace").strip()
+                    answer = {"error": said[-300:] or "no answer"}
             if "error" in answer:
                 raise UserError(f"the process for KernelBench's files does not start: {answer['error']}")
         except BaseException:
             self.close()
             raise
 
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def do(self, source: Path, job: dict[str, Any], timeout_s: float) -> Path:
-        """The folder with what a job left; _Lost where it left nothing."""
-        folder = self.folder / "job"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        if source.stat().st_size > MAX_SOURCE_BYTES:
-            raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
-        shutil.copyfile(source, folder / "task.py")
-        job = {**job, "folder": str(folder.resolve()), "file": str(folder.resolve() / "task.py")}
+    def do(self, job: dict[str, Any], timeout_s: float) -> Path:
+        """The folder with what the file left, no process of its own left to change it; _Lost where it left nothing."""
         try:
             self._connection.sendall(json.dumps(job).encode() + b"\n")
-            status = self._answer(timeout_s)["status"]
+            status = self._answer(timeout_s).get("status")
+            if type(status) is not int:
+                raise ValueError("no status")
         except TimeoutError:
-            self.close()
             raise _Lost(Readiness.TIMED_OUT, f"did not finish within {timeout_s:.0f} s") from None
-        except (OSError, ValueError, KeyError):
-            self.close()
+        except (OSError, ValueError):
             raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
+        finally:
+            self._end()
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
             raise _Lost(Readiness.CRASHED, f"its process ended by {what}")
-        return folder
+        return self.folder
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
@@ -236,15 +218,42 @@ class _Server:
             if not part or len(text) > MAX_RESULT_BYTES:
                 raise ValueError("no answer")
             text += part
-        answer: dict[str, Any] = json.loads(text)
+        try:
+            answer = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(answer, dict):
+            raise ValueError("no object")
         return answer
 
-    def close(self) -> None:
+    def _end(self) -> None:
         if hasattr(self, "_process"):
-            sandbox.kill(self._process)
+            sandbox.kill(self._process)  # with it goes every process of its namespace
             self._process.wait()
+
+    def close(self) -> None:
+        self._end()
         self._connection.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        scratch.remove(self.folder)
+
+
+def _text(path: Path) -> bytes:
+    """A regular file's bytes; _Lost for links, pipes, what is too long or cannot be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _Lost(Readiness.MALFORMED, "not a regular file")
+            text = file.read(MAX_SOURCE_BYTES + 1)
+    except OSError as error:
+        reason = "not a regular file" if path.is_symlink() else f"cannot be read: {error.strerror}"
+        raise _Lost(Readiness.MALFORMED, reason) from None
+    if len(text) > MAX_SOURCE_BYTES:
+        raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
+    return text
+
+
+def _revision(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
 
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
@@ -253,20 +262,29 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
         for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
-            if not isinstance(text, str) or not text.isprintable() or len(text) > MAX_REASON:
-                raise ValueError("no line of text")
+            if len(_require_line(text)) > MAX_REASON:
+                raise ValueError("too long")
         if not all(isinstance(n, int | float) for n in (examined.seconds, examined.eager_max, examined.written_bytes)):
             raise ValueError("no number")
-    except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        for task in filter(None, (examined.task, *examined.parts)):
+            _require_line(str(task))
+        to_json(examined)
+    except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
         raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
     return examined
+
+
+def _require_line(text: object) -> str:
+    if not isinstance(text, str) or not text.isprintable():
+        raise ValueError("no line of text")
+    return text
 
 
 def _read_case(folder: Path, entry: Entry) -> Case:
     try:
         header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
         if "status" in header:
-            raise _Lost(Readiness(header["status"]), str(header["reason"]))
+            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
         task = from_json(Operation, json.dumps(header["task"]))
         if (task.name, task.revision) != (entry.name, entry.revision):
             raise ValueError("another task")
@@ -290,7 +308,9 @@ def _read_case(folder: Path, entry: Entry) -> Case:
             for output in task.outputs
         }
         tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, UserError) as error:
+    except _Lost:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
         raise _Lost(Readiness.CRASHED, f"left no case that can be read: {type(error).__name__}") from None
     return Case(task, tensors, bounds)
 

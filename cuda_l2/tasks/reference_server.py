@@ -1,8 +1,8 @@
-"""The program inside the sandbox that runs KernelBench's files: loads torch once and forks a child for each job.
+"""The program inside the sandbox that runs one of KernelBench's files, in a child of its own.
 
-Started by kernelbench.py. It reads one JSON line a job from its socket and answers each with one line. A job is a
-folder with the file; the child leaves `result.json` in it, and `tensors` where a case was asked for. What a file does
-to its process (memory, time, a crash) it does to the child. Ends when the socket closes, and its child with it.
+Started by kernelbench.py for every run, in a folder with `task.py`. It reads one job, a JSON line, from its socket and
+answers with one line. The child leaves `result.json` in the folder, and `tensors` where a case was asked for. What a
+file does to its process (memory, time, a crash) it does to the child. Ends when the socket closes, and its child too.
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULT, TENSORS = "result.json", "tensors"
+TASK, RESULT, TENSORS = "task.py", "result.json", "tensors"
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 
@@ -33,8 +33,13 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
         answer = {"error": f"{type(error).__name__}: {error}"}
     _send(connection, answer)
-    for line in connection.makefile("r", encoding="utf-8"):
-        _send(connection, _fork(json.loads(line), connection))
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(1 << 16)
+        if not part:
+            return
+        line += part
+    _send(connection, _fork(json.loads(line), connection))
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -48,13 +53,12 @@ def _fork(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
     if not child:
         status = 1
         try:
-            connection.close()
+            os.close(connection.detach())
             os.close(ended)
             memory = job["memory_bytes"] + LIBRARIES_BYTES
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["memory_bytes"], job["memory_bytes"]))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.chdir(job["folder"])
             _do(job)
             status = 0
         except BaseException as error:  # noqa: BLE001 - this is the child's end, also where memory is short
@@ -73,7 +77,7 @@ def _do(job: dict[str, Any]) -> None:
     from cuda_l2.tasks import foreign  # noqa: PLC0415
     from cuda_l2.tasks.examined import Examined, Readiness  # noqa: PLC0415
 
-    path, name, revision = Path(job["file"]), job["name"], job["revision"]
+    path, name, revision = Path(TASK).resolve(), job["name"], job["revision"]
     try:
         if job["action"] == "case":
             _case(path, job)
