@@ -193,6 +193,8 @@ def test_a_later_search_goes_on_mending_answers_without_code(evaluator, archive)
         policy = f"openai:stub@{server.address}"
         with proposing(policy, evaluator, archive) as proposer:
             proposer._ask(proposer._questions(1))  # and the search is killed
+        other = Candidate(honest_source() + "/* of another search: later prompts differ */\n")
+        archive.append(next(evaluator.evaluate([other])))
         with proposing(policy, evaluator, archive) as proposer:
             assert len(proposer.propose(1)) == 1
     assert "held no code" in server.prompts[1] and len(server.requests) == 2
