@@ -92,6 +92,7 @@ def _groups(
 ) -> Iterator[list[Candidate]]:
     if first:
         yield first
+    begun = False
     while True:
         left = size if max_trials is None else min(size, max_trials - progress.proposed)
         if left <= 0:
@@ -99,13 +100,14 @@ def _groups(
         try:
             group = proposer.propose(left)
         except UserError as error:
-            if progress.best is None:
+            if not begun or progress.best is None:  # a model that never worked is an error, not an end
                 raise
             progress.summary = f"{proposer.summary()}; ended: {error}"  # what was found is there to report
             return
         if not group:
             progress.summary = proposer.summary()
             return
+        begun = True
         yield group
 
 

@@ -193,6 +193,8 @@ def test_a_later_search_goes_on_mending_answers_without_code(evaluator, archive)
         policy = f"openai:stub@{server.address}"
         with proposing(policy, evaluator, archive) as proposer:
             proposer._ask(proposer._questions(1))  # and the search is killed
+        other = Candidate(honest_source() + "/* of another search: later prompts differ */\n")
+        archive.append(next(evaluator.evaluate([other])))
         with proposing(policy, evaluator, archive) as proposer:
             assert len(proposer.propose(1)) == 1
     assert "held no code" in server.prompts[1] and len(server.requests) == 2
@@ -217,15 +219,28 @@ def test_a_repair_beyond_the_limit_of_a_prompt_is_not_asked(evaluator, archive) 
     assert [len(request["messages"]) for request in server.requests] == [2, 2]
 
 
-def test_a_models_refusal_leaves_what_was_found_before(evaluator, archive) -> None:
-    with serving([Say("wrong key", 401)]) as server:
-        policy = f"openai:stub@{server.address}"
-        with proposing(policy, evaluator, archive) as proposer:
-            first = [Candidate(honest_source())]
-            progress = search(evaluator, proposer, archive, budget_s=60, max_trials=5, first=first)
-        assert progress.best is not None and "refuses the key" in progress.summary
-        with proposing(policy, evaluator, archive) as proposer, pytest.raises(UserError, match="refuses the key"):
-            search(evaluator, proposer, archive, budget_s=60, max_trials=5)
+def test_a_models_error_later_on_leaves_what_was_found_before(evaluator, archive) -> None:
+    first = [Candidate(honest_source())]
+    with (
+        serving([Say(block(honest_source()))]) as server,
+        proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer,
+    ):
+
+        def shrink() -> None:
+            proposer._client.model.window = 2000
+
+        progress = search(evaluator, proposer, archive, budget_s=60, max_trials=5, first=first, on_group=shrink)
+    assert progress.best is not None and "larger window" in progress.summary and progress.proposed == 2
+
+
+def test_a_model_that_never_worked_is_an_error_whatever_was_found_before(evaluator, archive) -> None:
+    first = [Candidate(honest_source())]
+    with (
+        serving([Say("wrong key", 401)]) as server,
+        proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer,
+        pytest.raises(UserError, match="refuses the key"),
+    ):
+        search(evaluator, proposer, archive, budget_s=60, max_trials=5, first=first)
 
 
 def test_bench_refuses_a_model_whose_spending_nothing_bounds(tmp_path) -> None:
