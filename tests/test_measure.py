@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from conftest import honest_source
 
 from cuda_l2.evaluator import Evaluator
@@ -11,9 +12,9 @@ from cuda_l2.execute.arena import Arena
 from cuda_l2.measure import torch_worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
-from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
+from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.records import Accumulate, Candidate, Gemm
 
 PAPER_IN_SHORT = Protocol(
     "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=0.2, measure_s=0.5, mean=True
@@ -99,6 +100,18 @@ def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
     with pytest.raises(WrongOutput):
         for _ in range(3):
             check_outputs(operands, 3)
+
+
+def test_timed_launches_may_err_as_long_sums_in_fp16_do_and_not_in_the_fp32_class() -> None:
+    k, generator = 16384, torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator).half().float() for shape in ((64, k), (k, 64)))
+    sums = torch.zeros(64, 64)
+    for i in range(0, k, 16):  # as wgmma rounds them
+        sums = (sums + a[:, i : i + 16] @ b[i : i + 16]).half().float()
+    exact = a @ b
+    ratio = float((sums - exact).square().mean().sqrt() / (exact.half().float() - exact).square().mean().sqrt())
+    assert rms_over_rounding(Accumulate.FP16, 512) < ratio < rms_over_rounding(Accumulate.FP16, k) < 2 * ratio
+    assert ratio > 10 * rms_over_rounding(Accumulate.FP32, k)
 
 
 def test_old_answers_are_wrong_after_a_refresh(filled) -> None:

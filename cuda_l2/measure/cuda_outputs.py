@@ -12,7 +12,7 @@ import torch
 from cuda_l2.execute.cuda_arena import OTHER_B, CudaArena
 from cuda_l2.execute.cuda_driver import Graph
 from cuda_l2.execute.fills import POISON
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
+from cuda_l2.measure.outputs import LARGEST_DEVIATION, ROUNDING_STEP, WrongOutput, largest_rms, rms_over_rounding
 from cuda_l2.records import Accumulate, Layout
 from cuda_l2.tolerances import SUMMATION_NOISE
 
@@ -114,7 +114,7 @@ class CudaOperands:
             y_K = self._logical_b(0).float() @ x_N
             expected_WM = torch.stack([self.a(w).float() @ y_K for w in met])
         expected_LM = expected_WM[[met.index(w) for w in windows]] if len(windows) > 1 else expected_WM
-        allowed, right = LARGEST_RMS[accumulate], []
+        allowed, right = largest_rms(accumulate, gemm.k), []
         step = max(1, CHECKED_ELEMENTS // (gemm.m * gemm.n))
         for start in range(0, len(windows), step):
             c = c_LMN[start : start + step].float()
@@ -143,7 +143,7 @@ class CudaOperands:
                 difference.abs().amax(),
             ]
         ).tolist()
-        if not rms <= RMS_OVER_ROUNDING[accumulate] * rounding + SUMMATION_NOISE * gemm.k**0.5:
+        if not rms <= rms_over_rounding(accumulate, gemm.k) * rounding + SUMMATION_NOISE * gemm.k**0.5:
             raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
         return float(largest)
 
