@@ -38,8 +38,8 @@ bench: $(VENV)/.run
 # An interrupted run goes on from the results.jsonl that its folder holds.
 TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices results/h200/cublaslt.jsonl.gz
 tables: $(VENV)/.run
-	$(TABLES) --out results/h200/grid-fp32
-	$(TABLES) --protocols rotating,server --out results/h200/grid-fp32-other
+	$(TABLES) --protocols offline,rotating --out results/h200/grid-fp32
+	$(TABLES) --protocols server --out results/h200/grid-fp32-server
 	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
 
 clean:
