@@ -354,8 +354,9 @@ class MappedMemory:
 
 
 def bus_id() -> str:
-    """PCI address of the current context's device, whatever number CUDA gives it."""
-    device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+    """PCI address of the GPU in use: CUDA's first, which CUDA_VISIBLE_DEVICES chooses."""
+    check("cuInit", driver.cuInit(0))
+    device = check("cuDeviceGet", driver.cuDeviceGet(0))
     name = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device))
     return str(name.partition(b"\0")[0].decode())
 
