@@ -8,8 +8,6 @@ file does to its process (memory, time, a crash) it does to the child. Ends when
 import json
 import os
 import resource
-import select
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -39,40 +37,23 @@ def main() -> None:
         if not part:
             return
         line += part
-    _send(connection, _fork(json.loads(line), connection))
+    job = json.loads(line)
+    most = job["memory_bytes"]
+    limits = {
+        resource.RLIMIT_AS: most + LIBRARIES_BYTES,
+        resource.RLIMIT_FSIZE: most,
+        resource.RLIMIT_CORE: 0,
+    }
+    from cuda_l2.build.compile_server import in_child  # noqa: PLC0415
+
+    _send(connection, {"status": in_child(connection, limits, lambda: _do(job))})
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _fork(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
-    """Do a job in a child; its exit status, negative for a signal."""
-    ended, held = os.pipe()  # the child's end closes when the child is gone
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            os.close(connection.detach())
-            os.close(ended)
-            memory = job["memory_bytes"] + LIBRARIES_BYTES
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (job["memory_bytes"], job["memory_bytes"]))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            _do(job)
-            status = 0
-        except BaseException as error:  # noqa: BLE001 - this is the child's end, also where memory is short
-            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
-        finally:
-            os._exit(status)
-    os.close(held)
-    if connection.fileno() in select.select([ended, connection.fileno()], [], [])[0]:
-        os.killpg(0, signal.SIGKILL)  # the parent is gone, for it says nothing else now: so are we
-    os.close(ended)
-    return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
-
-
-def _do(job: dict[str, Any]) -> None:
+def _do(job: dict[str, Any]) -> int:
     from cuda_l2.records import to_json  # noqa: PLC0415
     from cuda_l2.tasks import foreign  # noqa: PLC0415
     from cuda_l2.tasks.examined import Examined, Readiness  # noqa: PLC0415
@@ -81,7 +62,7 @@ def _do(job: dict[str, Any]) -> None:
     try:
         if job["action"] == "case":
             _case(path, job)
-            return
+            return 0
         examined = foreign.examine(
             *(path, name, revision),
             sizes=job["sizes"],
@@ -96,6 +77,7 @@ def _do(job: dict[str, Any]) -> None:
     except foreign.Refused as refused:
         examined = Examined(name, refused.status, refused.reason or "refused")
     Path(RESULT).write_text(to_json(examined))
+    return 0
 
 
 def _case(path: Path, job: dict[str, Any]) -> None:
