@@ -18,13 +18,14 @@ from cuda_l2.archive import Archive
 from cuda_l2.corpus import dataset
 from cuda_l2.corpus.duplicates import digest
 from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.corpus.instruct import for_task
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.lines import LinesFile, parsed
 from cuda_l2.llm._base import Messages
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
-from cuda_l2.propose._prompt import describe_task, fenced
+from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Gemm, Trial
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
@@ -173,11 +174,6 @@ def collect(
     return pairs
 
 
-def instruction(gemm: Gemm, target: Target) -> str:
-    """What a model is asked for: the task, the machine, the form. Rendered kernels of the corpus say the same."""
-    return f"Write a kernel for {target.machine} under the launch contract. {describe_task(gemm)}"
-
-
 def _collect_pair(
     pair: Pair,
     make: Make,
@@ -242,7 +238,7 @@ def _worthy(trial: Trial, settings: Settings, hold_out: HoldOut) -> bool:
 def _row(trial: Trial, target: Target, pair: Pair, settings: Settings, asked: Messages) -> dict[str, Any]:
     """One row of the dataset; every row has the same columns."""
     assert trial.timing is not None and trial.timing.candidate is not None and trial.verdict is not None
-    question = instruction(pair.task, target)
+    question = for_task(pair.task, target).text
     source = trial.candidate.source
     if asked:
         messages = [{"role": message.role, "content": message.text} for message in asked]

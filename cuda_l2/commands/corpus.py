@@ -61,7 +61,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from cuda_l2.corpus import dataset
-    from cuda_l2.corpus.build import build
+    from cuda_l2.corpus.build import Rendered, build
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.corpus.instruct import TEMPLATE
     from cuda_l2.records import Gemm
@@ -78,6 +78,9 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     sources = user_sources(settings.folder or [])
     if not settings.only_folders:
         sources = [*installed_sources(), *sources]
+    rendered = None
+    if settings.rendered:
+        rendered = Rendered(settings.rendered, gemms, _target(settings.target), settings.seed)
     client = _client(settings) if settings.policy else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
@@ -89,10 +92,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
                 client=client,
                 template=settings.model.prompts / TEMPLATE if settings.model.prompts else None,
                 context_tokens=settings.context_tokens,
-                rendered=settings.rendered,
-                gemms=gemms,
-                target=_target(settings.target) if settings.rendered else None,
-                seed=settings.seed,
+                rendered=rendered,
                 on_stage=lambda stage, done, of: bar.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
