@@ -57,6 +57,7 @@ def _do(job: dict[str, Any]) -> int:
     from cuda_l2.records import to_json  # noqa: PLC0415
     from cuda_l2.tasks import foreign  # noqa: PLC0415
     from cuda_l2.tasks.examined import Examined, Readiness  # noqa: PLC0415
+    from cuda_l2.tasks.foreign_file import Refused  # noqa: PLC0415
 
     path, name, revision = Path(TASK).resolve(), job["name"], job["revision"]
     try:
@@ -74,7 +75,7 @@ def _do(job: dict[str, Any]) -> int:
         )
     except MemoryError:
         examined = Examined(name, Readiness.TOO_LARGE, "does not fit in memory")
-    except foreign.Refused as refused:
+    except Refused as refused:
         examined = Examined(name, refused.status, refused.reason or "refused")
     Path(RESULT).write_text(to_json(examined))
     return 0
@@ -86,10 +87,11 @@ def _case(path: Path, job: dict[str, Any]) -> None:
 
     from cuda_l2.records import to_json  # noqa: PLC0415
     from cuda_l2.tasks import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.foreign_file import Loaded  # noqa: PLC0415
     from cuda_l2.tasks.values import Distribution  # noqa: PLC0415
 
     sizes, distribution = job["sizes"], Distribution(job["distribution"]) if job["distribution"] else None
-    loaded = foreign.Loaded(path, sizes)
+    loaded = Loaded(path, sizes)
     found = foreign.reference(loaded, job["name"], job["revision"], sizes, job["seed"], distribution)
     limits = found.bounds()
     outputs = [tensor.name for tensor in found.task.outputs]
