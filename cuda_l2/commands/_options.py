@@ -3,7 +3,12 @@
 import re
 from pathlib import Path
 
+from cyclopts import Parameter
+
 from cuda_l2.errors import UserError
+
+LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
+"""How commands take `ModelSettings`."""
 
 TARGETS = ("auto", "cpu", "cuda")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, require_target, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Gemm
@@ -45,7 +45,7 @@ class CollectSettings:
     """Of policies that draw schedules."""
     archive: Path | None = None
     """File that keeps every trial and every exchange."""
-    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings()
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
     """Prompts show no exemplars here: what is kept is to be the model's own. Budgets hold for each model."""
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2.commands._options import LANGUAGE_MODELS
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 
@@ -44,7 +45,7 @@ class CorpusSettings:
     """Tokens of retrieved context in a triplet; 0 for none."""
     archive: Path | None = None
     """File that keeps the exchanges with the model; what is answered there is not asked again."""
-    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings(answer_tokens=400)
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings(answer_tokens=400)
 
 
 def command(*, out: Path, settings: CorpusSettings | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, require_target, seconds
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Gemm
 
@@ -38,7 +38,7 @@ class OptimizeSettings:
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
-    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings()
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
 
 
 def command(
