@@ -104,9 +104,8 @@ def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, arch
     progress, server, exchanges = run(evaluator, archive, script, 2)
     slow, fast = progress.trials
     assert progress.best is fast and fast.candidate.proposer == "openai:stub"
-    assert (
-        fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
-    )  # of medians: one slow round widens intervals
+    assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
+    assert fast.timing.speedup.low > 1.5 * slow.timing.speedup.estimate  # beside other work too: they are far apart
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.reply.text for exchange in exchanges] == [block(source) for source in kernels]
 
