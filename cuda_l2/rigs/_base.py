@@ -9,6 +9,7 @@ from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
+from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.targets._base import Target
 
 
@@ -42,6 +43,10 @@ class Bench(ABC):
     @abstractmethod
     def renew(self) -> None:
         """Let what comes next run in processes that ran nothing before."""
+
+    @abstractmethod
+    def redraw(self, seed: int) -> None:
+        """Let what comes next be verified and timed on other inputs, which come from this seed."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -100,6 +105,13 @@ class Rig(ABC):
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
         """Write the algorithms that baselines have for these tasks to a file; how many tasks those are."""
         return 0
+
+    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+        """What becomes of a candidate on a second device of this machine; None where there is none.
+
+        Takes the machine's lock: not to be called by who holds it.
+        """
+        return None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 - where builds disturb there is none
         """Begin to build what will be asked for later."""

@@ -23,9 +23,11 @@ from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers, 
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
-from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Timing, Verdict
+from cuda_l2.review.jumps import Elsewhere
+from cuda_l2.review.second_device import judge_on, second_gpu
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
@@ -126,6 +128,10 @@ class CudaRig(Rig):
         distinct = dict.fromkeys([*products, *wider])
         return choices.pack(path, self.baselines.machine, place, distinct, TuneSettings().method)
 
+    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+        other = second_gpu(torch.cuda.device_count())
+        return judge_on(other, gemm, candidate, FINALS.name) if other else None
+
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for
 
@@ -200,11 +206,19 @@ class CudaBench(Bench):
     def renew(self) -> None:
         self._rig.workers.renew()
 
+    @torch.inference_mode()
+    def redraw(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._generator.manual_seed(seed)  # of timed operands too, which are drawn anew for every run
+        self._cases.close()
+        self._cases = Cases(self._gemm, seed, self._cases.references)
+
     def close(self) -> None:
         for operands in (self._operands, self._rotating):
             if operands:
                 operands.close()
                 operands.arena.close()
+        self._cases.close()
         self._opened.close()
 
     def _retried(self, work: Callable[[], T]) -> T:
