@@ -22,7 +22,7 @@ from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose.random import draw
 from cuda_l2.records import Gemm
-from cuda_l2.retrieve.chunks import words
+from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.targets._base import Target
 
@@ -259,34 +259,17 @@ def _contexts(
     """For each instruction what it finds among the other snippets, in the form in which prompts quote headers."""
     if not tokens:
         return [""] * len(items)
-    try:
-        import bm25s  # noqa: PLC0415 - an optional part
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"context needs the package {error.name}: pip install 'cuda-l2[llm]'; or none with --context-tokens 0"
-        ) from None
     places = [i for i, item in enumerate(items) if item.snippet.kind != RENDERED]
-    bags = [words(items[i].snippet.code) for i in places]
-    if not any(bags):
-        return [""] * len(items)
-    index = bm25s.BM25()
-    index.index(bags, show_progress=False)
-    vocabulary = index.vocab_dict
+    try:
+        index = Nearest([items[i].snippet.code for i in places])
+    except UserError as error:
+        raise UserError(f"{error}; or no context with --context-tokens 0") from None
     contexts = []
     for i, (item, instruction) in enumerate(zip(items, instructions, strict=True)):
         if i % 100 == 0:
             on_stage("retrieving context", i, len(items))
-        query = list(dict.fromkeys(word for word in words(instruction.text) if word in vocabulary))
-        if not query:
-            contexts.append("")
-            continue
-        most = min(2 * CONTEXT_PIECES, len(places))
-        nearest, scores = index.retrieve([query], k=most, show_progress=False)
-        found = [
-            items[places[place]]
-            for place, score in zip(nearest[0].tolist(), scores[0].tolist(), strict=True)
-            if score > 0 and places[place] != i
-        ]
+        nearest = [places[place] for place in index.search(instruction.text, 2 * CONTEXT_PIECES)]
+        found = [items[place] for place in nearest if place != i]
         contexts.append(_excerpts(item, found, tokens))
     return contexts
 

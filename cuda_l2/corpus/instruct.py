@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cuda_l2.corpus.snippets import Snippet
 from cuda_l2.errors import UserError
-from cuda_l2.llm._base import Message, Outcome, one_line
+from cuda_l2.llm._base import Message, Outcome, one_line, without_thoughts
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.propose._prompt import describe_task, fenced
 from cuda_l2.records import Gemm
@@ -20,7 +20,6 @@ LEAST_CHARS, MOST_CHARS = 20, 1000
 ANSWER_TOKENS = 400
 SKIP = "SKIP"
 _NOUNS = {"kernel": "CUDA kernel", "template": "template", "function": "function", "type": "type", "macro": "macro"}
-_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def by_model(
 
 def _read(answer: str) -> Instruction | None:
     """The instruction of an answer, without text where the model would leave the snippet out; None where none is."""
-    text = _THOUGHT.sub("", answer).strip().strip("`").strip()
+    text = without_thoughts(answer).strip().strip("`").strip()
     if re.match(rf"\W*{SKIP}\b", text):
         return Instruction("", "model")
     text = re.sub(r"^\W*instruction\W*:\s*", "", text, flags=re.IGNORECASE)

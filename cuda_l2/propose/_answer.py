@@ -4,7 +4,8 @@ import enum
 import re
 from dataclasses import dataclass
 
-_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+from cuda_l2.llm._base import without_thoughts
+
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
 _CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
 _QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*+\"?|'(?:\\.|[^'\\\n])*+'?")
@@ -39,7 +40,7 @@ def parse_answer(text: str, finish: str = "stop") -> Answer:
     apart from code, is put together. A block without a contract is taken where there is no better: the build says what
     it lacks.
     """
-    text = _THOUGHT.sub("", text.replace("\r\n", "\n"))
+    text = without_thoughts(text.replace("\r\n", "\n"))
     blocks, open_block = _blocks(text)
     design = _design(text)
     if open_block is not None and (finish == "length" or not _closed(open_block)):
