@@ -27,6 +27,7 @@ from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Gemm, Trial
+from cuda_l2.review.checker import Checker
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 from cuda_l2.targets._base import Target
@@ -140,12 +141,14 @@ def collect(
     settings: Settings = Settings(),
     *,
     hold_out: HoldOut = HoldOut(),
+    checker: Checker | None = None,
     on_try: Callable[[Pair], None] = lambda pair: None,
 ) -> list[Pair]:
     """Let every model try every task until its tries are spent or enough is kept; held-out tasks are passed over.
 
     makers: by the model's name. A model that cannot be asked at all is left alone from then on; UserError where none
-    can. Trials go into the archive, and kernels that it knows are not measured again.
+    can. Trials go into the archive, and kernels that it knows are not measured again. checker: is shown kernels whose
+    reward jumps.
     """
     pairs: list[Pair] = []
     failed: dict[str, str] = {}
@@ -163,7 +166,7 @@ def collect(
                 todo.append(pair)
         if not todo:
             continue
-        with Evaluator(gemm, rig) as evaluator:
+        with Evaluator(gemm, rig, checker=checker) as evaluator:
             for pair in todo:
                 _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, hold_out, on_try)
                 if pair.failure:

@@ -16,6 +16,7 @@ import cuda_l2
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Review, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.review.checker import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig
@@ -27,15 +28,23 @@ POOR = 0.9
 class Evaluator:
     """Everything one task needs, set up once. A context manager.
 
-    seed: of inputs; drawn afresh if not given, so that no candidate can know them.
+    seed: of inputs; drawn afresh if not given, so that no candidate can know them. checker: who else is to look at
+    candidates whose reward jumps.
     """
 
     def __init__(
-        self, gemm: Gemm, rig: Rig, *, seed: int | None = None, rewards: RewardSettings = RewardSettings()
+        self,
+        gemm: Gemm,
+        rig: Rig,
+        *,
+        seed: int | None = None,
+        rewards: RewardSettings = RewardSettings(),
+        checker: Checker | None = None,
     ) -> None:
         self.gemm, self.rig, self.target, self.rewards = gemm, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
         self._bench = rig.open(gemm, self._seed)
+        self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         """The best known: what jumps are measured by. A search that goes on from an archive begins with its best."""
@@ -155,10 +164,13 @@ class Evaluator:
         return verdict, self.time(candidate, build, longer)
 
     def _second_look(self, candidate: Candidate, timing: Timing, review: Review) -> tuple[Timing, Review]:
-        """What a second device says of a jump that repeated here."""
+        """What a second device and the checker say of a jump that repeated here."""
         if timing.speedup is None or not jump(timing.speedup.estimate, self.best_speedup):
             return timing, review
         found = self.rig.elsewhere(self.gemm, candidate)
         if found:
             timing, review = compare_elsewhere(timing, found, self.target.machine, review)
+        if self._checker and review.counts:
+            opinion = self._checker.opinion(self.gemm, self.target, candidate, timing, review)
+            timing, review = weigh(timing, review, self._checker.name, opinion)
         return timing, review

@@ -30,6 +30,7 @@ class Progress:
     summary: str = ""  # of what the proposer has learnt
     trials: list[Trial] = field(default_factory=list)
     reviews: collections.Counter[str] = field(default_factory=collections.Counter)  # of jumps in reward, by status
+    checker: str = ""  # what was asked of the checker, and what that cost
 
     @property
     def overhead(self) -> float:

@@ -10,6 +10,9 @@ from cuda_l2.errors import UserError
 LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
 """How commands take `ModelSettings`."""
 
+REVIEWS = Parameter(name="*", group="Review of jumps in reward")
+"""How commands take `ReviewSettings`."""
+
 TARGETS = ("auto", "cpu", "cuda")
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

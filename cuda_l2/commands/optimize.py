@@ -7,9 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import LANGUAGE_MODELS, require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Gemm
+from cuda_l2.review.settings import ReviewSettings
 
 
 @Parameter(name="*")
@@ -39,6 +40,7 @@ class OptimizeSettings:
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
+    review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
 
 
 def command(
@@ -71,6 +73,7 @@ def command(
         target=settings.target,
         retune=settings.retune,
         model=settings.model,
+        review=settings.review,
     )
     with Optimizer(search_settings) as optimizer:
         for gemm in gemms:

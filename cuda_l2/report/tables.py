@@ -61,7 +61,7 @@ def print_result(result: Result) -> None:
     )
     if search.reviews:
         reviewed = ", ".join(f"{count} {status}" for status, count in sorted(search.reviews.items()))
-        console.print(f"jumps in reward, reviewed: {reviewed}")
+        console.print(f"jumps in reward, reviewed: {reviewed}" + (f"; {search.checker}" if search.checker else ""))
     for timing in timings:
         if "drifted" in timing.conditions:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions['drifted']}")
@@ -141,6 +141,7 @@ def result_json(result: Result) -> str:
             "known": result.search.known,
             "rejected": dict(result.search.rejected),
             "reviews": dict(result.search.reviews),
+            "checker": result.search.checker,
             "seconds": result.search.seconds,
             "overhead": result.search.overhead,
             "interrupted": result.search.interrupted,
