@@ -25,7 +25,7 @@ from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
 from cuda_l2.review.checker import open_checker
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import open_rig
+from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.targets._base import Target
 
@@ -50,6 +50,7 @@ class Settings:
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
     retune: bool = False  # baselines that choose an algorithm do so anew
+    tuning: str = ADAPTIVE  # how they time algorithms: adaptive or paper
     model: ModelSettings = ModelSettings()  # where the policy, or the checker, is a language model
     review: ReviewSettings = ReviewSettings()  # of jumps in reward
 
@@ -114,7 +115,12 @@ class Optimizer:
         self._profiles_here = True
         self.rig = open_rig(settings.target)
         self.rig.retunes = settings.retune
-        self.rig.require_tools()
+        try:
+            self.rig.tune_by(settings.tuning)
+            self.rig.require_tools()
+        except UserError:
+            self.close()
+            raise
         self.target = self.rig.target
 
     def require_feasible(self, gemm: Gemm) -> None:

@@ -37,6 +37,9 @@ class OptimizeSettings:
     """Time candidates anew that the archive knows."""
     retune: Annotated[bool, Parameter(negative=())] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    tuning: str = "adaptive"
+    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
+    (50 + 100 rounds of single launches, fresh operands each)."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
@@ -72,6 +75,7 @@ def command(
         again=settings.again,
         target=settings.target,
         retune=settings.retune,
+        tuning=settings.tuning,
         model=settings.model,
         review=settings.review,
     )

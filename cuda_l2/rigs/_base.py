@@ -12,6 +12,11 @@ from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.targets._base import Target
 
+ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
+TUNINGS = (ADAPTIVE, PAPER_TUNING)
+"""How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
+rounds of single ones."""
+
 
 class Bench(ABC):
     """The stages for one shape. A context manager."""
@@ -97,6 +102,13 @@ class Rig(ABC):
     def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
         """What a baseline that was timed for this shape runs, as far as the target can tell."""
         return {}
+
+    def tune_by(self, method: str) -> None:
+        """How baselines that choose among algorithms time them: one of TUNINGS. UserError where it cannot be."""
+        if method not in TUNINGS:
+            raise UserError(f"there is no way of tuning {method!r}; choose from {', '.join(TUNINGS)}")
+        if method != ADAPTIVE:
+            raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
 
     def recall_choices(self, path: Path) -> int:
         """Let baselines use the algorithms that a file names; how many it holds. UserError where it cannot be."""
