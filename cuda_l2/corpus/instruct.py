@@ -17,7 +17,6 @@ from cuda_l2.targets._base import Target
 TEMPLATE = "instruct.md"
 PACKAGED = Path(__file__).with_name(TEMPLATE)
 LEAST_CHARS, MOST_CHARS = 20, 1000
-ANSWER_TOKENS = 400
 SKIP = "SKIP"
 _NOUNS = {"kernel": "CUDA kernel", "template": "template", "function": "function", "type": "type", "macro": "macro"}
 
