@@ -167,6 +167,7 @@ def collect(
         if not todo:
             continue
         with Evaluator(gemm, rig, checker=checker) as evaluator:
+            evaluator.recall(archive.best(gemm, machine, SEARCH.name))
             for pair in todo:
                 _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, hold_out, on_try)
                 if pair.failure:

@@ -56,8 +56,7 @@ def search(
     candidate, on_group when the proposer has learnt from a group.
     """
     progress = Progress()
-    for trial in archive.best(evaluator.gemm, evaluator.target.machine, SEARCH.name):
-        evaluator.best_speedup = max(evaluator.best_speedup, trial.speedup)
+    evaluator.recall(archive.best(evaluator.gemm, evaluator.target.machine, SEARCH.name))
     before = dict(evaluator.stage_seconds)
     start = time.perf_counter()
     proposer.deadline = start + budget_s
