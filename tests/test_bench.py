@@ -629,6 +629,8 @@ def test_a_budget_searches(tmp_path) -> None:
         ({"protocols": ()}, "name a protocol.*offline"),
         ({"protocols": ("offline", "search")}, "no protocol 'search'"),
         ({"arms": ("torch fp16", "cuBLAS")}, "begins with 'cuBLAS'.*torch fp16"),
+        ({"tuning": "paper"}, "--tuning needs one"),
+        ({"tuning": "brief"}, "choose from adaptive, paper"),
     ],
 )
 def test_what_no_machine_of_the_kind_has_ends_a_run_before_it_begins(settings, says) -> None:

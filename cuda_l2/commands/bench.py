@@ -48,6 +48,9 @@ class BenchSettings:
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
     retune: Annotated[bool, Parameter(negative=())] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    tuning: str = "adaptive"
+    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
+    (50 + 100 rounds of single launches, fresh operands each)."""
     library: Path | None = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     choices: Path | None = None
@@ -162,6 +165,7 @@ def _run_grid(settings: BenchSettings) -> None:
         compiled=settings.compile,
         full=settings.full,
         retune=settings.retune,
+        tuning=settings.tuning,
         library=settings.library,
         fallback=settings.fallback,
     )
