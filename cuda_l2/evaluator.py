@@ -14,7 +14,7 @@ from typing import Any
 import cuda_l2
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.measure.protocols import SEARCH, Protocol
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Task, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig
 
@@ -29,10 +29,10 @@ class Evaluator:
     """
 
     def __init__(
-        self, gemm: Gemm, rig: Rig, *, seed: int | None = None, rewards: RewardSettings = RewardSettings()
+        self, task: Task, rig: Rig, *, seed: int | None = None, rewards: RewardSettings = RewardSettings()
     ) -> None:
-        self.gemm, self.rig, self.target, self.rewards = gemm, rig, rig.target, rewards
-        self._bench = rig.open(gemm, secrets.randbits(48) if seed is None else seed)
+        self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
+        self._bench = rig.open(task, secrets.randbits(48) if seed is None else seed)
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0}
@@ -69,7 +69,7 @@ class Evaluator:
             self.best_speedup = max(self.best_speedup, timing.speedup.estimate)
         tokens = count_tokens(candidate.source) if timing else 0
         return Trial(
-            task=self.gemm,
+            task=self.task,
             candidate=candidate,
             machine=self.target.machine,
             protocol=protocol.name,

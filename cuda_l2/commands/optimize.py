@@ -1,4 +1,4 @@
-"""cuda-l2 optimize: search for shapes' best kernels on this machine."""
+"""cuda-l2 optimize: search for the best kernels of shapes and other tasks on this machine."""
 
 import sys
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.commands._options import require_target, seconds
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.records import Gemm
 
 
 @Parameter(name="*")
@@ -49,10 +49,11 @@ def command(
     Parameters
     ----------
     shapes
-        One or more shapes, as in 512x512x512 or 64x4096x4096:tn.
+        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
+        softmax:rows=64,columns=1000.
     """
     settings = settings or OptimizeSettings()
-    gemms = [Gemm.parse(shape) for shape in shapes]
+    parsed = [tasks.parse(shape) for shape in shapes]
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 
@@ -73,11 +74,11 @@ def command(
         model=settings.model,
     )
     with Optimizer(search_settings) as optimizer:
-        for gemm in gemms:
-            optimizer.require_feasible(gemm)
-        for gemm in gemms:
-            with LiveProgress(gemm, budget_s, quiet=settings.json) as live:
-                result = optimizer.optimize(gemm, live.progress, live.stage)
+        for task in parsed:
+            optimizer.require_feasible(task)
+        for task in parsed:
+            with LiveProgress(task, budget_s, quiet=settings.json) as live:
+                result = optimizer.optimize(task, live.progress, live.stage)
             if settings.json:
                 print(result_json(result), flush=True)
             else:

@@ -32,10 +32,16 @@ def parse(source: str) -> CpuContract | CudaContract:
 
 def parse_cpu(source: str) -> CpuContract:
     """The contract of a CPU candidate for matrix products."""
+    contract = parse_cpu_task(source)
+    _require_gemm(contract)
+    return contract
+
+
+def parse_cpu_task(source: str) -> CpuContract:
+    """The contract of a CPU candidate for any task."""
     contract = parse(source)
     if not isinstance(contract, CpuContract):
         raise ContractError('this machine\'s candidates must say target = "cpu"')
-    _require_gemm(contract)
     return contract
 
 
@@ -106,6 +112,7 @@ __all__ = [
     "kernel_id",
     "parse",
     "parse_cpu",
+    "parse_cpu_task",
     "parse_cuda",
     "plan_cuda",
 ]

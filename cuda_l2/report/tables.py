@@ -23,11 +23,11 @@ def print_result(result: Result) -> None:
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
         console.print(
-            f"{result.gemm}: no correct kernel among {search.proposed} candidates; rejected: {rejected}{said}"
+            f"{result.task}: no correct kernel among {search.proposed} candidates; rejected: {rejected}{said}"
         )
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
-    table = Table(title=f"{result.gemm} on {result.target.model}", title_justify="left")
+    table = Table(title=f"{result.task} on {result.target.model}", title_justify="left")
     table.add_column("")
     for protocol in reports:
         table.add_column(protocol)
@@ -44,13 +44,8 @@ def print_result(result: Result) -> None:
         "* the strongest baseline that reads B as the shape lays it out. Times are medians; a baseline left out of the"
         " rounds for slowness has no interval."
     )
-    unit, gflops_a_unit = result.target.unit
-    assert timings[0].candidate
-    reached = result.gemm.flops / timings[0].candidate.latency_us.estimate * 1e-3 / gflops_a_unit
-    peak, _ = result.target.ceilings()
     console.print(
-        f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f};"
-        f" roofline bound {result.target.bound_us(result.gemm):.1f} us;"
+        f"{_reached(result, timings[0])}; roofline bound {result.target.bound_us(result.task):.1f} us;"
         f" a call that does nothing takes {timings[0].empty_call_us:.2g} us"
     )
     console.print(
@@ -64,6 +59,19 @@ def print_result(result: Result) -> None:
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")
+
+
+def _reached(result: Result, timing: Timing) -> str:
+    """How much of what the machine could do."""
+    assert timing.candidate
+    latency_us = timing.candidate.latency_us.estimate
+    peak, gbytes_per_s = result.target.ceilings()
+    if isinstance(result.task, Gemm):
+        unit, gflops_a_unit = result.target.unit
+        reached = result.task.flops / latency_us * 1e-3 / gflops_a_unit
+        return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
+    reached = result.task.bytes / latency_us * 1e-3
+    return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"
 
 
 def launches_early(candidate: Candidate) -> bool:
@@ -83,10 +91,11 @@ def print_trial(trial: Trial) -> None:
         check = f" in the check '{verdict.check}'" if verdict.check else ""
         console.print(f"verdict  {verdict.status}{check}{_because(verdict.reason)} ({verdict.seconds:.2f} s)")
         console.print(f"         passed: {', '.join(verdict.passed) or 'nothing'}")
+        bound = verdict.baseline_deviation
         if not math.isnan(verdict.rms_error):
             console.print(
-                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g};"
-                f" the paper's bound from baselines: {verdict.baseline_deviation:.3g}"
+                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g}"
+                + ("" if math.isnan(bound) else f"; the paper's bound from baselines: {bound:.3g}")
             )
     if timing and timing.candidate and timing.speedup:
         console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {timing.candidate.rounds} rounds")
@@ -126,7 +135,7 @@ def result_json(result: Result) -> str:
     """One JSON object: the winner's trials by protocol, the search's counts, the path of the source."""
     return json.dumps(
         {
-            "gemm": str(result.gemm),
+            "gemm": str(result.task),
             "reports": {name: _plain(trial) for name, trial in result.reports.items()},
             "best": _plain(result.best) if result.best else None,
             "proposed": result.search.proposed,

@@ -25,11 +25,11 @@ from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Timing, Verdict
+from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Task, Timing, Verdict
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
-from cuda_l2.verify import Cases, deviation, verify
+from cuda_l2.verify import Cases, all_checks, deviation, verify
 from cuda_l2.verify._base import CACHE_BYTES
 from cuda_l2.verify._cuda import CudaReferences, CudaSession, Sanitize
 
@@ -76,14 +76,16 @@ class CudaRig(Rig):
             self._opened = stack.pop_all()
         self.gpu = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
 
-    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
+    def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
+        gemm = _product(task)
         self.require_feasible(gemm)
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
         self.baselines.retunes = self.retunes
         return CudaBench(self, gemm, seed, both_layouts)
 
-    def require_feasible(self, gemm: Gemm) -> None:
+    def require_feasible(self, task: Task) -> None:
+        gemm = _product(task)
         need = self._needed_bytes(gemm)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -133,6 +135,14 @@ class CudaRig(Rig):
         self._opened.close()
 
 
+def _product(task: Task) -> Gemm:
+    if not isinstance(task, Gemm):
+        raise UserError(
+            f"{task}: kernels for tasks other than matrix products cannot be judged on a GPU yet; use --target cpu"
+        )
+    return task
+
+
 class CudaBench(Bench):
     """The stages for one shape on a GPU."""
 
@@ -161,11 +171,11 @@ class CudaBench(Bench):
             self._prepare()
         places = (self._arena, rig.workers, self._cases, rig.target.sms, self._stress_builds)
         open_session = partial(CudaSession, candidate, build, *places, rig.patience, rig.sanitize)
-        verdict = self._retried(lambda: verify(open_session, full=full))
+        verdict = self._retried(lambda: verify(open_session, all_checks(), full=full))
         if verdict.check == deviation.CHECK.name and not rig.baselines.tuned(self._gemm):
             self._prepare()
             self._cases.close()  # the baselines are more, and what they allow may be
-            verdict = self._retried(lambda: verify(open_session, full=full))
+            verdict = self._retried(lambda: verify(open_session, all_checks(), full=full))
         return verdict
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:

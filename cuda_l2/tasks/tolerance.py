@@ -3,8 +3,9 @@
 The reference runs in fp64: the exact result. It runs in the task's type, as PyTorch does: eager's own error. It runs in
 fp64 on inputs moved by half a unit in the last place of fp32: what no order of fp32 sums can be blamed for, times a
 factor, since a sum of many terms rounds more than once. Inputs are moved each up or down at random, and all up: sums of
-numbers of one sign may round the same way again and again, 128 times here. Sums in less than fp32 move results
-thousands of times as far.
+numbers of one sign may round the same way again and again, 128 times here. Results may be moved as inputs are: where
+inputs are small, what is computed from them rounds all the same, as exponentials near one do. Sums in less than fp32
+move results thousands of times as far.
 
 Integers and booleans must be equal wherever rounding does not decide between two. Not covered: an average over all
 elements as the only output, which hides the precision of its terms.
@@ -12,6 +13,7 @@ elements as the only output, which hides the precision of its terms.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -45,7 +47,7 @@ class Bounds:
             return f"is {found.dtype}{list(found.shape)}, not {self.dtype}{list(self.exact.shape)}"
         if not self.dtype.is_floating_point:
             return self._first((found != self.exact) & ~self.free, found, "differs")
-        rounded = self.exact.to(self.dtype)
+        rounded = self.rounded
         finite = rounded.isfinite()
         same = (found == rounded) | (found.isnan() & rounded.isnan())
         wrong = torch.where(finite, ~found.isfinite(), ~same) & ~self.free
@@ -59,6 +61,19 @@ class Bounds:
         if rms > self.rms_allowed:
             return f"has RMS error {rms:.3g} against fp64, allowed {self.rms_allowed:.3g}"
         return ""
+
+    @cached_property
+    def rounded(self) -> torch.Tensor:
+        """The exact result in the output's type."""
+        return self.exact.to(self.dtype)
+
+    def errors(self, found: torch.Tensor) -> tuple[float, float]:
+        """RMS and largest |found - exact| where both are finite and something is asked; 0 for integers."""
+        if not self.dtype.is_floating_point:
+            return 0.0, 0.0
+        where = self.exact.isfinite() & found.isfinite() & ~self.free
+        rms, largest, _ = _errors(found, self.exact, where)
+        return rms, largest
 
     def _first(self, wrong: torch.Tensor, found: torch.Tensor, what: str) -> str:
         if not wrong.any():
@@ -112,13 +127,14 @@ def _bounds(
     for factor, other in zip(factors, moved, strict=True):
         rms, most, _ = _errors(other, exact, measured)
         noises.append((factor * rms, factor * most))
+    result_rms, result_max, _ = _errors(torch.zeros_like(exact), exact, measured)
+    noises.append((ROUNDING_FACTOR * ROUNDING * result_rms, ROUNDING_FACTOR * ROUNDING * result_max))
     rms_noise, max_noise = max(rms for rms, _ in noises), max(largest for _, largest in noises)
     rounding_rms, _, _ = _errors(rounded, exact, measured)
-    largest = float(torch.where(measured, exact, 0.0).abs().max()) if exact.numel() else 0.0
     return Bounds(
         *(exact, dtype, free),
         rms_allowed=EAGER_FACTOR * max(eager_rms, rounding_rms) + rms_noise,
-        max_allowed=EAGER_FACTOR * eager_max + max_noise + _step(largest, dtype),
+        max_allowed=EAGER_FACTOR * eager_max + max_noise + _step(result_max, dtype),
         eager_rms=eager_rms,
         eager_max=eager_max,
     )

@@ -1,0 +1,126 @@
+"""What timed launches of a task work on, and whether each of them gave its own result.
+
+Every launch of a sample has a case of its own out of a pool, one more than there are slots, in random slots. A
+candidate has a new process for every sample, and between its warm-up and the clock everything is exchanged: what an
+earlier launch computed is of no use to any that counts.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from cuda_l2.execute.task_arena import TaskArena
+from cuda_l2.execute.worker import Worker
+from cuda_l2.measure.outputs import WrongOutput
+from cuda_l2.records import Operation
+from cuda_l2.tasks.cases import TaskCase, TaskCases
+from cuda_l2.tasks.tolerance import Bounds
+
+
+class TaskOperands:
+    """The cases that lie in the arena's slots."""
+
+    def __init__(self, arena: TaskArena, cases: TaskCases, rng: np.random.Generator) -> None:
+        self.arena, self._cases, self._rng = arena, cases, rng
+        self.workspace_bytes = 0
+        """Of the candidate that is timed: garbage before every sample, as a process of its own would find it."""
+        self._pool: list[TaskCase] = []
+        self._current: list[TaskCase] = []
+        self._used = 0
+
+    @property
+    def slots(self) -> int:
+        return self.arena.slots
+
+    def begin_warm_up(self) -> None:
+        """One case in the first slot; nothing of any other, nor of its result, is left in memory."""
+        self.refresh(1)
+        self.arena.clear(range(1, self._used))
+
+    def refresh(self, count: int) -> None:
+        """Other cases in the first slots than the last launch met there; outputs poisoned, workspace garbage."""
+        while len(self._pool) < count + 1:
+            self._pool.append(self._cases.timed(len(self._pool)))
+        met = self._current[:1]
+        free = [case for case in self._pool if not any(case is other for other in met)]
+        self._current = [free[int(index)] for index in self._rng.permutation(len(free))[:count]]
+        for slot, case in enumerate(self._current):
+            self.arena.write(slot, case.tensors)
+        self._used = max(self._used, count)
+        self.arena.poison_outputs(range(self._used))
+        self.arena.poison_workspace(self.workspace_bytes)
+
+    def check(self, slots: Sequence[int], *, element_wise: bool) -> float:
+        """Every launch's outputs within tolerance, one of them at random by every rule; its largest difference."""
+        thorough = int(self._rng.choice(np.asarray(slots))) if element_wise else -1
+        difference = float("nan")
+        for slot in slots:
+            case = self._current[slot]
+            errors = []
+            for output, limit in zip(case.task.outputs, case.bounds, strict=True):
+                found = self.arena.output(slot, output)
+                if slot == thorough or not _close(found, limit):
+                    violation = limit.violation(found)
+                    if violation:
+                        raise WrongOutput(f"a timed launch did not produce its own result: {output.name} {violation}")
+                errors.append(limit.errors(found)[1] if slot == thorough else 0.0)
+            if slot == thorough:
+                difference = max(errors)
+        return difference
+
+    def require_untouched(self, count: int) -> None:
+        """WrongOutput where a launch changed inputs or wrote outside outputs and workspace."""
+        for slot, case in enumerate(self._current[:count]):
+            if not self.arena.untouched(slot, case.tensors):
+                raise WrongOutput("changed its inputs or weights in a timed round")
+        if not self.arena.gaps_intact() or not self.arena.guards_intact():
+            raise WrongOutput("wrote outside its outputs and its workspace in a timed round")
+
+
+class FreshWorker:
+    """A candidate that has a new process for every sample. A context manager."""
+
+    def __init__(self, open_worker: Callable[[], Worker]) -> None:
+        self._open, self._worker = open_worker, open_worker()
+
+    def begin(self) -> None:
+        """All that the candidate kept is gone."""
+        self._worker.close()
+        self._worker = self._open()
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        self._worker.prepare(slots)
+
+    def run(self, timeout_s: float) -> float:
+        return self._worker.run(timeout_s)
+
+    def collect(self) -> Sequence[int]:
+        return self._worker.collect()
+
+    def empty(self, timeout_s: float = 5.0) -> float:
+        return self._worker.empty(timeout_s)
+
+    def freeze(self) -> None:
+        self._worker.freeze()
+
+    def thaw(self) -> None:
+        self._worker.thaw()
+
+    def __enter__(self) -> "FreshWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+
+
+def launches_that_fit(task: Operation, most_bytes: int, most: int) -> int:
+    """How many launches may have tensors of their own at once."""
+    return max(1, min(most, most_bytes // max(1, task.bytes)))
+
+
+def _close(found: torch.Tensor, limit: Bounds) -> bool:
+    """Whether a floating-point result is surely within its largest error: cheap, and mostly true."""
+    if found.dtype != limit.dtype or not limit.dtype.is_floating_point:
+        return False
+    return bool(((found - limit.rounded).abs() <= 0.5 * limit.max_allowed).all())
