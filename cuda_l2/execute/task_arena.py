@@ -104,11 +104,10 @@ class TaskArena:
     def poison_outputs(self, slots: Sequence[int], prefill: Tensors | None = None) -> None:
         """Fill these slots' outputs with what nothing computes, or with given values."""
         for tensor in self.task.outputs:
-            pattern = np.frombuffer(POISONS[tensor.dtype] * tensor.elements, dtype=np.uint8)
-            if prefill is not None:
-                pattern = raw(prefill[tensor.name])
+            poison = np.frombuffer(POISONS[tensor.dtype], dtype=f"u{len(POISONS[tensor.dtype])}")
+            values = poison if prefill is None else raw(prefill[tensor.name]).view(poison.dtype)
             for slot in slots:
-                self._rows(tensor)[slot, : tensor.bytes] = pattern
+                self._rows(tensor)[slot, : tensor.bytes].view(poison.dtype)[:] = values
 
     def gaps_intact(self) -> bool:
         """Whether the gap behind every tensor of every slot still holds its guards."""

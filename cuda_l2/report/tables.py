@@ -40,8 +40,9 @@ def print_result(result: Result) -> None:
         marks = [mark for t in timings for mark in (" *" if name == t.reference else "", "")]
         table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
     console.print(table)
+    laid_out = " that reads B as the shape lays it out" if isinstance(result.task, Gemm) else ""
     console.print(
-        "* the strongest baseline that reads B as the shape lays it out. Times are medians; a baseline left out of the"
+        f"* the strongest baseline{laid_out}. Times are medians; a baseline left out of the"
         " rounds for slowness has no interval."
     )
     console.print(

@@ -1,8 +1,9 @@
 """What candidates for a task are judged on: inputs from a seed nobody outside knows, and what each result may be."""
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,11 +11,12 @@ import torch
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation
 from cuda_l2.tasks._base import Tensors, definition
-from cuda_l2.tasks.tolerance import Bounds, bounds
+from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain
 
 CACHE_BYTES = 2 << 30
 OTHER_SIZES = 2
+MANY_FLOPS = 1 << 30
 ALONE = (Domain.REAL, Domain.POSITIVE, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
 """Where one element may change without the others."""
 
@@ -64,8 +66,21 @@ class TaskCases:
         return self._get(key, lambda: self._case(of, self._known.draw(of, self._mixed(key), distribution)))
 
     def timed(self, index: int) -> TaskCase:
-        """A case of normal numbers for one launch of a timed round; the caller keeps it."""
-        return self._case(self.task, self._known.draw(self.task, self._mixed(f"timed {index}")))
+        """A case of normal numbers for one launch of a timed round; the caller keeps it.
+
+        Its floating-point results may be what those of a case drawn alike may be: `exactly` asks more of the reference.
+        """
+        alike, tensors = self.drawn("seed 0"), self._known.draw(self.task, self._mixed(f"timed {index}"))
+        if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in alike.bounds):
+            return self._case(self.task, tensors)
+        with torch.no_grad(), _threads_for(self.task):
+            results = self._known.bind(dict(self.task.sizes))(**widened(tensors))
+        pairs = zip(alike.bounds, results, strict=True)
+        return TaskCase(self.task, tensors, tuple(replace(bound, exact=exact) for bound, exact in pairs))
+
+    def exactly(self, case: TaskCase) -> TaskCase:
+        """The same case with the tolerance that is its own."""
+        return self._case(case.task, case.tensors)
 
     def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase:
         """A case that differs in one tensor, or in one element of it where elements stand for themselves."""
@@ -97,10 +112,23 @@ class TaskCases:
         return self._cases[key]
 
     def _case(self, task: Operation, tensors: Tensors) -> TaskCase:
-        return TaskCase(task, tensors, bounds(self._known.bind(dict(task.sizes)), tensors))
+        with _threads_for(task):
+            return TaskCase(task, tensors, bounds(self._known.bind(dict(task.sizes)), tensors))
 
     def _mixed(self, key: str) -> int:
         return int(np.random.SeedSequence([self._seed, *key.encode()]).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextlib.contextmanager
+def _threads_for(task: Operation) -> Iterator[None]:
+    """Small references run on one thread: waiting for others costs more, ten times so where the machine is busy."""
+    threads = torch.get_num_threads()
+    if task.flops < MANY_FLOPS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _other(old: torch.Tensor, drawn: torch.Tensor, domain: Domain) -> torch.Tensor:

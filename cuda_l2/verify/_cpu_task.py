@@ -6,7 +6,7 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.execute.fills import POISONS
-from cuda_l2.execute.task_arena import TaskArena, TaskMemory, raw
+from cuda_l2.execute.task_arena import TaskArena, TaskMemory
 from cuda_l2.execute.worker import Worker
 from cuda_l2.records import Build, Candidate, Operation, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
@@ -66,10 +66,11 @@ def launch_timeout_s(task: Operation) -> float:
 
 def _require_written(output: Tensor, found: torch.Tensor) -> None:
     """CheckFailed where an output still holds its poison. Of one byte that may be right: other checks see those."""
-    poison = torch.frombuffer(bytearray(POISONS[output.dtype]), dtype=torch.uint8)
+    poison = POISONS[output.dtype]
     if len(poison) == 1 or not found.numel():
         return
-    unwritten = (torch.from_numpy(raw(found)).reshape(-1, len(poison)) == poison).all(1)
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[len(poison)]
+    unwritten = found.flatten().view(words) == int.from_bytes(poison, "little")
     if unwritten.any():
         index = [int(i) for i in torch.unravel_index(unwritten.nonzero()[0, 0], found.shape)]
         count = f"{int(unwritten.sum())} of {found.numel()}"
