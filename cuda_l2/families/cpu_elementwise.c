@@ -5,7 +5,7 @@
 #include "cpu_vectors.h"
 
 #if OPERATION == 0 /* relu */
-#define OF(x, y, g, h) choose(x < 0, every(0), x)
+#define OF(x, y, g, h) larger(every(0), x)
 #elif OPERATION == 1 /* add */
 #define USES_Y 1
 #define OF(x, y, g, h) (x + y)
@@ -16,17 +16,17 @@
 #elif OPERATION == 4 /* gelu_tanh: x times the logistic function of twice the tangent's argument */
 #define OF(x, y, g, h) (x / (exponential(x * (x * x * -0.07135481f - 1.59576912f)) + 1))
 #elif OPERATION == 5 /* softplus */
-#define OF(x, y, g, h) (larger(x, every(0)) + log_one_plus(exponential(-absolute(x))))
+#define OF(x, y, g, h) (larger(x, every(0)) + log_one_plus(falling(-absolute(x))))
 #elif OPERATION == 6 /* mish: tanh(ln(1 + e^x)) is n / (n + 2) with n = e^x (e^x + 2), and 1 beyond 20 */
 #define OF(x, y, g, h) mish(x)
 static inline vec mish(vec x) {
-    const vec e = exponential(choose(x > 20, every(20), x)), n = e * (e + 2);
+    const vec e = exponential(smaller(every(20), x)), n = e * (e + 2);
     return x * (n / (n + 2));
 }
 #elif OPERATION == 7 /* hardswish */
 #define OF(x, y, g, h) (x * (1.0f / 6) * clipped(x + 3, 0, 6))
 #elif OPERATION == 8 /* relu_squared */
-#define OF(x, y, g, h) (choose(x < 0, every(0), x) * x)
+#define OF(x, y, g, h) (larger(every(0), x) * x)
 #elif OPERATION == 9 /* silu_gate */
 #define USES_Y 1
 #define OF(x, y, g, h) (x * y / (exponential(-x) + 1))
@@ -51,8 +51,7 @@ static inline vec mish(vec x) {
 #endif
 
 static inline vec clipped(vec x, float least, float most) {
-    x = choose(x < least, every(least), x);
-    return choose(x > most, every(most), x);
+    return smaller(every(most), larger(every(least), x));
 }
 
 struct call { int64_t rows, columns, parts; const float *x, *y, *g, *h; float *out; };

@@ -10,18 +10,18 @@
 
 #if OPERATION == 0 /* softmax */
 #define MOST 1
-#define S exponential(x - m)
+#define S falling(x - m)
 #define SETUP const float scale = 1 / s;
 #define KEPT kept * scale
-#define EACH exponential(x - m) * scale
+#define EACH falling(x - m) * scale
 #elif OPERATION == 1 /* log_softmax */
 #define MOST 1
-#define S exponential(x - m)
+#define S falling(x - m)
 #define SETUP const float log_s = logarithm(s);
 #define EACH (x - m) - log_s
 #elif OPERATION == 2 /* logsumexp */
 #define MOST 1
-#define S exponential(x - m)
+#define S falling(x - m)
 #define ROW m + logarithm(s)
 #elif OPERATION == 3 /* layer_norm */
 #define WEIGHTS 2
@@ -62,22 +62,22 @@
 #elif OPERATION == 11 /* cross_entropy */
 #define LABELS 1
 #define MOST 1
-#define S exponential(x - m)
+#define S falling(x - m)
 #define ROW (m - px[label]) + logarithm(s)
 #define TOTAL total / rows
 #elif OPERATION == 12 /* cross_entropy_smoothed */
 #define LABELS 1
 #define MOST 1
-#define S exponential(x - m)
+#define S falling(x - m)
 #define T x - m
 #define ROW logarithm(s) - 0.9f * (px[label] - m) - 0.1f * (t / columns)
 #elif OPERATION == 13 /* cross_entropy_gradient */
 #define LABELS 1
 #define MOST 1
-#define S exponential(x - m)
+#define S falling(x - m)
 #define SETUP const float scale = 1 / (s * rows);
 #define KEPT kept * scale
-#define EACH exponential(x - m) * scale
+#define EACH falling(x - m) * scale
 #define AT_LABEL -(1.0f / rows)
 #elif OPERATION == 14 /* cosine_distance */
 #define MATRICES 2

@@ -53,7 +53,18 @@ static inline void settle(void) {
 }
 
 static inline vec choose(ints where, vec yes, vec no) { return (vec)((where & (ints)yes) | (~where & (ints)no)); }
-static inline vec larger(vec a, vec b) { return choose(a > b, a, b); } /* b where a is NaN */
+
+/* The larger and the smaller of each pair; b where either is NaN, as the instructions have it. */
+#if defined(__AVX512F__) && VECTOR_BITS == 512
+static inline vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline vec smaller(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX__) && VECTOR_BITS == 256
+static inline vec larger(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
+static inline vec smaller(vec a, vec b) { return choose(a < b, a, b); }
+#endif
 static inline vec absolute(vec a) { return (vec)((ints)a & 0x7fffffff); }
 
 /* Lanes from `count` on as zero. */
@@ -75,11 +86,10 @@ static inline float most_of(vec value) {
     return most;
 }
 
-/* e^x, x held between -87 and 88: 2^n e^r with |r| <= ln(2)/2. The polynomials were fitted for the least largest error:
+/* e^x for x up to 88, at least -87 is taken: 2^n e^r with |r| <= ln(2)/2. The polynomials were fitted for the least largest error:
  * 1e-7 of e^r at degree 5, 3e-9 at degree 6. */
-static inline vec exponential(vec x) {
-    x = choose(x < -87.0f, every(-87.0f), x);
-    x = choose(x > 88.0f, every(88.0f), x);
+static inline vec falling(vec x) {
+    x = larger(every(-87.0f), x);
     const float shift = 12582912.0f; /* 1.5 * 2^23: sums with it are whole numbers */
     const vec shifted = x * 1.442695041f + shift, n = shifted - shift;
     const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -96,6 +106,9 @@ static inline vec exponential(vec x) {
     p = p * r * r + r + 1; /* the first two terms as they are, so that small numbers stay exact */
     return (vec)((ints)p + (((ints)shifted - 0x4b400000) << 23));
 }
+
+/* e^x, 88 at most is taken. */
+static inline vec exponential(vec x) { return falling(smaller(every(88.0f), x)); }
 
 /* ln(1 + u) for u from 0 to 1, as 2 artanh(u / (2 + u)) in its series, within 1e-8. */
 static inline vec log_one_plus(vec u) {
@@ -118,7 +131,7 @@ static inline vec error_function(vec x) {
     p = p * t + 1.421413741f;
     p = p * t - 0.284496736f;
     p = p * t + 0.254829592f;
-    const vec y = 1 - p * t * exponential(-size * size);
+    const vec y = 1 - p * t * falling(-size * size);
     return choose(x < 0, -y, y);
 }
 

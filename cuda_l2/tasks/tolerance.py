@@ -83,9 +83,10 @@ class Bounds:
         rounding_rms, rounding_max = self._rounding
         if not found.numel():
             return False
-        difference = found.float().numpy(force=True) - self.rounded.float().numpy(force=True)
-        largest = max(float(difference.max()), -float(difference.min()))
-        rms = float(np.vdot(difference, difference) / difference.size) ** 0.5
+        with np.errstate(all="ignore"):  # infinities
+            difference = found.float().numpy(force=True) - self.rounded.float().numpy(force=True)
+            largest = max(float(difference.max()), -float(difference.min()))
+            rms = float(np.vdot(difference, difference) / difference.size) ** 0.5
         # not so for NaN
         return largest + rounding_max <= self.max_allowed and 1.001 * rms + rounding_rms <= self.rms_allowed
 
