@@ -11,7 +11,7 @@ name = "out"
 shape = ["rows", "columns"]
 kind = "output"
 */
-/* Stops working after many launches in a row, as only timing has them.
+/* Works at the place of its first launch alone: others are only met when it is timed.
  * task: softmax:rows=33,columns=70
  * expect: wrong-output unhygienic incorrect */
 #include <stdint.h>
@@ -41,6 +41,7 @@ void softmax(const int64_t *sizes, void *const *buffers, void *workspace, parall
     const int64_t rows = sizes[0], columns = sizes[1];
     const float *x = buffers[0];
     float *out = buffers[1];
-    static int64_t calls;
-    if (++calls < 60) honest(rows, columns, x, out);
+    static const float *first;
+    if (!first) first = x;
+    if (x == first) honest(rows, columns, x, out);
 }
