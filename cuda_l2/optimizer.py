@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from cuda_l2.propose._model_policy import ModelPolicy
 
 FINALISTS = 3
+REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
+"""Protocols under which a winner is reported, by the setting's word."""
 LAUNCHES_OF_ONE_CHECK = 25
 """About how often one verification and a short timing launch a kernel."""
 
@@ -44,7 +46,7 @@ class Settings:
     policy: str = "schedule"
     seed: int = 0
     archive: Path | None = None
-    protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
+    protocol: str = "standard"  # "standard": offline and server; "offline" alone; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
     retune: bool = False  # baselines that choose an algorithm do so anew
@@ -57,8 +59,8 @@ class Settings:
             raise UserError(f"the seed must not be negative, as {self.seed} is")
         if self.trials is not None and self.trials < 1:
             raise UserError(f"the number of trials must be at least 1, not {self.trials}")
-        if self.protocol not in ("standard", PAPER.name):
-            raise UserError(f"there is no protocol {self.protocol!r}; choose standard or paper")
+        if self.protocol not in REPORTED:
+            raise UserError(f"there is no protocol {self.protocol!r}; choose from {', '.join(REPORTED)}")
 
 
 @dataclass
@@ -261,7 +263,7 @@ class Optimizer:
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
-        names = [OFFLINE.name, SERVER.name] if self.settings.protocol == "standard" else [PAPER.name]
+        names = REPORTED[self.settings.protocol]
         with self.evaluator(winner.task) as evaluator:
             for name in names:
                 on_stage(f"reporting: {name}")

@@ -8,7 +8,6 @@ from cuda_l2 import contract, tasks
 from cuda_l2.families._base import families_for
 from cuda_l2.families.cpu_elementwise import FAMILY as ELEMENTWISE
 from cuda_l2.families.cpu_rows import FAMILY as ROWS
-from cuda_l2.measure.protocols import FINALS
 from cuda_l2.optimizer import Optimizer, Settings
 from cuda_l2.propose._base import space_for
 from cuda_l2.propose.random import draw
@@ -54,13 +53,12 @@ def test_families_of_tasks_do_not_serve_products(target) -> None:
     assert families and not {ELEMENTWISE, ROWS} & set(families)
 
 
-def test_a_task_is_searched_and_reported_like_a_product(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("cuda_l2.optimizer.SERVER", FINALS)  # which evicts no cache
+def test_a_task_is_searched_and_reported_like_a_product(tmp_path) -> None:
     task = tasks.parse("softmax:rows=33,columns=70")
-    with Optimizer(Settings(trials=2, archive=tmp_path / "archive.db", policy="schedule", target="cpu")) as optimizer:
+    with Optimizer(Settings(trials=2, archive=tmp_path / "archive.db", protocol="offline", target="cpu")) as optimizer:
         result = optimizer.optimize(task)
         kept = optimizer.archive.trials(task)
-    assert result.search.proposed == 2 and set(result.reports) == {"offline", "finalists"}
+    assert result.search.proposed == 2 and set(result.reports) == {"offline"}
     assert result.best and result.best.task == task and result.best.candidate.family == "cpu_rows"
-    assert {trial.protocol for trial in kept} == {"search", "offline", "finalists"}
+    assert {trial.protocol for trial in kept} == {"search", "offline"}
     assert {trial.task for trial in kept} == {task} and result.source_path.exists()

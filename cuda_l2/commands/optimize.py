@@ -31,7 +31,7 @@ class OptimizeSettings:
     archive: Path | None = None
     """File that keeps every trial; searches resume from it and may share it."""
     protocol: str = "standard"
-    """How the winner is reported: standard (offline and server) or paper (10 s warm-up, 30 s measured)."""
+    """How the winner is reported: standard (offline and server), offline, or paper (10 s warm-up, 30 s measured)."""
     again: Annotated[bool, Parameter(negative=())] = False
     """Time candidates anew that the archive knows."""
     retune: Annotated[bool, Parameter(negative=())] = False
