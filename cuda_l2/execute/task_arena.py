@@ -82,10 +82,12 @@ class TaskArena:
         for tensor in (*self.task.inputs, *self.task.weights):
             self._rows(tensor)[slot, : tensor.bytes] = raw(tensors[tensor.name])
 
-    def clear(self, slots: range) -> None:
-        """Zero inputs and weights of these slots."""
+    def clear(self) -> None:
+        """Leave nothing that a launch could have kept: inputs and weights zero, outputs poisoned, no table."""
         for tensor in (*self.task.inputs, *self.task.weights):
-            self._rows(tensor)[slots.start : slots.stop, : tensor.bytes] = 0
+            self._rows(tensor)[:, : tensor.bytes] = 0
+        self.poison_outputs(range(self.slots))
+        self._bytes[self._table.offset : self._table.offset + self._table.size] = 0
 
     def untouched(self, slot: int, tensors: Tensors) -> bool:
         """Whether a slot's inputs and weights still hold these values."""
@@ -115,15 +117,23 @@ class TaskArena:
         return all(bool((self._rows(tensor)[:, tensor.bytes :] == GUARD_BYTE).all()) for tensor in tensors)
 
     def poison_workspace(self, used_bytes: int) -> None:
-        """Fill a candidate's workspace with garbage and set the guards, the workspace's own end among them."""
+        """Fill a candidate's workspace with garbage and set the guards, the workspace's own end among them.
+
+        What lies behind is given back to the system: a page of it that is there afterwards was written to.
+        """
         start = self._workspace.offset
+        os.ftruncate(self.fd, _up(start + used_bytes + GUARD_BYTES, ALIGN))
+        os.ftruncate(self.fd, self.size)
         self._bytes[start : start + used_bytes] = SCRATCH_BYTE
         behind = min(GUARD_BYTES, self._end - start - used_bytes)
         self._workspace_guard = Region(start + used_bytes, behind)
         for guard in [*self._guards, self._workspace_guard]:
             self._bytes[guard.offset : guard.offset + guard.size] = GUARD_BYTE
+        self._blocks = os.fstat(self.fd).st_blocks
 
     def guards_intact(self) -> bool:
+        if os.fstat(self.fd).st_blocks != self._blocks:
+            return False
         return all(
             bool((self._bytes[guard.offset : guard.offset + guard.size] == GUARD_BYTE).all())
             for guard in [*self._guards, self._workspace_guard]

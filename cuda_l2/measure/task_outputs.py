@@ -1,8 +1,8 @@
 """What timed launches of a task work on, and whether each of them gave its own result.
 
 Every launch of a sample has a case of its own out of a pool, one more than there are slots, in random slots. A
-candidate has a new process for every sample, and between its warm-up and the clock everything is exchanged: what an
-earlier launch computed is of no use to any that counts.
+candidate has a new process for every sample, in memory where nothing of earlier ones is left, and between its warm-up
+and the clock everything is exchanged: what an earlier launch computed is of no use to any that counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +25,19 @@ class TaskOperands:
         """Of the candidate that is timed: garbage before every sample, as a process of its own would find it."""
         self._pool: list[TaskCase] = []
         self._current: list[TaskCase] = []
-        self._used = 0
 
     @property
     def slots(self) -> int:
         return self.arena.slots
 
     def begin_warm_up(self) -> None:
-        """One case in the first slot; nothing of any other, nor of its result, is left in memory."""
+        """One case, in the first slot, that none of the launches after it will meet."""
         self.refresh(1)
-        self.arena.clear(range(1, self._used))
+
+    def forget(self) -> None:
+        """Before a candidate's process starts: nothing that an earlier one met, computed or wrote is left in memory."""
+        self.arena.clear()
+        self._current = []
 
     def refresh(self, count: int) -> None:
         """Other cases in the first slots than the last launch met there; outputs poisoned, workspace garbage."""
@@ -45,8 +48,7 @@ class TaskOperands:
         self._current = [free[int(index)] for index in self._rng.permutation(len(free))[:count]]
         for slot, case in enumerate(self._current):
             self.arena.write(slot, case.tensors)
-        self._used = max(self._used, count)
-        self.arena.poison_outputs(range(self._used))
+        self.arena.poison_outputs(range(count))
         self.arena.poison_workspace(self.workspace_bytes)
 
     def check(self, slots: Sequence[int], *, element_wise: bool) -> float:
@@ -80,14 +82,18 @@ class TaskOperands:
 
 
 class FreshWorker:
-    """A candidate that has a new process for every sample. A context manager."""
+    """A candidate that has a new process for every sample. A context manager.
 
-    def __init__(self, open_worker: Callable[[], Worker]) -> None:
-        self._open, self._worker = open_worker, open_worker()
+    forget: clears the memory that its processes share.
+    """
+
+    def __init__(self, open_worker: Callable[[], Worker], forget: Callable[[], None]) -> None:
+        self._open, self._forget, self._worker = open_worker, forget, open_worker()
 
     def begin(self) -> None:
         """All that the candidate kept is gone."""
         self._worker.close()
+        self._forget()
         self._worker = self._open()
 
     def prepare(self, slots: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from cuda_l2 import contract
 from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Candidate, Gemm, Interval, Timing, Trial, to_json
+from cuda_l2.records import Arm, Candidate, Gemm, Interval, Task, Timing, Trial, to_json
 
 CONSOLE_WIDTH = 110
 
@@ -107,10 +107,10 @@ def print_trial(trial: Trial) -> None:
     console.print(f"reward   {trial.reward:.4f}")
 
 
-def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
+def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     """The best kernels of a shape and how they were measured."""
     console = _console()
-    table = Table(title=f"{gemm} in {archive}", title_justify="left")
+    table = Table(title=f"{task} in {archive}", title_justify="left")
     for name in ("kernel", "protocol", "time", "speedup [95 %]", "against", "written by", "when", "machine"):
         table.add_column(name)
     for trial in trials:
@@ -129,7 +129,7 @@ def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
         console.print(f"  family {family.name}")
     for name, value in best.candidate.schedule:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
-    console.print(f"source of the first: cuda-l2 show {gemm} --source")
+    console.print(f"source of the first: cuda-l2 show {task} --source")
 
 
 def result_json(result: Result) -> str:

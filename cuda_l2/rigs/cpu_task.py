@@ -60,8 +60,12 @@ class CpuTaskBench(Bench):
         terms = contract.parse_cpu_task(candidate.source)
         self._arena.select(self._task)
         self._operands.workspace_bytes = terms.task_workspace_bytes(self._task)
-        memory = TaskMemory(self._arena, terms)
-        return self._time(lambda: FreshWorker(lambda: Worker(memory, Path(build.artifact), terms)), protocol, beat)
+        memory, forget = TaskMemory(self._arena, terms), self._operands.forget
+
+        def open_worker() -> Worker:
+            return Worker(memory, Path(build.artifact), terms)
+
+        return self._time(lambda: FreshWorker(open_worker, forget), protocol, beat)
 
     def time_baselines(self, protocol: Protocol) -> Timing:
         self._arena.select(self._task)
