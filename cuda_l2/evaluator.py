@@ -15,7 +15,7 @@ from typing import Any
 import cuda_l2
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Review, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.review.checker import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
@@ -34,16 +34,16 @@ class Evaluator:
 
     def __init__(
         self,
-        gemm: Gemm,
+        task: Task,
         rig: Rig,
         *,
         seed: int | None = None,
         rewards: RewardSettings = RewardSettings(),
         checker: Checker | None = None,
     ) -> None:
-        self.gemm, self.rig, self.target, self.rewards = gemm, rig, rig.target, rewards
+        self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
-        self._bench = rig.open(gemm, self._seed)
+        self._bench = rig.open(task, self._seed)
         self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
@@ -91,7 +91,7 @@ class Evaluator:
             self.best_speedup = max(self.best_speedup, timing.speedup.estimate)
         tokens = count_tokens(candidate.source) if timing else 0
         return Trial(
-            task=self.gemm,
+            task=self.task,
             candidate=candidate,
             machine=self.target.machine,
             protocol=protocol.name,
@@ -171,10 +171,10 @@ class Evaluator:
         """What a second device and the checker say of a jump that repeated here."""
         if timing.speedup is None or not jump(timing.speedup.estimate, self.best_speedup):
             return timing, review
-        found = self.rig.elsewhere(self.gemm, candidate)
+        found = self.rig.elsewhere(self.task, candidate)
         if found:
             timing, review = compare_elsewhere(timing, found, self.target.machine, review)
         if self._checker and review.counts:
-            opinion = self._checker.opinion(self.gemm, self.target, candidate, timing, review)
+            opinion = self._checker.opinion(self.task, self.target, candidate, timing, review)
             timing, review = weigh(timing, review, self._checker.name, opinion)
         return timing, review
