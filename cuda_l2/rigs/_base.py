@@ -8,7 +8,7 @@ from typing import Any
 from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
-from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
+from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.targets._base import Target
 
@@ -49,8 +49,7 @@ class Bench(ABC):
     def renew(self) -> None:
         """Let what comes next run in processes that ran nothing before."""
 
-    @abstractmethod
-    def redraw(self, seed: int) -> None:
+    def redraw(self, seed: int) -> None:  # noqa: B027 - some draw others every time anyway
         """Let what comes next be verified and timed on other inputs, which come from this seed."""
 
     @abstractmethod
@@ -118,7 +117,7 @@ class Rig(ABC):
         """Write the algorithms that baselines have for these tasks to a file; how many tasks those are."""
         return 0
 
-    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+    def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         """What becomes of a candidate on a second device of this machine; None where there is none.
 
         Takes the machine's lock: not to be called by who holds it.

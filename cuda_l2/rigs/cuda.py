@@ -25,7 +25,7 @@ from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Timing, Verdict
+from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.review.second_device import judge_on, second_gpu
 from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
@@ -134,9 +134,9 @@ class CudaRig(Rig):
         distinct = dict.fromkeys([*products, *wider])
         return choices.pack(path, self.baselines.machine, place, distinct, self.tune_settings.method)
 
-    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+    def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())
-        return judge_on(other, gemm, candidate, FINALS.name) if other else None
+        return judge_on(other, task, candidate, FINALS.name) if other else None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for
