@@ -56,7 +56,7 @@ class Evaluator:
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; waits only for the one asked for."""
-        lock = machine_lock() if self.rig.builds_disturb else contextlib.nullcontext()
+        lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext()
         start = time.perf_counter()
         with lock:
             builds = self._bench.build(candidates)
@@ -74,7 +74,7 @@ class Evaluator:
         verdict: Verdict | None = None
         timing: Timing | None = None
         review: Review | None = None
-        with machine_lock():
+        with machine_lock(self.rig.gpu):
             if build.status is BuildStatus.BUILT:
                 start = time.perf_counter()
                 verdict = self._bench.verify(candidate, build, full=full)
@@ -116,7 +116,7 @@ class Evaluator:
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with what the hardware's counters say of its candidate; UserError where they cannot be read."""
-        with machine_lock():
+        with machine_lock(self.rig.gpu):
             return replace(trial, profile=self._bench.profile(trial.candidate, trial.build))
 
     @property

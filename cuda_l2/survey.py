@@ -22,6 +22,7 @@ from typing import Any
 from cuda_l2 import grid
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.errors import UserError
+from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.library.table import PoolRow, read_pool, read_times, schedule_of, schedule_text, write_pool
 from cuda_l2.lines import open_alone, parsed
@@ -171,7 +172,7 @@ class Survey:
             options += self._finalists.pop(_size(gemm), [])
         options = [option for option in options if option.kernel in self.artifacts]
         items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
-        with machine_lock():
+        with machine_lock(bus_id()):
             samples = timer.time(gemm, items)
         arms = tuple(_arm(option, sampled) for option, sampled in zip(options, samples, strict=True))
         if gemm.accumulate is Accumulate.FP32:

@@ -207,7 +207,7 @@ class Sweep:
         with self.rig.open(gemm, secrets.randbits(48)) as bench:
             for name in protocols:
                 on_stage(gemm, name)
-                with machine_lock():
+                with machine_lock(self.rig.gpu):
                     timing = bench.time_baselines(self.rig.protocols[name])
                 yield Measurement(
                     gemm,

@@ -68,6 +68,8 @@ class Rig(ABC):
     target: Target
     protocols: Mapping[str, Protocol]
     """By name; `search`, `finalists`, `offline`, `server` and `paper` are always among them."""
+    gpu = ""
+    """PCI address of the GPU that it measures on; empty for the CPU."""
     suffix: str
     """Of candidates' files."""
     group = 8

@@ -17,6 +17,7 @@ from cuda_l2.build.stress import stressed
 from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_arena import CudaArena
+from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure import choices
 from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers, TuneSettings
@@ -70,6 +71,7 @@ class CudaRig(Rig):
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
+        self.gpu = bus_id()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
             self.baselines = stack.enter_context(Baselines(keeps=tunes))
@@ -77,7 +79,7 @@ class CudaRig(Rig):
             self.builders = BuildServers(self.target)
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
-        self.gpu = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
+        self.shared = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
 
     def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(gemm)
@@ -201,7 +203,7 @@ class CudaBench(Bench):
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
-        gpu, names = self._rig.gpu, self._names(protocol)
+        gpu, names = self._rig.shared, self._names(protocol)
         for _ in range(RUNS):
             timings = self._retried(lambda: measure_cuda(gpu, kernels, operands, protocol, self._rng, names, beat))
             drifted = any("drifted" in timing.conditions for timing in timings.values())
