@@ -44,9 +44,9 @@ class Family(ABC):
     def serves(self, task: Any, target: Target) -> bool:
         """Whether this family can compute the task on the target at all."""
 
-    @abstractmethod
     def fits(self, name: str, value: int, chosen: dict[str, int], task: Any, target: Target) -> bool:
         """Whether a choice may take a value after the ones chosen; for every choice there is one that it may."""
+        return True
 
     def valid_values(self, task: Any, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
         """Values of the next choice that keep a schedule valid after `prefix`; never empty on a valid prefix."""
