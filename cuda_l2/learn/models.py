@@ -1,6 +1,7 @@
 """Models and tokenizers to train: loaded, or made from scratch."""
 
 import itertools
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,8 @@ def quiet() -> None:
     """Without bars and notes of libraries."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", "You are using 'rollout_func'")  # TRL's, which versions before 2 have
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:

@@ -38,6 +38,11 @@ class Run:
         return self.folder / MODEL
 
     @property
+    def logged(self) -> int:
+        """How many lines an earlier process left."""
+        return len(self._file.lines)
+
+    @property
     def done(self) -> bool:
         return self.model.is_dir()
 

@@ -9,21 +9,23 @@ from typing import Any
 from cuda_l2.errors import UserError
 
 PACKAGED = Path(__file__).with_name("stages")
-STAGES = ("pretrain", "sft")
+STAGES = ("pretrain", "sft", "self-supervised", "general-rl", "hgemm-rl")
+NOT_YET = ("general-rl",)
+"""Stages whose tasks no evaluator serves."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     """Gradient steps."""
 
-    epochs: float
+    epochs: float = 1.0
     steps: int
     batch: int
     micro_batch: int
     learning_rate: float
     warmup: float
     weight_decay: float
-    sequence_tokens: int
+    sequence_tokens: int = 4096
     precision: str
     activation_checkpointing: bool
     save_every: int
@@ -72,6 +74,56 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the model in training is asked."""
+
+    temperature: float
+    prompt_tokens: int
+    answer_tokens: int
+    exemplars: int
+    at_once: int
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "prompt_tokens", "answer_tokens", "at_once"):
+            _require(getattr(self, name) > 0, f"sampling.{name} must be above 0")
+        _require(self.exemplars >= 0, "sampling.exemplars must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """Self-supervised rounds."""
+
+    rounds: int
+    tries: int
+    keep: int
+    least_speedup: float
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "tries", "keep"):
+            _require(getattr(self, name) > 0, f"collecting.{name} must be above 0")
+        _require(self.least_speedup >= 0, "collecting.least_speedup must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Rl:
+    """GRPO, and equation 3's coefficients."""
+
+    group: int
+    iterations: int
+    kl_weight: float
+    clip: float
+    alpha: float
+    beta: float
+    smoothing_clip: float
+
+    def __post_init__(self) -> None:
+        _require(self.group >= 2, "rl.group must be at least 2: advantages are relative")
+        _require(self.iterations > 0, "rl.iterations must be above 0")
+        _require(min(self.kl_weight, self.alpha, self.beta) >= 0, "rl's weights must not be negative")
+        _require(self.clip > 0 and self.smoothing_clip > 0, "rl.clip and rl.smoothing_clip must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class StageSettings:
     """A stage's sections; those that it does not have are None."""
 
@@ -79,9 +131,24 @@ class StageSettings:
     tuning: Tuning
     lora: Lora
     scratch: Scratch | None = None
+    sampling: Sampling | None = None
+    collecting: Collecting | None = None
+    rl: Rl | None = None
+
+    def __post_init__(self) -> None:
+        if self.rl is not None:
+            _require(self.tuning.steps > 0, "tuning.steps must be above 0 here")
+            _require(self.tuning.batch % self.rl.group == 0, "tuning.batch must be a multiple of rl.group")
 
 
-SECTIONS: Mapping[str, type] = {"tuning": Tuning, "lora": Lora, "scratch": Scratch}
+SECTIONS: Mapping[str, type] = {
+    "tuning": Tuning,
+    "lora": Lora,
+    "scratch": Scratch,
+    "sampling": Sampling,
+    "collecting": Collecting,
+    "rl": Rl,
+}
 
 
 def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> StageSettings:
@@ -90,6 +157,11 @@ def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> S
     """
     if stage not in STAGES:
         raise UserError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
+    if stage in NOT_YET:
+        raise UserError(
+            f"the stage {stage} has no tasks yet: kernels for tasks other than matrix products cannot be judged; go on"
+            " with hgemm-rl"
+        )
     values = tomllib.loads(packaged(stage).read_text())
     if path is not None:
         _merge(values, _file(path), str(path))
