@@ -102,7 +102,7 @@ def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\n| *[^\n ][^\n]*| +"), "isolated"),
+            pre_tokenizers.Split(Regex(r"[^\n]*\n|[^\n]+"), "isolated"),
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
