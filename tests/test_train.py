@@ -161,6 +161,7 @@ def test_a_run_does_not_go_on_with_other_data_or_in_another_folder(small, pretra
         ("sft", "scratch", "collected", ["tuning.stepz=1"], "has no 'stepz'"),
         ("sft", "scratch", "collected", ["turning.steps=1"], "no section 'turning'"),
         ("sft", "scratch", "collected", ["tuning.batch=6"], "multiple of tuning.micro_batch"),
+        ("sft", "scratch", "collected", ["tuning.precision='bfloat16'"], "needs adapters"),
         ("sft", "scratch", "collected", ["scratch.width=33"], "multiple of 2 x scratch.heads"),
     ],
 )

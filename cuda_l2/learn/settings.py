@@ -136,6 +136,10 @@ class StageSettings:
     rl: Rl | None = None
 
     def __post_init__(self) -> None:
+        _require(
+            self.lora.rank > 0 or self.tuning.precision == "float32",
+            "tuning.precision = bfloat16 needs adapters, lora.rank above 0: small steps of all weights are lost in it",
+        )
         if self.rl is not None:
             _require(self.tuning.steps > 0, "tuning.steps must be above 0 here")
             _require(self.tuning.batch % self.rl.group == 0, "tuning.batch must be a multiple of rl.group")

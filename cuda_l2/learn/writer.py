@@ -82,7 +82,8 @@ class Writer:
         ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         device = next(self.model.parameters()).device
-        with _answering(self.model):
+        half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")  # as trainers compute
+        with _answering(self.model), half:
             output = self.model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
