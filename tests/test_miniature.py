@@ -69,18 +69,20 @@ def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeyp
 
 
 def test_a_row_of_the_table_counts_over_its_shapes() -> None:
-    from examine import Answers, row  # noqa: PLC0415
+    from examine import Answers, figures, head, row  # noqa: PLC0415
 
     one = Answers("a", 4, 3, 2, [0.5, 0.25], 1, 0, 1, "int a;")
     two = Answers("b", 4, 0, 0, [], 0, 0, 0, "")
     timed = {"a": {Candidate("int a;").id: 0.6, "taught": 0.5, "other": 0.2}, "b": {"taught": 0.5, "other": 0.6}}
 
-    def cells(shapes):
-        return row("x", [one, two], shapes, timed, ["taught", "other"])
+    def cells(*seeds):
+        return row("x", [figures([one, two], shapes, timed, ["taught", "other"]) for shapes in seeds])
 
     assert cells(["a"]) == "| x | 75% | 50% | 0.375 | 0.600 | 1.20 | 50% | 0% | 50% |"
     assert cells(["a", "b"]) == "| x | 38% | 25% | 0.375 | 0.300 | 0.60 | 50% | 0% | 50% |"
     assert cells(["b"]) == "| x | 0% | 0% | - | 0.000 | 0.00 | - | - | - |"
+    assert cells(["a"], ["b"]).startswith("| x | 38% (0% to 75%) | 25% (0% to 50%) | 0.375 (0.375 to 0.375) | 0.300 ")
+    assert all(line.count("|") == cells(["a"]).count("|") for line in head().split("\n"))
 
 
 def test_the_contest_times_every_kernel_once_a_round(rig, target) -> None:

@@ -1,6 +1,7 @@
 """What a model of the miniature writes: how much builds, is correct, is new, and how fast it is."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -111,40 +112,52 @@ def load(path: Path) -> list[Answers]:
     return [Answers(**fields) for fields in json.loads(path.read_text())]
 
 
-def row(
-    name: str,
-    found: Sequence[Answers],
-    shapes: Sequence[str],
-    timed: Mapping[str, Mapping[str, float]],
-    training: Sequence[str],
-) -> str:
-    """One line of the table, over some of the shapes.
+def figures(
+    found: Sequence[Answers], shapes: Sequence[str], timed: Mapping[str, Mapping[str, float]], training: Sequence[str]
+) -> list[float]:
+    """One line of the table, over some of the shapes, as numbers in COLUMNS' order; NaN where there is nothing.
 
     timed: the contest's speedups by shape and candidate. training: ids of the best training kernels.
     """
     chosen = [answers for answers in found if answers.shape in shapes]
     asked = sum(answers.asked for answers in chosen)
+    built = sum(answers.built for answers in chosen)
     correct = sum(answers.correct for answers in chosen)
     speedups = [speedup for answers in chosen for speedup in answers.speedups]
-    mean = f"{fmean(speedups):.3f}" if speedups else "-"
     bests = [timed[answers.shape][Candidate(answers.best).id] if answers.best else 0.0 for answers in chosen]
     taught = [max(timed[answers.shape][key] for key in training) for answers in chosen]
-    ratio = fmean(best / other for best, other in zip(bests, taught, strict=True))
+    ratios = [best / other for best, other in zip(bests, taught, strict=True)]
     new = [sum(getattr(answers, part) for answers in chosen) for part in ("novel_text", "novel_tree", "held")]
-    shares = [f"{count / correct:.0%}" if correct else "-" for count in new]
-    built = sum(answers.built for answers in chosen)
-    cells = [
-        name,
-        f"{built / asked:.0%}",
-        f"{correct / asked:.0%}",
-        mean,
-        f"{fmean(bests):.3f}",
-        f"{ratio:.2f}",
-        *shares,
-    ]
-    return f"| {' | '.join(cells)} |"
+    shares = [count / correct if correct else math.nan for count in new]
+    mean = fmean(speedups) if speedups else math.nan
+    return [built / asked, correct / asked, mean, fmean(bests), fmean(ratios), *shares]
 
 
-HEAD = """\
-| stage | builds | correct | mean | best | best over training's | novel text | novel tree | held-out decile |
-|---|---|---|---|---|---|---|---|---|"""
+COLUMNS = {
+    "builds": "{:.0%}",
+    "correct": "{:.0%}",
+    "mean": "{:.3f}",
+    "best": "{:.3f}",
+    "over training's": "{:.2f}",
+    "new schedule": "{:.0%}",
+    "new tree": "{:.0%}",
+    "held-out decile": "{:.0%}",
+}
+
+
+def head() -> str:
+    return f"| stage | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}"
+
+
+def row(name: str, seeds: Sequence[Sequence[float]]) -> str:
+    """A line of the table: figures of one seed, or of several the mean with the least and the greatest."""
+    cells = [_cell(form, values) for form, values in zip(COLUMNS.values(), zip(*seeds, strict=True), strict=True)]
+    return f"| {' | '.join([name, *cells])} |"
+
+
+def _cell(form: str, values: Sequence[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "-"
+    text = form.format(fmean(known))
+    return text if len(values) == 1 else f"{text} ({form.format(min(known))} to {form.format(max(known))})"

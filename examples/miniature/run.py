@@ -11,6 +11,7 @@ goes on. docs/learning.md has results.
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would disturb timings
@@ -32,6 +33,7 @@ HELD_SHAPES = ("72x192x96", "24x384x128")
 SCHEDULES = 80
 SFT_STEPS, OWN_STEPS, RL_STEPS = 150, 12, 40
 ANSWERS = 16
+CONTEST = "contest.json"
 YARDSTICKS = 3  # best training kernels that are timed with the answers
 NAMES = {
     "pretrained": "pretrain",
@@ -55,7 +57,10 @@ def main() -> None:
         for seed in given.seeds:
             out = given.out / f"seed-{seed}"
             _train_and_examine(out, seed, taught, rig)
-            _print(out, seed, _contest(out, taught, rig), [candidate.id for candidate in taught.best(YARDSTICKS)])
+            _contest(out, taught, rig)
+            _print(f"Seed {seed}", [out], taught)
+    if len(given.seeds) > 1:
+        _print(f"{len(given.seeds)} seeds", [given.out / f"seed-{seed}" for seed in given.seeds], taught)
 
 
 def _train_and_examine(out: Path, seed: int, taught: teacher.Teacher, rig: Rig) -> None:
@@ -127,9 +132,9 @@ def _examine(out: Path, name: str, shown: int, archive: str, taught: teacher.Tea
     examine.save(path, found)
 
 
-def _contest(out: Path, taught: teacher.Teacher, rig: Rig) -> dict[str, dict[str, float]]:
-    """The best answers of all stages, and the best training kernels, timed beside one another; by shape and id."""
-    path = out / "contest.json"
+def _contest(out: Path, taught: teacher.Teacher, rig: Rig) -> None:
+    """Time the best answers of all stages, and the best training kernels, beside one another; kept by shape and id."""
+    path = out / CONTEST
     if not path.exists():
         found = [
             answers for name in NAMES for shown in (0, 2) for answers in examine.load(out / f"{name}-{shown}.json")
@@ -139,19 +144,22 @@ def _contest(out: Path, taught: teacher.Teacher, rig: Rig) -> dict[str, dict[str
             bests = [Candidate(answers.best) for answers in found if answers.shape == shape and answers.best]
             timed[shape] = examine.contest(shape, [*taught.best(YARDSTICKS), *bests], rig)
         path.write_text(json.dumps(timed, indent=1) + "\n")
-    return dict(json.loads(path.read_text()))
 
 
-def _print(out: Path, seed: int, timed: dict[str, dict[str, float]], training: list[str]) -> None:
-    for title, shapes, shown in (
+def _print(title: str, outs: Sequence[Path], taught: teacher.Teacher) -> None:
+    training = [candidate.id for candidate in taught.best(YARDSTICKS)]
+    for where, shapes, shown in (
         ("trained shapes", SHAPES, 0),
         ("trained shapes", SHAPES, 2),
         ("held-out shapes", HELD_SHAPES, 0),
     ):
-        print(f"\nSeed {seed}, {title}, {shown} exemplars in the question:\n\n{examine.HEAD}")
+        print(f"\n{title}, {where}, {shown} exemplars in the question:\n\n{examine.head()}")
         for name, words in NAMES.items():
-            found = examine.load(out / f"{name}-{shown}.json")
-            print(examine.row(words, found, shapes, timed, training), flush=True)
+            seeds = []
+            for out in outs:
+                timed = json.loads((out / CONTEST).read_text())
+                seeds.append(examine.figures(examine.load(out / f"{name}-{shown}.json"), shapes, timed, training))
+            print(examine.row(words, seeds), flush=True)
 
 
 if __name__ == "__main__":
