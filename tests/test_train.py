@@ -95,23 +95,23 @@ def test_what_is_done_is_not_done_again(small, pretrained, capsys) -> None:
 def test_a_killed_run_goes_on_to_the_very_same_weights(small, tmp_path, capsys) -> None:
     out, whole = tmp_path / "killed", tmp_path / "whole"
     arguments = ["--model", "scratch", "--data", str(small / "corpus"), "--config", str(small / "small.toml")]
-    arguments += ["--set", "tuning.steps=200"]
+    arguments += ["--set", "tuning.steps=100"]
     base = [sys.executable, "-m", "cuda_l2.cli", "train", "--stage", "pretrain", *arguments, "--out", str(out)]
     process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not (out / "checkpoints" / "checkpoint-20").exists():
-        time.sleep(0.002)
+    while time.monotonic() < deadline and not (out / "checkpoints" / "checkpoint-10").exists():
+        time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "model").exists()
     found = sorted((out / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
-    broken = out / "checkpoints" / "checkpoint-195"  # as a kill while it was written leaves it
+    broken = out / "checkpoints" / "checkpoint-95"  # as a kill while it was written leaves it
     broken.mkdir()
     (broken / "model.safetensors").write_bytes(b"half")
-    run("pretrain", small, "scratch", "corpus", out, "tuning.steps=200")
+    run("pretrain", small, "scratch", "corpus", out, "tuning.steps=100")
     said = capsys.readouterr().err
-    assert "goes on from checkpoint-" in said and "checkpoint-195" not in said, found
-    run("pretrain", small, "scratch", "corpus", whole, "tuning.steps=200")
+    assert "goes on from checkpoint-" in said and "checkpoint-95" not in said, found
+    run("pretrain", small, "scratch", "corpus", whole, "tuning.steps=100")
     assert weights(out) == weights(whole)
     assert not (out / "checkpoints").exists()
 
