@@ -24,6 +24,7 @@ from cuda_l2.commands import (
     show,
     tasks,
     throughput,
+    train,
 )
 from cuda_l2.errors import MachineError, UserError
 
@@ -55,6 +56,7 @@ for module in (
     exchanges,
     corpus,
     collect,
+    train,
     tasks,
 ):
     app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])

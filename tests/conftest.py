@@ -2,11 +2,14 @@
 
 import datetime
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
@@ -67,7 +70,6 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
-        patch.setenv("OMP_WAIT_POLICY", "passive")
         yield folder
 
 

@@ -5,7 +5,6 @@ conversations that still have turns to mend.
 """
 
 import collections
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +14,15 @@ import numpy as np
 from cuda_l2.llm._base import Message, Messages, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
-from cuda_l2.propose import _prompt
+from cuda_l2.propose import _prompt, _question
 from cuda_l2.propose._answer import Answer, Fault, parse_answer
 from cuda_l2.propose._base import Proposer
-from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._references import query
-from cuda_l2.records import Candidate, Gemm, TimingStatus, Trial
+from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.targets._base import Target
 
 FRUITLESS_ROUNDS = 6
 """A model that brings nothing new so often in a row is not asked any more."""
-FAILURES_SHOWN = 3
 ANSWER_SHOWN_TOKENS = 16_000
 """Of a model's own answer, when it is asked to mend it."""
 WINDOW_SHARE = 0.6
@@ -102,7 +99,7 @@ class LlmProposer(Proposer):
     def observe(self, trials: Sequence[Trial]) -> None:
         for exchange, trial in zip(self._group, trials, strict=False):
             self._known.add(trial.candidate.id)
-            if _failed(trial):
+            if _question.failed(trial):
                 self._mend(exchange, _prompt.feedback(trial))
 
     @property
@@ -163,19 +160,16 @@ class LlmProposer(Proposer):
     def _begin(self, history: Sequence[Trial]) -> Messages:
         """A new conversation's beginning; exemplars are drawn anew each time."""
         settings, model = self._client.settings, self._client.model
-        measured = [(trial.reward, trial) for trial in history if trial.speedup and not math.isnan(trial.reward)]
-        best = max((trial for _, trial in measured), key=lambda trial: trial.speedup, default=None)
-        shown = sample_exemplars(measured, settings.exemplars, self._rng)
-        failures = self._failures(history)
-        parts = _prompt.Parts(
+        parts = _question.parts(
+            self._gemm,
+            self._target,
+            history,
+            self._rng,
             contract=self._contract,
-            machine=_prompt.describe_machine(self._target, self._gemm, self._environment),
-            task=_prompt.describe_task(self._gemm),
-            standing=_prompt.describe_standing(best, self._target),
-            profile=_prompt.fenced(text) if best and (text := self._profile(best)) else "",
-            exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],
-            failures=[_prompt.describe_failure(trial) for trial in failures],
-            references=self._references(query(self._target, failures)),
+            environment=self._environment,
+            exemplars=settings.exemplars,
+            profile=self._profile,
+            references=lambda failures: self._references(query(self._target, failures)),
         )
         limit = settings.prompt_tokens
         if model.window is not None:
@@ -188,11 +182,6 @@ class LlmProposer(Proposer):
         if window is None:
             return settings.prompt_tokens
         return min(settings.prompt_tokens, max(int(WINDOW_SHARE * window), window - settings.answer_tokens))
-
-    def _failures(self, history: Sequence[Trial]) -> list[Trial]:
-        """The latest failures with reasons of their own."""
-        latest = {trial.reason: trial for trial in history if _failed(trial) and trial.reason}
-        return list(latest.values())[-FAILURES_SHOWN:]
 
     def _recall(self) -> None:
         """What the archive holds of earlier searches: answers nobody judged, failures with turns left."""
@@ -211,13 +200,9 @@ class LlmProposer(Proposer):
                 self._unjudged.append(exchange)
             elif answer.fault is not None and open_end:
                 self._mend(exchange, _FAULTS[answer.fault])
-            elif trial is not None and _failed(trial) and open_end:
+            elif trial is not None and _question.failed(trial) and open_end:
                 self._mend(exchange, _prompt.feedback(trial))
         self._known = set(trials)
-
-
-def _failed(trial: Trial) -> bool:
-    return trial.timing is None or trial.timing.status is not TimingStatus.MEASURED
 
 
 def _cut(text: str, limit_chars: int) -> str:

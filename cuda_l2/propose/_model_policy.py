@@ -25,11 +25,7 @@ class ModelPolicy:
     """A model, its budget and the log of exchanges. UserError where any of it cannot be used."""
 
     def __init__(self, policy: str, settings: ModelSettings, archive: Path, purpose: str = "propose") -> None:
-        if sandbox.kind() is sandbox.Kind.LIMITS and not settings.without_sandbox:
-            raise UserError(
-                "a language model's kernels are built only where a sandbox shuts them off from the file system, which"
-                " this machine lacks: apt install bubblewrap, or accept the risk with --without-sandbox"
-            )
+        require_sandbox(settings.without_sandbox)
         self._templates = Templates(settings.prompts)
         self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings, purpose)
         self._index = _index() if settings.reference_tokens else None
@@ -84,6 +80,15 @@ class ModelPolicy:
             return []
         model, tokens = self._client.model, self._client.settings.reference_tokens
         return excerpts(self._index, target, query, tokens, model.count_tokens)
+
+
+def require_sandbox(without: bool) -> None:
+    """UserError where nothing shuts a model's kernels off from the file system, unless the user accepts that."""
+    if sandbox.kind() is sandbox.Kind.LIMITS and not without:
+        raise UserError(
+            "a language model's kernels are built only where a sandbox shuts them off from the file system, which"
+            " this machine lacks: apt install bubblewrap, or accept the risk with --without-sandbox"
+        )
 
 
 def _index() -> Index | None:

@@ -76,6 +76,8 @@ class Templates:
         wanted += [("exemplars", text) for text in parts.exemplars[1:]]
         wanted += [("references", text) for text in parts.references]
         for name, text in wanted:
+            if f"{{{name}}}" not in self._texts["ask.md"]:
+                continue
             tokens = count_tokens(text)
             if used + tokens <= limit_tokens:
                 chosen[name].append(text)

@@ -1,0 +1,190 @@
+"""cuda-l2 train: one stage of training a language model that writes kernels."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_target
+from cuda_l2.errors import UserError
+from cuda_l2.records import Gemm
+
+if TYPE_CHECKING:
+    from cuda_l2.learn.settings import StageSettings
+
+ON_DATA = ("pretrain", "sft")
+UNTOLD = ("save_every", "checkpoints")
+"""Settings that a run may go on with another value of."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TrainSettings:
+    """What to train, on what."""
+
+    model: str = ""
+    """Folder or Hub id of the model to begin with; `scratch` makes a small one of random weights."""
+    data: Annotated[list[Path] | None, Parameter(negative=())] = None
+    """Folder of a dataset, as `cuda-l2 corpus` (pretrain) and `cuda-l2 collect` (sft) write them; may be given several
+    times."""
+    out: Path | None = None
+    """Folder of the run; a run that was interrupted goes on."""
+    config: Path | None = None
+    """TOML file with settings of the stage; what it leaves out is as packaged."""
+    set: Annotated[list[str] | None, Parameter(negative=())] = None
+    """One setting, as in tuning.steps=100; may be given several times."""
+    archive: Path | None = None
+    """File that keeps every trial; its scored kernels are the exemplars."""
+    target: str = "auto"
+    """Machine that judges: cpu, cuda, or auto for the GPU where there is one."""
+    hold_out: Path | None = None
+    """File of shapes, kernels' ids, schedules and files that the model must not see, see docs/training.md."""
+    prompts: Path | None = None
+    """Folder with prompt templates of your own, as `cuda-l2 prompts FOLDER` writes them."""
+    without_sandbox: Annotated[bool, Parameter(negative=())] = False
+    """Build and run the model's kernels also where no sandbox shuts them off from the file system."""
+    show: Annotated[bool, Parameter(negative=())] = False
+    """Print the stage's packaged settings and do nothing."""
+
+
+def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings | None = None) -> None:
+    """Train a language model to write kernels, one stage at a time.
+
+    Parameters
+    ----------
+    shapes
+        What to write kernels for, as in 512x512x512; for self-supervised and hgemm-rl.
+    stage
+        pretrain (on text), sft (on conversations that end in a verified kernel), self-supervised (on verified kernels
+        of the model's own), hgemm-rl (by measured rewards). general-rl is not there yet.
+    """
+    from cuda_l2.learn.settings import packaged, read
+
+    settings = settings or TrainSettings()
+    chosen = read(stage, settings.config, settings.set or [])
+    if settings.show:
+        print(packaged(stage).read_text(), end="")
+        return
+    for option, value in (("--model", settings.model), ("--out", settings.out)):
+        if not value:
+            raise UserError(f"{option} is missing; `cuda-l2 train --help` says what it is")
+    assert settings.out is not None
+    if stage in ON_DATA:
+        if shapes:
+            raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
+        _train_on_data(chosen, settings, settings.out)
+    else:
+        _train_on_tasks(chosen, settings, settings.out, [Gemm.parse(shape) for shape in dict.fromkeys(shapes or [])])
+    print(f"the model is in {settings.out / 'model'}; use it with --policy hf:{settings.out / 'model'}")
+
+
+def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -> None:
+    if not settings.data:
+        made = "cuda-l2 corpus" if stage.stage == "pretrain" else "cuda-l2 collect"
+        raise UserError(f"--data is missing: the folder of a dataset, as `{made}` writes it")
+    texts = _texts(settings.data) if stage.stage == "pretrain" else []
+    conversations = _conversations(settings.data) if stage.stage == "sft" else []
+    _require_packages()
+    from cuda_l2.learn.run import Run
+    from cuda_l2.learn.tune import fine_tune, pretrain
+
+    with Run(out, _told(stage, settings, _digest(texts or conversations))) as run:
+        if not run.done and stage.stage == "pretrain":
+            pretrain(settings.model, texts, stage, run, _say)
+        elif not run.done:
+            fine_tune(settings.model, conversations, stage, run, _say)
+
+
+def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, gemms: "list[Gemm]") -> None:
+    from cuda_l2.corpus.holdout import HoldOut
+
+    require_target(settings.target)
+    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    wanted = [gemm for gemm in gemms if not hold_out.task(gemm)]
+    if not wanted:
+        why = f"every shape is held out by {settings.hold_out}" if gemms else "shapes are missing, as in 512x512x512"
+        raise UserError(f"{why}: what should the model write kernels for?")
+    if settings.data and stage.rl is not None:
+        raise UserError(f"the stage {stage.stage} learns from rewards alone and takes no --data")
+    others = _conversations(settings.data or [])
+    _require_packages()
+    import numpy as np
+
+    from cuda_l2 import paths
+    from cuda_l2.archive import Archive
+    from cuda_l2.learn.rl import Judge, contrastive_rl
+    from cuda_l2.learn.run import Run
+    from cuda_l2.learn.selftaught import self_supervised
+    from cuda_l2.learn.writer import Questions
+    from cuda_l2.propose._model_policy import require_sandbox
+    from cuda_l2.propose._prompt import Templates
+    from cuda_l2.reward import RewardSettings
+    from cuda_l2.rigs import open_rig
+
+    require_sandbox(settings.without_sandbox)
+    templates = Templates(settings.prompts)
+    told = _told(stage, settings, _digest(others)) | {"tasks": [str(gemm) for gemm in wanted]}
+    path = settings.archive or paths.default_archive()
+    with Run(out, told) as run, Archive(path) as archive, open_rig(settings.target) as rig:
+        if run.done:
+            return
+        for gemm in wanted:
+            rig.require_feasible(gemm)
+        rng = np.random.default_rng([stage.tuning.seed, run.logged])  # going on draws others than before
+        assert stage.sampling is not None
+        questions = Questions(rig.target, templates, stage.sampling, hold_out, rng)
+        if stage.rl is None:
+            self_supervised(
+                settings.model, wanted, stage, run, rig, archive, questions, _say, others=others, hold_out=hold_out
+            )
+            return
+        rewards = RewardSettings(alpha=stage.rl.alpha, beta=stage.rl.beta, smoothing_clip=stage.rl.smoothing_clip)
+        with Judge(rig, archive, rewards) as judge:
+            contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
+
+
+def _told(stage: "StageSettings", settings: TrainSettings, data: str) -> dict[str, Any]:
+    """What decides a run's outcome."""
+    values = asdict(stage)
+    for name in UNTOLD:
+        del values["tuning"][name]
+    return {
+        "model": settings.model,
+        "data": data,
+        **{name: value for name, value in values.items() if value is not None},
+    }
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _require_packages() -> None:
+    """UserError where what training needs is not installed."""
+    try:
+        import datasets  # noqa: F401
+        import peft  # noqa: F401
+        import trl  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError(f"training needs the package {error.name}: pip install 'cuda-l2[train]'") from None
+
+
+def _texts(folders: Sequence[Path]) -> list[str]:
+    from cuda_l2.corpus import dataset
+
+    return [row["text"] for folder in folders for row in dataset.read(folder, "text")]
+
+
+def _conversations(folders: Sequence[Path]) -> list[list[dict[str, str]]]:
+    from cuda_l2.corpus import dataset
+
+    return [row["messages"] for folder in folders for row in dataset.read(folder, "sft")]

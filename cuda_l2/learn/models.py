@@ -1,0 +1,127 @@
+"""Models and tokenizers to train: loaded, or made from scratch."""
+
+import itertools
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from cuda_l2.errors import UserError
+from cuda_l2.learn.settings import Scratch
+from cuda_l2.llm._base import one_line
+
+SCRATCH = "scratch"
+"""A model's name that asks for random weights and a tokenizer made from the data."""
+END, PAD = "<|end|>", "<|pad|>"
+TOKENIZER_CHARS = 4_000_000
+"""More text teaches a small vocabulary nothing new."""
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\n\n' }}{% endif %}{% endfor %}"
+)
+"""Of models without a template: the texts alone, as `hf:` policies put them to such models; an answer ends."""
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """What is trained, on the device where it is."""
+
+    model: Any
+    tokenizer: Any
+
+    def save(self, folder: Path) -> None:
+        """Write both where transformers, and `--policy hf:FOLDER`, read them; adapters become part of the weights."""
+        model = self.model.merge_and_unload() if hasattr(self.model, "merge_and_unload") else self.model
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load(name: str, precision: str) -> Pupil:
+    """The model of a folder or of the Hub; code that comes with it is not run. UserError where it cannot be had."""
+    quiet()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        dtype = getattr(torch, precision) if device() == "cuda" else torch.float32
+        model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        raise UserError(
+            f"cannot load the model {name}: {one_line(str(error), 200)}; give a folder that transformers'"
+            " save_pretrained wrote, or the id of a model on the Hub"
+        ) from None
+    if tokenizer.eos_token is None:
+        raise UserError(f"the tokenizer of {name} has no end-of-text token, so answers would never end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+    return Pupil(model, tokenizer)
+
+
+def make(scratch: Scratch, texts: Iterable[str], sequence_tokens: int, seed: int) -> Pupil:
+    """A small Llama of random weights, and a byte-level BPE of the texts."""
+    quiet()
+    tokenizer = _tokenizer(texts, scratch.vocabulary)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=scratch.width,
+        intermediate_size=scratch.width * 3,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        max_position_embeddings=sequence_tokens,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.LlamaForCausalLM(config)
+    model.generation_config.do_sample = True  # servers are greedy without
+    return Pupil(model, tokenizer)
+
+
+def quiet() -> None:
+    """Without bars and notes of libraries."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", "You are using 'rollout_func'")  # TRL's, which versions before 2 have
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+
+
+def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Pieces may span the words of a line: one that many kernels share is few tokens. Digits stand alone."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"[^\n]*\n|[^\n]+"), "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_some(texts), trainer)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = PLAIN_TEMPLATE
+    return fast
+
+
+def _some(texts: Iterable[str]) -> Iterable[str]:
+    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
+    return (text for text, size in zip(texts, sizes, strict=False) if size < TOKENIZER_CHARS)

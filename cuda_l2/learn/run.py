@@ -1,0 +1,114 @@
+"""One training run's folder: what it was told, its log, its checkpoints, the model at its end.
+
+run.jsonl           what it was told, then a line a logged step
+checkpoints/        as transformers' Trainer writes them
+model/              written when the stage is done
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.errors import UserError
+from cuda_l2.lines import LinesFile, parsed
+
+FORMAT = "cuda-l2 train 1"
+LOG = "run.jsonl"
+MODEL = "model"
+
+
+class Run:
+    """A folder that one process trains in. A context manager."""
+
+    def __init__(self, folder: Path, told: Mapping[str, Any]) -> None:
+        """told: what decides the outcome, as JSON; UserError where the folder holds something else or another run."""
+        self.folder = folder
+        header = {"format": FORMAT, **json.loads(json.dumps(told))}
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / LOG).exists():
+            raise UserError(f"{folder} holds other things; choose an empty folder with --out")
+        self._file = LinesFile(folder / LOG, lambda first: _accept(first, header, folder))
+        if not self._file.lines:
+            self._file.append(json.dumps(header))
+
+    @property
+    def model(self) -> Path:
+        """Where the trained model is, once the stage is done."""
+        return self.folder / MODEL
+
+    @property
+    def logged(self) -> int:
+        """How many lines an earlier process left."""
+        return len(self._file.lines)
+
+    @property
+    def done(self) -> bool:
+        return self.model.is_dir()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def last_checkpoint(self) -> Path | None:
+        """The latest whole checkpoint; later ones, which a kill left half written, are removed."""
+        found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        for path in reversed(found):
+            if _whole(path):
+                return path
+            shutil.rmtree(path)
+        return None
+
+    def log(self, fields: Mapping[str, Any]) -> None:
+        """Keep what is known of a step."""
+        self._file.append(json.dumps(fields))
+
+    def finish(self, save: Callable[[Path], None]) -> None:
+        """Let `save` write the model into a folder; it is there as a whole or not at all. Checkpoints go."""
+        temporary = self.folder / f"{MODEL}.new"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            save(temporary)
+            temporary.replace(self.model)
+        except OSError as error:
+            raise UserError(f"cannot write {self.model}: {error.strerror or error}; started again it goes on") from None
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _whole(checkpoint: Path) -> bool:
+    """Whether all of a checkpoint was written: its state is written last."""
+    try:
+        return "global_step" in json.loads((checkpoint / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _accept(first: bytes, header: Mapping[str, Any], folder: Path) -> None:
+    before = parsed(first)
+    if before is None or before.get("format") != FORMAT:
+        raise UserError(f"{folder} holds no training run of this version; choose another folder with --out")
+    for name, value, other in _differences(before, header):
+        raise UserError(
+            f"{folder} holds a run with {name} = {value}, not {other}; choose another folder with --out, or go on as"
+            " that run began"
+        )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    found: list[tuple[str, Any, Any]] = []
+    for name in sorted(before.keys() | now.keys()):
+        one, other = before.get(name), now.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += _differences(one, other, f"{prefix}{name}.")
+        elif one != other:
+            found.append((prefix + name, one, other))
+    return found

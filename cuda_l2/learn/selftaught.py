@@ -1,0 +1,139 @@
+"""Self-supervised rounds (CUDA-L1's second stage): the model writes, what is verified is kept, the model learns it."""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from cuda_l2.archive import Archive
+from cuda_l2.collect import Collection, Make, Pair, Settings, collect
+from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.errors import UserError
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.learn import models
+from cuda_l2.learn.run import Run
+from cuda_l2.learn.settings import StageSettings
+from cuda_l2.learn.tune import Say, fine_tune
+from cuda_l2.learn.writer import Questions, Writer
+from cuda_l2.propose._function import FunctionProposer
+from cuda_l2.records import Gemm, Trial
+from cuda_l2.rigs import Rig
+
+NAME = "self-supervised"
+"""Of the model as candidates' proposer, and in the collection."""
+
+
+def self_supervised(
+    model: str,
+    gemms: Sequence[Gemm],
+    settings: StageSettings,
+    run: Run,
+    rig: Rig,
+    archive: Archive,
+    questions: Questions,
+    say: Say,
+    *,
+    others: Sequence[Sequence[Mapping[str, str]]] = (),
+    hold_out: HoldOut = HoldOut(),
+) -> None:
+    """Rounds of collecting with the model itself and fine-tuning on what it kept. Goes on where it was.
+
+    others: conversations that every round's training sees too. UserError where a round keeps no kernel.
+    """
+    assert settings.collecting is not None
+    for number in range(1, settings.collecting.rounds + 1):
+        folder = run.folder / f"round-{number}"
+        kept = _collect(model, gemms, settings, folder / "collected", number, rig, archive, questions, hold_out, say)
+        with Run(folder / "tuned", {"model": model, "kernels": len(kept)}) as tuning:
+            if not tuning.done:
+                fine_tune(model, [*kept, *others], settings, tuning, say)
+            model = str(tuning.model)
+    last = model
+    run.finish(lambda path: _copy(Path(last), path))
+
+
+def _collect(
+    model: str,
+    gemms: Sequence[Gemm],
+    settings: StageSettings,
+    folder: Path,
+    number: int,
+    rig: Rig,
+    archive: Archive,
+    questions: Questions,
+    hold_out: HoldOut,
+    say: Say,
+) -> list[list[dict[str, str]]]:
+    """Conversations that this round keeps."""
+    wanted = settings.collecting
+    assert wanted is not None
+    limits = Settings(wanted.tries, wanted.keep, number, least_speedup=wanted.least_speedup)
+    said: dict[Gemm, Pair] = {}
+    with Collection(folder) as collection:
+        machine = rig.target.machine
+        if not all(_done(collection, gemm, machine, limits) for gemm in gemms if not hold_out.task(gemm)):
+            make = _making(model, settings, questions, number, collection)
+            collect(
+                gemms,
+                {NAME: make},
+                rig,
+                archive,
+                collection,
+                limits,
+                hold_out=hold_out,
+                on_try=lambda pair: said.update({pair.task: pair}),
+            )
+        collection.export()
+        for pair in said.values():
+            became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
+            say(f"round {number}, {pair.task}: {pair.tries} tries ({became}), {pair.kept} kept, best {pair.best:.3f}x")
+        rows = collection.rows()
+    if not rows:
+        raise UserError(
+            f"round {number} kept no kernel: the model writes none that is correct (see {folder / 'tries.jsonl'});"
+            " train it longer on others' kernels first, with --stage sft, or raise collecting.tries"
+        )
+    say(f"round {number}: {len(rows)} kernels of its own")
+    return [row["messages"] for row in rows]
+
+
+def _done(collection: Collection, gemm: Gemm, machine: str, limits: Settings) -> bool:
+    pair = Pair(gemm, NAME)
+    for line in collection.of(gemm, machine, NAME, limits.round):
+        pair.count(line)
+    return pair.done(limits)
+
+
+def _making(model: str, settings: StageSettings, questions: Questions, number: int, collection: Collection) -> Make:
+    """Proposers that ask the model; it is loaded once."""
+    sampling = settings.sampling
+    assert sampling is not None
+    pupil = models.load(model, settings.tuning.precision)
+    pupil.model.to(models.device()).eval()
+    writer = Writer(pupil.model, pupil.tokenizer, sampling)
+
+    def make(evaluator: Evaluator, history: Callable[[], list[Trial]]) -> FunctionProposer:
+        gemm, machine = evaluator.task, evaluator.target.machine
+        assert isinstance(gemm, Gemm)  # what the collector asks for
+        question = questions.ask(gemm, history(), pupil.tokenizer)
+        prompt = writer.prompt_ids(question)
+
+        def write(count: int) -> list[str]:
+            tries = len(collection.of(gemm, machine, NAME, number))  # answers after a kill are new ones
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                torch.manual_seed(_seed(settings.tuning.seed, number, str(gemm), tries))
+                return [writer.text(answer) for answer in writer.write([prompt] * count)]
+
+        return FunctionProposer(NAME, question, write, sampling.at_once)
+
+    return make
+
+
+def _seed(*parts: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6])
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)

@@ -1,0 +1,173 @@
+"""Pretraining and supervised fine-tuning through TRL's SFTTrainer."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import datasets
+import transformers
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+from cuda_l2.errors import UserError
+from cuda_l2.learn import models
+from cuda_l2.learn.models import Pupil
+from cuda_l2.learn.run import Run
+from cuda_l2.learn.settings import Lora, StageSettings, Tuning
+
+Say = Callable[[str], None]
+
+
+def pretrain(model: str, texts: Sequence[str], settings: StageSettings, run: Run, say: Say) -> None:
+    """Train on plain text, joined and cut to equal lengths. Goes on from the run's last checkpoint."""
+    pupil = _pupil(model, texts, settings)
+    if not any(texts):
+        raise UserError("the text to train on is empty")
+    tokens = sum(len(ids) for ids in pupil.tokenizer(list(texts), verbose=False)["input_ids"])
+    say(f"{len(texts)} texts of {tokens:,} tokens; {_size(pupil)}")
+    _fit(pupil, [{"text": text} for text in texts], settings, run, say, packing=True)
+
+
+def fine_tune(
+    model: str, conversations: Sequence[Sequence[Mapping[str, str]]], settings: StageSettings, run: Run, say: Say
+) -> None:
+    """Train on the last answer of each conversation, given all before it. Goes on from the run's last checkpoint.
+
+    conversations: messages with role and content, the last the assistant's. Those longer than the sequence are left
+    out: half a kernel would teach to stop early.
+    """
+    pupil = _pupil(model, ["\n\n".join(turn["content"] for turn in turns) for turns in conversations], settings)
+    limit = settings.tuning.sequence_tokens
+    short = [turns for turns in conversations if _tokens(pupil, turns) <= limit]
+    left_out = len(conversations) - len(short)
+    if not short:
+        raise UserError(
+            f"all {len(conversations)} conversations are longer than {limit} tokens; raise tuning.sequence_tokens"
+        )
+    note = f", {left_out} longer than {limit} tokens left out" if left_out else ""
+    say(f"{len(short)} conversations{note}; {_size(pupil)}")
+    rows = [{"prompt": list(turns[:-1]), "completion": [turns[-1]]} for turns in short]
+    _fit(pupil, rows, settings, run, say, packing=False)
+
+
+def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
+    """What all trainers are told alike."""
+    on_gpu = models.device() == "cuda"
+    return {
+        "output_dir": str(run.checkpoints),
+        "num_train_epochs": tuning.epochs,
+        "max_steps": tuning.steps or -1,
+        "learning_rate": tuning.learning_rate,
+        "warmup_steps": tuning.warmup,
+        "weight_decay": tuning.weight_decay,
+        "lr_scheduler_type": "cosine",
+        "activation_checkpointing": tuning.activation_checkpointing,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "save_strategy": "steps",
+        "save_steps": tuning.save_every,
+        "save_total_limit": tuning.checkpoints,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "seed": tuning.seed,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": on_gpu,
+    }
+
+
+def adapters(lora: Lora) -> LoraConfig | None:
+    """Of all linear layers; None where all weights are trained."""
+    if not lora.rank:
+        return None
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def train(trainer: Any, run: Run, say: Say) -> None:
+    """Let a trainer work from the run's last checkpoint on, and write the model."""
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.add_callback(_Progress(run, say))
+    last = run.last_checkpoint()
+    if last is not None:
+        say(f"goes on from {last.name}")
+    trainer.train(resume_from_checkpoint=str(last) if last else None)
+    run.finish(Pupil(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class).save)
+
+
+def _fit(
+    pupil: Pupil, rows: Sequence[Mapping[str, Any]], settings: StageSettings, run: Run, say: Say, *, packing: bool
+) -> None:
+    tuning = settings.tuning
+    datasets.disable_progress_bars()
+    config = SFTConfig(
+        **trainer_options(tuning, run),
+        per_device_train_batch_size=tuning.micro_batch,
+        gradient_accumulation_steps=tuning.batch // tuning.micro_batch,
+        max_length=tuning.sequence_tokens,
+        packing=packing,
+        packing_strategy="wrapped",
+        completion_only_loss=not packing,
+    )
+    data = datasets.Dataset.from_list([dict(row) for row in rows])
+    trainer = SFTTrainer(
+        model=pupil.model,
+        args=config,
+        train_dataset=data,
+        processing_class=pupil.tokenizer,
+        peft_config=adapters(settings.lora),
+    )
+    train(trainer, run, say)
+
+
+def _pupil(model: str, texts: Sequence[str], settings: StageSettings) -> Pupil:
+    tuning = settings.tuning
+    if model != models.SCRATCH:
+        return models.load(model, tuning.precision)
+    if settings.lora.rank:
+        raise UserError("random weights have nothing to adapt: set lora.rank = 0 with --model scratch")
+    assert settings.scratch is not None
+    return models.make(settings.scratch, texts, tuning.sequence_tokens, tuning.seed)
+
+
+def _tokens(pupil: Pupil, turns: Sequence[Mapping[str, str]]) -> int:
+    return len(pupil.tokenizer.apply_chat_template(list(turns), tokenize=True, return_dict=True)["input_ids"])
+
+
+def _size(pupil: Pupil) -> str:
+    return f"a model of {sum(weights.numel() for weights in pupil.model.parameters()) / 1e6:.2f} million weights"
+
+
+class _Progress(transformers.TrainerCallback):  # type: ignore[misc]
+    """A line a few seconds, and every logged step into the run's file."""
+
+    EVERY_S = 5.0
+
+    def __init__(self, run: Run, say: Say) -> None:
+        self._run, self._say = run, say
+        self._began = self._said = time.perf_counter()
+        self._first = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began = time.perf_counter()
+        self._first = state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        known = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        self._run.log({"step": state.global_step, **{n: v for n, v in known.items() if math.isfinite(v)}})
+        now = time.perf_counter()
+        last = state.global_step >= state.max_steps
+        if "loss" in known and (last or now - self._said >= self.EVERY_S):
+            self._said = now
+            done = state.global_step - self._first
+            left = (now - self._began) / max(1, done) * (state.max_steps - state.global_step)
+            extra = f", reward {known['reward']:.3f}" if "reward" in known else ""
+            self._say(
+                f"step {state.global_step} of {state.max_steps}: loss {known['loss']:.4f}{extra}, {left:.0f} s left"
+            )

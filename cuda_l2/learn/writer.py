@@ -1,0 +1,111 @@
+"""What a model in training is asked, and its answers."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_l2.contract.text import contract_text
+from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.learn.settings import Sampling
+from cuda_l2.llm._base import without_system
+from cuda_l2.propose import _question
+from cuda_l2.propose._prompt import Templates
+from cuda_l2.records import Gemm, Trial
+from cuda_l2.targets._base import Target
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Prompts as a search makes them, as one message of the user. Nothing that is held out is shown."""
+
+    target: Target
+    templates: Templates
+    sampling: Sampling
+    hold_out: HoldOut
+    rng: np.random.Generator
+
+    def ask(self, gemm: Gemm, history: Sequence[Trial], tokenizer: Any) -> str:
+        """One question; its exemplars are drawn anew from the task's trials so far."""
+        parts = _question.parts(
+            gemm,
+            self.target,
+            [trial for trial in history if not self.hold_out.candidate(trial.candidate)],
+            self.rng,
+            contract=contract_text(self.target.name),
+            environment=self.target.environment(),
+            exemplars=self.sampling.exemplars,
+        )
+        messages = self.templates.ask(
+            parts,
+            self.sampling.prompt_tokens,
+            lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]),
+        )
+        (question,) = without_system(messages)
+        return question.text
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A model that answers; it may be in training."""
+
+    model: Any
+    tokenizer: Any
+    sampling: Sampling
+
+    def prompt_ids(self, question: str) -> list[int]:
+        """The question's tokens as the model reads them."""
+        turn = [{"role": "user", "content": question}]
+        ids: list[int] = self.tokenizer.apply_chat_template(
+            turn, tokenize=True, add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        return ids
+
+    def write(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """An answer's tokens for each prompt, with the end's token where it came to one. torch's generator decides."""
+        answers: list[list[int]] = []
+        for start in range(0, len(prompts), self.sampling.at_once):
+            answers += self._batch(prompts[start : start + self.sampling.at_once])
+        return answers
+
+    def text(self, answer: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(answer, skip_special_tokens=True)
+        return text
+
+    @torch.no_grad()
+    def _batch(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        device = next(self.model.parameters()).device
+        half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")  # as trainers compute
+        with _answering(self.model), half:
+            output = self.model.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                do_sample=True,
+                temperature=self.sampling.temperature,
+                top_k=0,
+                top_p=1.0,
+                use_cache=True,
+                max_new_tokens=self.sampling.answer_tokens,
+                pad_token_id=pad,
+                eos_token_id=end,
+            )
+        rows: list[list[int]] = output[:, longest:].tolist()
+        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+@contextlib.contextmanager
+def _answering(model: Any) -> Iterator[None]:
+    """Without dropout, then as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,52 @@
+"""What a question to a model is made of: the task and machine, and what the archive knows of earlier kernels."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cuda_l2.propose import _prompt
+from cuda_l2.propose._exemplars import sample_exemplars
+from cuda_l2.records import Gemm, TimingStatus, Trial
+from cuda_l2.targets._base import Target
+
+FAILURES_SHOWN = 3
+
+
+def parts(
+    gemm: Gemm,
+    target: Target,
+    history: Sequence[Trial],
+    rng: np.random.Generator,
+    *,
+    contract: str,
+    environment: Mapping[str, Any],
+    exemplars: int,
+    profile: Callable[[Trial], str] = lambda trial: "",
+    references: Callable[[Sequence[Trial]], Sequence[str]] = lambda failures: (),
+) -> _prompt.Parts:
+    """The parts of a new conversation's beginning. `exemplars` scored kernels are drawn anew each time.
+
+    profile: what the hardware's counters say of a kernel, empty if nothing. references: excerpts, given the failures
+    shown.
+    """
+    measured = [(trial.reward, trial) for trial in history if trial.speedup and not math.isnan(trial.reward)]
+    best = max((trial for _, trial in measured), key=lambda trial: trial.speedup, default=None)
+    shown = sample_exemplars(measured, exemplars, rng)
+    latest = {trial.reason: trial for trial in history if failed(trial) and trial.reason}
+    failures = list(latest.values())[-FAILURES_SHOWN:]  # with reasons of their own
+    return _prompt.Parts(
+        contract=contract,
+        machine=_prompt.describe_machine(target, gemm, environment),
+        task=_prompt.describe_task(gemm),
+        standing=_prompt.describe_standing(best, target),
+        profile=_prompt.fenced(text) if best and (text := profile(best)) else "",
+        exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],
+        failures=[_prompt.describe_failure(trial) for trial in failures],
+        references=references(failures),
+    )
+
+
+def failed(trial: Trial) -> bool:
+    return trial.timing is None or trial.timing.status is not TimingStatus.MEASURED

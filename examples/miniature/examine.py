@@ -1,0 +1,163 @@
+"""What a model of the miniature writes: how much builds, is correct, is new, and how fast it is."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import torch
+from teacher import Teacher, question
+
+from cuda_l2.archive import Archive
+from cuda_l2.corpus.duplicates import digest, tokens
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.learn import models
+from cuda_l2.learn.settings import Sampling
+from cuda_l2.learn.writer import Writer
+from cuda_l2.measure.protocols import FINALS
+from cuda_l2.propose._answer import parse_answer
+from cuda_l2.records import BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.rigs import Rig
+from cuda_l2.search import judge_group
+
+TIMINGS = 3
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of one model to one shape's question. Shares are of all answers, those of novelty of the correct ones."""
+
+    shape: str
+    asked: int
+    built: int
+    correct: int
+    speedups: list[float]  # of correct answers, under the search's protocol
+    novel_text: int  # normalised text that no training text has
+    novel_tree: int  # numbers left out as well
+    held: int  # schedules of the best decile, which was held out
+    best: str  # source of the fastest answer; empty where none is correct
+
+
+def examine(
+    folder: Path,
+    gemms: Sequence[Gemm],
+    histories: Mapping[Gemm, Sequence[Trial]],
+    teacher: Teacher,
+    rig: Rig,
+    archive: Archive,
+    prompts: Path,
+    *,
+    answers: int,
+    exemplars: int,
+    seed: int,
+) -> list[Answers]:
+    """Ask the model of the folder for every shape. histories: whose scored kernels its questions show."""
+    pupil = models.load(str(folder), "float32")
+    sampling = Sampling(temperature=1.0, prompt_tokens=600, answer_tokens=160, exemplars=exemplars, at_once=answers)
+    writer = Writer(pupil.model.eval(), pupil.tokenizer, sampling)
+    known = [trial.candidate.source for trials in teacher.trials.values() for trial in trials]
+    texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
+    held = {digest(candidate.source) for candidate in teacher.held_out}
+    found = []
+    for gemm in gemms:
+        torch.manual_seed(seed)
+        asked = [question(gemm, histories.get(gemm, ()), rig, prompts, exemplars, seed + i) for i in range(answers)]
+        written = writer.write([writer.prompt_ids(text) for text in asked])
+        sources = [parse_answer(writer.text(ids)).source for ids in written]
+        with Evaluator(gemm, rig) as evaluator:
+            judged = judge_group(evaluator, archive, [Candidate(source, "miniature") for source in sources if source])
+            trials = [trial for trial, _ in judged]
+            right = [trial for trial in trials if trial.speedup]
+            best = max(right, key=lambda trial: trial.speedup, default=None)
+            found.append(
+                Answers(
+                    str(gemm),
+                    answers,
+                    sum(trial.build.status is BuildStatus.BUILT for trial in trials),
+                    len(right),
+                    [round(trial.speedup, 4) for trial in right],
+                    sum(digest(trial.candidate.source) not in texts for trial in right),
+                    sum(tree(trial.candidate.source) not in trees for trial in right),
+                    sum(digest(trial.candidate.source) in held for trial in right),
+                    best.candidate.source if best else "",
+                )
+            )
+    return found
+
+
+def contest(shape: str, candidates: Sequence[Candidate], rig: Rig) -> dict[str, float]:
+    """Speedups of kernels, each timed anew several times in turn: the medians, by candidates' ids.
+
+    What was chosen by one timing is reported from others, and all are timed in the same minutes.
+    """
+    protocol = rig.protocols[FINALS.name]
+    unique = {candidate.id: candidate for candidate in candidates}
+    with Evaluator(Gemm.parse(shape), rig) as evaluator:
+        rounds = [[t.speedup for t in evaluator.evaluate(list(unique.values()), protocol)] for _ in range(TIMINGS)]
+    return {key: round(median(times), 4) for key, times in zip(unique, zip(*rounds, strict=True), strict=True)}
+
+
+def tree(source: str) -> str:
+    """Of the normalised text with its numbers left out: equal where kernels differ in numbers at most."""
+    return digest(" ".join("0" if token[0].isdigit() else token for token in tokens(source)))
+
+
+def save(path: Path, found: Sequence[Answers]) -> None:
+    path.write_text(json.dumps([asdict(answers) for answers in found], indent=1) + "\n")
+
+
+def load(path: Path) -> list[Answers]:
+    return [Answers(**fields) for fields in json.loads(path.read_text())]
+
+
+def figures(
+    found: Sequence[Answers], shapes: Sequence[str], timed: Mapping[str, Mapping[str, float]], training: Sequence[str]
+) -> list[float]:
+    """One line of the table, over some of the shapes, as numbers in COLUMNS' order; NaN where there is nothing.
+
+    timed: the contest's speedups by shape and candidate. training: ids of the best training kernels.
+    """
+    chosen = [answers for answers in found if answers.shape in shapes]
+    asked = sum(answers.asked for answers in chosen)
+    built = sum(answers.built for answers in chosen)
+    correct = sum(answers.correct for answers in chosen)
+    speedups = [speedup for answers in chosen for speedup in answers.speedups]
+    bests = [timed[answers.shape][Candidate(answers.best).id] if answers.best else 0.0 for answers in chosen]
+    taught = [max(timed[answers.shape][key] for key in training) for answers in chosen]
+    ratios = [best / other for best, other in zip(bests, taught, strict=True)]
+    new = [sum(getattr(answers, part) for answers in chosen) for part in ("novel_text", "novel_tree", "held")]
+    shares = [count / correct if correct else math.nan for count in new]
+    mean = fmean(speedups) if speedups else math.nan
+    return [built / asked, correct / asked, mean, fmean(bests), fmean(ratios), *shares]
+
+
+COLUMNS = {
+    "builds": "{:.0%}",
+    "correct": "{:.0%}",
+    "mean": "{:.3f}",
+    "best": "{:.3f}",
+    "over training's": "{:.2f}",
+    "new schedule": "{:.0%}",
+    "new tree": "{:.0%}",
+    "held-out decile": "{:.0%}",
+}
+
+
+def head() -> str:
+    return f"| stage | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}"
+
+
+def row(name: str, seeds: Sequence[Sequence[float]]) -> str:
+    """A line of the table: figures of one seed, or of several the mean with the least and the greatest."""
+    cells = [_cell(form, values) for form, values in zip(COLUMNS.values(), zip(*seeds, strict=True), strict=True)]
+    return f"| {' | '.join([name, *cells])} |"
+
+
+def _cell(form: str, values: Sequence[float]) -> str:
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "-"
+    text = form.format(fmean(known))
+    return text if len(values) == 1 else f"{text} ({form.format(min(known))} to {form.format(max(known))})"

@@ -1,0 +1,5 @@
+#include "vectors.h"
+#include "direct.h"
+#include "tile.h"
+#include "rows.h"
+#include "gemm.h"

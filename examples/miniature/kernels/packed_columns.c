@@ -1,0 +1,5 @@
+#include "vectors.h"
+#include "packed.h"
+#include "tile.h"
+#include "columns.h"
+#include "gemm.h"

@@ -1,0 +1,109 @@
+"""The miniature of all training stages: its family, its data without what is held out, its table."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.corpus import dataset
+from cuda_l2.corpus.duplicates import digest
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.propose._base import ABSENT, FamilySpace, space_for
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.retrieve.sources import Source
+
+FOLDER = Path(__file__).parent.parent / "examples" / "miniature"
+GEMM = Gemm.parse("24x192x32")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    for name in ("family", "teacher", "examine"):
+        sys.modules.pop(name, None)
+
+
+def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, target) -> None:
+    from examine import tree  # noqa: PLC0415
+    from family import FAMILIES  # noqa: PLC0415
+
+    sources = []
+    with Evaluator(GEMM, rig) as evaluator:
+        for family in FAMILIES:
+            space = FamilySpace(family, GEMM, target)
+            assert family.serves(GEMM, target) and not family.serves(Gemm.parse("25x192x32"), target)
+            (trial,) = evaluator.evaluate([space.render((1, 4, 2, 3), "test")])
+            assert trial.status == "measured", trial.reason
+            sources.append(trial.candidate.source)
+            other = space.render((1, 4, 1, 3), "test").source
+            assert tree(other) == tree(sources[-1]) and digest(other) != digest(sources[-1])
+    assert len({tree(source) for source in sources}) == len(FAMILIES)
+
+
+def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeypatch) -> None:
+    import teacher  # noqa: PLC0415
+
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.h").write_text(
+        "/* Adds two numbers, as the caller wants. */\nint add(int a, int b) {\n    int sum_of_both = a + b;  /* may overflow */\n    return sum_of_both;\n}\n"
+    )
+    monkeypatch.setattr(teacher, "installed_sources", lambda: [Source("aten", tmp_path / "code")])
+    monkeypatch.setattr(teacher, "draw", _in_turn())
+    monkeypatch.setattr(teacher, "HELD_SHARE", 0.34)
+    taught = teacher.measure([GEMM], 3, rig, archive)
+    assert len(taught.held_out) == 1 and len(taught.trials[GEMM]) == 2
+    (held,) = taught.held_out
+    assert archive.best(GEMM, rig.target.machine, "search")[0].candidate.id == held.id
+    teacher.write_data(tmp_path / "data", taught, rig, FOLDER / "prompts", 0)
+    texts = [row["text"] for row in dataset.read(tmp_path / "data" / "corpus", "text")]
+    assert len(texts) == 7 and any("int add" in text for text in texts)
+    conversations = [row["messages"] for row in dataset.read(tmp_path / "data" / "collected", "sft")]
+    assert len(conversations) == 6
+    fast, slow = (trial.candidate.source for trial in taught.trials[GEMM])
+    for asked, said in conversations:
+        assert "M = 24" in asked["content"] and fast not in asked["content"]  # the best is shown to no one
+        assert (slow in asked["content"]) <= (fast in said["content"])  # only slower ones are shown
+    assert any(slow in asked["content"] for asked, _ in conversations)
+    assert held.source not in "".join([*texts, *(turn["content"] for turns in conversations for turn in turns)])
+
+
+def test_a_row_of_the_table_counts_over_its_shapes() -> None:
+    from examine import Answers, figures, head, row  # noqa: PLC0415
+
+    one = Answers("a", 4, 3, 2, [0.5, 0.25], 1, 0, 1, "int a;")
+    two = Answers("b", 4, 0, 0, [], 0, 0, 0, "")
+    timed = {"a": {Candidate("int a;").id: 0.6, "taught": 0.5, "other": 0.2}, "b": {"taught": 0.5, "other": 0.6}}
+
+    def cells(*seeds):
+        return row("x", [figures([one, two], shapes, timed, ["taught", "other"]) for shapes in seeds])
+
+    assert cells(["a"]) == "| x | 75% | 50% | 0.375 | 0.600 | 1.20 | 50% | 0% | 50% |"
+    assert cells(["a", "b"]) == "| x | 38% | 25% | 0.375 | 0.300 | 0.60 | 50% | 0% | 50% |"
+    assert cells(["b"]) == "| x | 0% | 0% | - | 0.000 | 0.00 | - | - | - |"
+    assert cells(["a"], ["b"]).startswith("| x | 38% (0% to 75%) | 25% (0% to 50%) | 0.375 (0.375 to 0.375) | 0.300 ")
+    assert all(line.count("|") == cells(["a"]).count("|") for line in head().split("\n"))
+
+
+def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -> None:
+    import examine  # noqa: PLC0415
+    from family import FAMILIES  # noqa: PLC0415
+
+    space = FamilySpace(FAMILIES[0], GEMM, target)
+    fast, slow = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))
+    monkeypatch.setattr(examine, "TIMINGS", 1)
+    timed = examine.contest(str(GEMM), [fast, slow, fast], rig)
+    assert list(timed) == [fast.id, slow.id] and timed[fast.id] > timed[slow.id] > 0
+
+
+def test_the_four_sources_are_one_space(target) -> None:
+    from family import FAMILIES  # noqa: PLC0415
+
+    space = space_for(FAMILIES, GEMM, target)
+    assert len({space.render(values, "test").id for values in space.defaults()}) == 4
+
+
+def _in_turn():
+    """In place of a drawing at random: three schedules of the first source."""
+    schedules = iter([(1, 4, 1, 1), (1, 4, 2, 3), (1, 8, 4, 6)])
+    return lambda space, rng: (0, *next(schedules), *[ABSENT] * 12)

@@ -1,0 +1,195 @@
+"""Training stages: settings, data, models from scratch, what a killed run goes on with, errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cuda_l2.commands import train as command
+from cuda_l2.commands.train import TrainSettings
+from cuda_l2.corpus import dataset
+from cuda_l2.errors import UserError
+from cuda_l2.learn import settings as stages
+from cuda_l2.llm._base import Message, Outcome, Request
+from cuda_l2.llm.settings import ModelSettings
+
+SMALL = """
+[tuning]
+steps = 40
+batch = 4
+micro_batch = 4
+learning_rate = 1e-2
+sequence_tokens = 48
+activation_checkpointing = false
+save_every = 5
+[scratch]
+layers = 1
+width = 32
+heads = 2
+vocabulary = 300
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """A folder with settings, a corpus and conversations, all tiny."""
+    folder = tmp_path_factory.mktemp("train")
+    (folder / "small.toml").write_text(SMALL)
+    texts = [{"text": f"void f{i}(void) {{\n    int a = {i};\n    return;\n}}\n"} for i in range(30)]
+    dataset.write(folder / "corpus", {"text": texts}, "test")
+    rows = [
+        {"messages": [{"role": "user", "content": f"Write {i}."}, {"role": "assistant", "content": f"int a = {i};\n"}]}
+        for i in range(10, 30)
+    ]
+    rows[3]["messages"][1]["content"] = "int a;\n" * 100  # too long
+    dataset.write(folder / "collected", {"sft": rows}, "test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(small) -> Path:
+    run("pretrain", small, "scratch", "corpus", small / "pretrained")
+    return small / "pretrained" / "model"
+
+
+def run(stage: str, small: Path, model: str | Path, data: str, out: Path, *changes: str) -> None:
+    asked = TrainSettings(str(model), [small / data], out, small / "small.toml", list(changes))
+    command.command(stage=stage, settings=asked)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def logged(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()][1:]
+
+
+def test_a_model_from_scratch_learns_its_text_and_then_answers(small, pretrained, capsys) -> None:
+    losses = [line["loss"] for line in logged(pretrained.parent) if "loss" in line]
+    assert len(losses) == 40 and losses[-1] < 0.8 * losses[0]
+    run("sft", small, pretrained, "collected", small / "tuned", "tuning.steps=120")
+    said = capsys.readouterr()
+    assert "19 conversations, 1 longer than 48 tokens left out" in said.err and "step 120 of 120" in said.err
+    assert "hf:" in said.out
+    from cuda_l2.llm.kinds.hf import LocalModel  # noqa: PLC0415 - loads transformers
+
+    model = LocalModel(str(small / "tuned" / "model"), ModelSettings())
+    replies = []
+    model.ask([Request((Message("user", "Write 12."),), 20, 0.0)], lambda i, reply: replies.append(reply))
+    (reply,) = replies
+    assert reply.outcome is Outcome.ANSWERED and reply.finish == "stop" and reply.text.startswith("int a = ")
+
+
+def test_what_is_done_is_not_done_again(small, pretrained, capsys) -> None:
+    before = weights(pretrained.parent)
+    run("pretrain", small, "scratch", "corpus", pretrained.parent)
+    assert weights(pretrained.parent) == before and "step" not in capsys.readouterr().err
+
+
+def test_a_killed_run_goes_on_to_the_very_same_weights(small, tmp_path, capsys) -> None:
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    arguments = ["--model", "scratch", "--data", str(small / "corpus"), "--config", str(small / "small.toml")]
+    arguments += ["--set", "tuning.steps=100"]
+    base = [sys.executable, "-m", "cuda_l2.cli", "train", "--stage", "pretrain", *arguments, "--out", str(out)]
+    process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (out / "checkpoints" / "checkpoint-10").exists():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "model").exists()
+    found = sorted((out / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
+    broken = out / "checkpoints" / "checkpoint-95"  # as a kill while it was written leaves it
+    broken.mkdir()
+    (broken / "model.safetensors").write_bytes(b"half")
+    run("pretrain", small, "scratch", "corpus", out, "tuning.steps=100")
+    said = capsys.readouterr().err
+    assert "goes on from checkpoint-" in said and "checkpoint-95" not in said, found
+    run("pretrain", small, "scratch", "corpus", whole, "tuning.steps=100")
+    assert weights(out) == weights(whole)
+    assert not (out / "checkpoints").exists()
+
+
+def test_adapters_change_the_weights_and_become_part_of_them(small, pretrained, tmp_path) -> None:
+    run("sft", small, pretrained, "collected", tmp_path / "lora", "lora.rank=4", "tuning.steps=3")
+    assert weights(tmp_path / "lora") != weights(pretrained.parent)
+    assert not list((tmp_path / "lora" / "model").glob("adapter*"))
+    with pytest.raises(UserError, match="nothing to adapt"):
+        run("sft", small, "scratch", "collected", tmp_path / "other", "lora.rank=4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["tuning.learning_rate=0.5"], "tuning.learning_rate = 0.01, not 0.5"),
+        (["scratch.width=64"], "scratch.width = 32, not 64"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_settings(small, pretrained, changes, says) -> None:
+    with pytest.raises(UserError, match=says):
+        run("pretrain", small, "scratch", "corpus", pretrained.parent, *changes)
+
+
+def test_a_run_does_not_go_on_with_other_data_or_in_another_folder(small, pretrained, tmp_path) -> None:
+    dataset.write(tmp_path / "corpus", {"text": [{"text": "int a;\n" * 20}]}, "test")
+    with pytest.raises(UserError, match="a run with data = "):
+        run("pretrain", small, "scratch", str(tmp_path / "corpus"), pretrained.parent)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds other things"):
+        run("pretrain", small, "scratch", "corpus", tmp_path / "other")
+    run("pretrain", small, "scratch", "corpus", pretrained.parent, "tuning.save_every=7")  # decides nothing
+
+
+@pytest.mark.parametrize(
+    ("stage", "model", "data", "changes", "says"),
+    [
+        ("pretrain", "scratch", "nowhere", [], "holds no dataset with a part text"),
+        ("sft", "scratch", "corpus", [], "holds no dataset with a part sft"),
+        ("sft", "no/such/model", "collected", [], "cannot load the model no/such/model"),
+        ("sft", "", "collected", [], "--model is missing"),
+        ("dessert", "scratch", "corpus", [], "no stage 'dessert'"),
+        ("sft", "scratch", "collected", ["tuning.sequence_tokens=4"], "all 20 conversations are longer"),
+        ("sft", "scratch", "collected", ["tuning.steps=many"], "no TOML"),
+        ("sft", "scratch", "collected", ["tuning.steps='many'"], "must be of type int"),
+        ("sft", "scratch", "collected", ["tuning.stepz=1"], "has no 'stepz'"),
+        ("sft", "scratch", "collected", ["turning.steps=1"], "no section 'turning'"),
+        ("sft", "scratch", "collected", ["tuning.batch=6"], "multiple of tuning.micro_batch"),
+        ("sft", "scratch", "collected", ["tuning.precision='bfloat16'"], "needs adapters"),
+        ("sft", "scratch", "collected", ["scratch.width=33"], "multiple of 2 x scratch.heads"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(small, tmp_path, stage, model, data, changes, says) -> None:
+    with pytest.raises(UserError, match=says):
+        run(stage, small, model, data, tmp_path / "out", *changes)
+
+
+def test_stages_on_data_take_no_shapes(small) -> None:
+    with pytest.raises(UserError, match="takes no shapes"):
+        command.command(["64x64x64"], stage="sft", settings=TrainSettings("scratch", out=small / "out"))
+
+
+def test_missing_packages_are_named_with_the_remedy(small, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    with pytest.raises(UserError, match=r"needs the package trl: pip install 'cuda-l2\[train\]'"):
+        run("pretrain", small, "scratch", "corpus", tmp_path / "out")
+
+
+@pytest.mark.parametrize("stage", sorted(set(stages.STAGES) - set(stages.NOT_YET)))
+def test_packaged_settings_are_readable_and_whole(stage, capsys) -> None:
+    command.command(stage=stage, settings=TrainSettings(show=True))
+    assert capsys.readouterr().out == stages.packaged(stage).read_text()
+    assert stages.read(stage).stage == stage
+
+
+def test_settings_of_a_file_count_before_the_packaged_and_options_before_both(tmp_path) -> None:
+    (tmp_path / "mine.toml").write_text("[tuning]\nsteps = 7\nlearning_rate = 1\n")
+    read = stages.read("sft", tmp_path / "mine.toml", ["tuning.steps=9"])
+    assert (read.tuning.steps, read.tuning.learning_rate) == (9, 1.0)
+    assert read.tuning.batch == stages.read("sft").tuning.batch

@@ -1,0 +1,255 @@
+"""Stages that judge what the model writes: self-supervised rounds and contrastive RL, on the CPU with a tiny model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_l2 import sandbox
+from cuda_l2.archive import Archive
+from cuda_l2.commands import train as command
+from cuda_l2.commands.train import TrainSettings
+from cuda_l2.corpus import dataset
+from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.errors import UserError
+from cuda_l2.learn import models, selftaught
+from cuda_l2.learn.rl import Judge
+from cuda_l2.learn.settings import Sampling
+from cuda_l2.learn.writer import Questions, Writer
+from cuda_l2.propose._prompt import Templates, describe_task
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.reward import RewardSettings
+
+GEMM = Gemm.parse("32x24x40")
+KERNEL = """\
+/* cuda-l2
+target = "cpu"
+*/
+#include <stdint.h>
+
+void gemm(int64_t m, int64_t n, int64_t k, const _Float16 *a, const _Float16 *b, _Float16 *c) {
+    for (int64_t i = 0; i < m; i += STEP)
+        for (int64_t j = 0; j < n; ++j) {
+            float sum = 0;
+            for (int64_t p = 0; p < k; ++p) sum += (float)a[i * k + p] * (float)b[p * n + j];
+            c[i * n + j] = (_Float16)sum;
+        }
+}
+"""
+QUESTION = f"Write a kernel.\n\n{describe_task(GEMM)}"
+RIGHT, WRONG = KERNEL.replace("STEP", "1"), KERNEL.replace("STEP", "2")
+SMALL = """
+[tuning]
+steps = 130
+batch = 8
+micro_batch = 8
+learning_rate = 5e-3
+sequence_tokens = 256
+activation_checkpointing = false
+save_every = 4
+[scratch]
+layers = 2
+width = 64
+heads = 2
+vocabulary = 600
+"""
+TASKS = """
+[tuning]
+batch = 16
+micro_batch = 16
+learning_rate = 4e-4
+warmup = 0.0
+weight_decay = 0.0
+activation_checkpointing = false
+save_every = 2
+[sampling]
+prompt_tokens = 400
+answer_tokens = 100
+at_once = 16
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model that writes one right and one wrong kernel about equally often, and what its stages are told."""
+    folder = tmp_path_factory.mktemp("stages")
+    (folder / "small.toml").write_text(SMALL)
+    (folder / "tasks.toml").write_text(TASKS)
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "system.md").write_text("Write a kernel.")
+    (folder / "prompts" / "ask.md").write_text("{task}\n\n## Exemplars\n\n{exemplars}\n")
+    rows = [
+        {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": f"```c\n{code}```\n"}]}
+        for code in (RIGHT, WRONG)
+    ]
+    dataset.write(folder / "collected", {"sft": rows * 4}, "test")
+    asked = TrainSettings("scratch", [folder / "collected"], folder / "tuned", folder / "small.toml")
+    command.command(stage="sft", settings=asked)
+    return folder
+
+
+def run(stage: str, folder: Path, out: Path, *changes: str, shapes=(str(GEMM),), **settings) -> None:
+    asked = TrainSettings(
+        **{"model": str(folder / "tuned" / "model"), "archive": out.parent / "archive.db", "target": "cpu"} | settings,
+        out=out,
+        config=folder / "tasks.toml",
+        prompts=folder / "prompts",
+        set=list(changes),
+    )
+    command.command(list(shapes), stage=stage, settings=asked)
+
+
+def groups(out: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "run.jsonl").read_text().splitlines()]
+    return [line for line in lines if "candidates" in line]
+
+
+def margin(folder: Path) -> float:
+    """How much likelier a model writes the right kernel than the wrong one, in nats."""
+    pupil = models.load(str(folder), "float32")
+    values = []
+    for code in (RIGHT, WRONG):
+        turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": f"```c\n{code}```\n"}]
+        ids = torch.tensor([pupil.tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]])
+        with torch.no_grad():
+            values.append(-pupil.model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1))
+    return values[0] - values[1]
+
+
+def answer(code: str) -> str:
+    return f"```c\n{code}```\n"
+
+
+def test_rewards_move_the_model_towards_right_kernels(folder, tmp_path, monkeypatch) -> None:
+    """Its answers are given, half of them right, so that chance decides nothing."""
+
+    def write(self, prompts):
+        ids = [self.tokenizer(answer(code))["input_ids"] + [self.tokenizer.eos_token_id] for code in (RIGHT, WRONG)]
+        return [ids[i % 2] for i in range(len(prompts))]
+
+    monkeypatch.setattr(Writer, "write", write)
+    run("hgemm-rl", folder, tmp_path / "rl", "tuning.steps=4", "sampling.exemplars=0")
+    found = groups(tmp_path / "rl")
+    assert len(found) == 8 and {group["task"] for group in found} == {str(GEMM)}
+    for group in found:
+        assert group["statuses"] == ["measured", "incorrect"] * 4
+        assert group["rewards"][0] >= 0 > group["rewards"][1] == -0.5  # before smoothing
+    assert margin(tmp_path / "rl" / "model") > margin(folder / "tuned" / "model") + 0.3
+    with Archive(tmp_path / "archive.db") as archive:
+        assert sorted(trial.status for trial in archive.trials(GEMM)) == ["incorrect", "measured"]
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(
+    folder, tmp_path, monkeypatch, capsys
+) -> None:
+    judge, calls = Judge.judge, []
+
+    def stopping(self, gemm, answers):
+        calls.append(gemm)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return judge(self, gemm, answers)
+
+    monkeypatch.setattr(Judge, "judge", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run("hgemm-rl", folder, tmp_path / "rl", "tuning.steps=4")
+    assert not (tmp_path / "rl" / "model").exists() and len(groups(tmp_path / "rl")) == 5
+    run("hgemm-rl", folder, tmp_path / "rl", "tuning.steps=4")
+    assert "goes on from checkpoint-2" in capsys.readouterr().err
+    assert len(calls) == 6 + 4 and (tmp_path / "rl" / "model").is_dir()
+    with Archive(tmp_path / "archive.db") as archive:
+        ids = [trial.candidate.id for trial in archive.trials(GEMM)]
+    assert len(ids) == len(set(ids))
+
+
+def test_rewards_are_ordered_smoothed_and_clipped(rig, archive) -> None:
+    answers = [answer(RIGHT), answer(WRONG), answer(RIGHT + "oops"), "I would rather not."]
+    with Judge(rig, archive, RewardSettings()) as judge:
+        first, trials = judge.judge(GEMM, answers)
+        assert [trial and trial.status for trial in trials] == ["measured", "incorrect", "failed", None]
+        assert first[0] > first[1] > first[2] == first[3] and max(map(abs, first)) <= 1.5
+        again, _ = judge.judge(GEMM, answers)  # now by a history of three
+        assert again[0] > again[1] > again[2] and again != first
+        assert len(judge.history(GEMM)) == 3 == len(archive.trials(GEMM))
+        measured = judge.history(GEMM)[0]
+        dear = Judge(rig, archive, RewardSettings(beta=1e-3))
+        assert dear.reward(measured) < judge.reward(measured)  # the run's own coefficients, not the archive's
+
+
+def test_questions_show_what_was_just_found_and_nothing_held_out(rig, archive, folder) -> None:
+    sampling = Sampling(temperature=1.0, prompt_tokens=4000, answer_tokens=100, exemplars=2, at_once=4)
+    templates, rng = Templates(folder / "prompts"), np.random.default_rng(0)
+    questions = Questions(rig.target, templates, sampling, HoldOut(), rng)
+    held = replace(questions, hold_out=HoldOut(ids=frozenset({Candidate(RIGHT).id})))
+
+    def tokens(text, **_):
+        return {"input_ids": text.split()}
+
+    with Judge(rig, archive, RewardSettings()) as judge:
+        assert questions.ask(GEMM, judge.history(GEMM), tokens) == QUESTION
+        judge.judge(GEMM, [answer(RIGHT), answer(WRONG)])
+        shown = questions.ask(GEMM, judge.history(GEMM), tokens)
+        assert RIGHT in shown and "Score " in shown and WRONG not in shown
+        assert held.ask(GEMM, judge.history(GEMM), tokens) == QUESTION
+        slower = RIGHT.replace("float sum", "volatile float sum")
+        judge.judge(GEMM, [answer(slower)])
+        both = questions.ask(GEMM, judge.history(GEMM), tokens)
+        assert RIGHT in both and slower in both
+
+
+def test_the_model_learns_its_own_right_kernels_and_goes_on_where_it_was(folder, tmp_path, monkeypatch, capsys) -> None:
+    changes = ["collecting.tries=16", "collecting.keep=1", "tuning.steps=4", "sampling.at_once=4"]
+    fit, stopped = selftaught.fine_tune, []
+
+    def stopping(*arguments):
+        if not stopped:
+            stopped.append(True)
+            raise KeyboardInterrupt
+        fit(*arguments)
+
+    monkeypatch.setattr(selftaught, "fine_tune", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run("self-supervised", folder, tmp_path / "own", *changes)
+    tries = (tmp_path / "own" / "round-1" / "collected" / "tries.jsonl").read_text()
+    run("self-supervised", folder, tmp_path / "own", *changes)
+    assert (tmp_path / "own" / "round-1" / "collected" / "tries.jsonl").read_text() == tries
+    rows = [row for i in (1, 2) for row in dataset.read(tmp_path / "own" / f"round-{i}" / "collected", "sft")]
+    assert [(row["code"], row["round"]) for row in rows] == [(RIGHT, 1), (RIGHT, 2)]
+    assert rows[0]["messages"][0]["content"] == QUESTION
+    assert "round 2: 1 kernels of its own" in capsys.readouterr().err
+    assert margin(tmp_path / "own" / "model") > margin(folder / "tuned" / "model") + 0.3
+    with pytest.raises(UserError, match=r"collecting.keep = 1, not 2"):
+        run("self-supervised", folder, tmp_path / "own", *changes, "collecting.keep=2")
+
+
+def test_a_round_without_a_kernel_is_an_error_that_says_what_to_do(folder, tmp_path) -> None:
+    (tmp_path / "held.txt").write_text(Candidate(RIGHT).id)
+    with pytest.raises(UserError, match=r"round 1 kept no kernel.*--stage sft"):
+        run("self-supervised", folder, tmp_path / "own", "collecting.tries=4", hold_out=tmp_path / "held.txt")
+
+
+@pytest.mark.parametrize(
+    ("stage", "shapes", "changes", "says"),
+    [
+        ("hgemm-rl", (), [], "shapes are missing"),
+        ("hgemm-rl", ("64x64x64",), ["rl.group=3"], "multiple of rl.group"),
+        ("hgemm-rl", ("64x64x64",), ["rl.group=1"], "at least 2"),
+        ("hgemm-rl", ("64x64x64",), ["tuning.steps=0"], "above 0"),
+        ("hgemm-rl", ("64x64",), [], "64x64"),
+        ("self-supervised", ("16x16x16",), [], "every shape is held out"),
+        ("general-rl", ("64x64x64",), [], "no tasks yet"),
+    ],
+)
+def test_bad_requests_are_one_clear_line(folder, tmp_path, stage, shapes, changes, says) -> None:
+    (tmp_path / "held.txt").write_text("16x16x16")
+    with pytest.raises(UserError, match=says):
+        run(stage, folder, tmp_path / "out", *changes, shapes=shapes, hold_out=tmp_path / "held.txt")
+
+
+def test_without_a_sandbox_the_user_must_say_so(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.LIMITS)
+    with pytest.raises(UserError, match="without-sandbox"):
+        run("hgemm-rl", folder, tmp_path / "out")
