@@ -75,8 +75,8 @@ class CpuTaskFamily(Family):
 
     def default(self, task: Operation, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CpuTarget)
-        far = task.bytes > max(target.cache_bytes)
-        wanted = {"VECTOR_BITS": target.vector_bits, "THREADS": target.cores, "UNROLL": 4, "STREAM": int(far)}
+        wanted = {"VECTOR_BITS": target.vector_bits, "THREADS": target.cores, "UNROLL": 4}
+        wanted["STREAM"] = int(far(task, target))
         wanted |= {"DEGREE": 6, **self.wanted(task, target)}
         values: list[int] = []
         for choice in self.choices:
@@ -106,3 +106,8 @@ class CpuTaskFamily(Family):
     def _computed(self, schedule: Schedule) -> Computed:
         assert isinstance(schedule.task, Operation)
         return self.table[schedule.task.name]
+
+
+def far(task: Operation, target: CpuTarget) -> bool:
+    """Whether what a launch stores is not likely to be in the second-level cache when it is read again."""
+    return 2 * task.bytes > max(target.cache_bytes[1], 1 << 20)

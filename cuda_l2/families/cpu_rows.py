@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice
-from cuda_l2.families._cpu_task import DEGREE, STREAM, THREADS, UNROLL, VECTOR_BITS, Computed, CpuTaskFamily
+from cuda_l2.families._cpu_task import DEGREE, STREAM, THREADS, UNROLL, VECTOR_BITS, Computed, CpuTaskFamily, far
 from cuda_l2.records import Operation
 from cuda_l2.targets.cpu import CpuTarget
 
@@ -47,7 +47,7 @@ class CpuRows(CpuTaskFamily):
         return name != "ROWS" or value == 1 or value * chosen["THREADS"] <= task.inputs[0].shape[0]
 
     def wanted(self, task: Operation, target: CpuTarget) -> dict[str, int]:
-        return {"ROWS": 4, "KEEP": 1}
+        return {"ROWS": 4, "KEEP": int(not far(task, target))}
 
 
 FAMILY = CpuRows()
