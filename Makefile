@@ -35,13 +35,21 @@ format: $(VENV)/.dev
 bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
 
-# An interrupted run goes on from the results.jsonl that its folder holds.
+# An interrupted run goes on from the results.jsonl that its folder holds. On N GPUS each measures a part of the shapes.
+GPUS ?= 1
 TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices results/h200/cublaslt.jsonl.gz
+define table
+	$(if $(filter-out 1,$(GPUS)),for i in $$(seq $(GPUS)); do \
+	  CUDA_VISIBLE_DEVICES=$$((i - 1)) $(TABLES) $(2) --part $$i/$(GPUS) --out $(1)$$([ $$i = 1 ] || echo -$$i) & \
+	done; wait)
+	$(TABLES) $(2) $(patsubst %,--also $(1)-%,$(shell seq 2 $(GPUS))) --out $(1)
+endef
 tables: $(VENV)/.run
-	$(TABLES) --out results/h200/grid-fp32
-	$(TABLES) --protocols rotating,server --out results/h200/grid-fp32-other
-	$(TABLES) --accumulate fp16 --arms cuBLASLt-AutoTuning --out results/h200/grid-fp16
+	$(call table,results/h200/grid-fp32,--protocols offline$(,)rotating)
+	$(call table,results/h200/grid-fp32-server,--protocols server)
+	$(call table,results/h200/grid-fp16,--accumulate fp16 --arms cuBLASLt-AutoTuning)
 
+, := ,
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
 

@@ -96,9 +96,9 @@ class Archive:
             raise
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
-        """The latest trial of this candidate under the same conditions; a slow moment of the machine does not count."""
+        """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""
         trials = self._select(
-            "task = ? AND candidate = ? AND machine = ? AND protocol = ? AND status != 'timed-out'",
+            "task = ? AND candidate = ? AND machine = ? AND protocol = ?  AND status NOT IN ('timed-out', 'unstable')",
             (str(task), candidate.id, machine, protocol),
             "number DESC LIMIT 1",
         )

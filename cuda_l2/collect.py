@@ -18,14 +18,16 @@ from cuda_l2.archive import Archive
 from cuda_l2.corpus import dataset
 from cuda_l2.corpus.duplicates import digest
 from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.corpus.instruct import for_task
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.lines import LinesFile, parsed
 from cuda_l2.llm._base import Messages
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
-from cuda_l2.propose._prompt import describe_task, fenced
+from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Gemm, Trial
+from cuda_l2.review.checker import Checker
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 from cuda_l2.targets._base import Target
@@ -139,12 +141,14 @@ def collect(
     settings: Settings = Settings(),
     *,
     hold_out: HoldOut = HoldOut(),
+    checker: Checker | None = None,
     on_try: Callable[[Pair], None] = lambda pair: None,
 ) -> list[Pair]:
     """Let every model try every task until its tries are spent or enough is kept; held-out tasks are passed over.
 
     makers: by the model's name. A model that cannot be asked at all is left alone from then on; UserError where none
-    can. Trials go into the archive, and kernels that it knows are not measured again.
+    can. Trials go into the archive, and kernels that it knows are not measured again. checker: is shown kernels whose
+    reward jumps.
     """
     pairs: list[Pair] = []
     failed: dict[str, str] = {}
@@ -162,7 +166,8 @@ def collect(
                 todo.append(pair)
         if not todo:
             continue
-        with Evaluator(gemm, rig) as evaluator:
+        with Evaluator(gemm, rig, checker=checker) as evaluator:
+            evaluator.recall(archive.best(gemm, machine, SEARCH.name))
             for pair in todo:
                 _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, hold_out, on_try)
                 if pair.failure:
@@ -171,11 +176,6 @@ def collect(
         if len(failed) == len(makers):
             raise UserError("; ".join(dict.fromkeys(failed.values())))
     return pairs
-
-
-def instruction(gemm: Gemm, target: Target) -> str:
-    """What a model is asked for: the task, the machine, the form. Rendered kernels of the corpus say the same."""
-    return f"Write a kernel for {target.machine} under the launch contract. {describe_task(gemm)}"
 
 
 def _collect_pair(
@@ -242,7 +242,7 @@ def _worthy(trial: Trial, settings: Settings, hold_out: HoldOut) -> bool:
 def _row(trial: Trial, target: Target, pair: Pair, settings: Settings, asked: Messages) -> dict[str, Any]:
     """One row of the dataset; every row has the same columns."""
     assert trial.timing is not None and trial.timing.candidate is not None and trial.verdict is not None
-    question = instruction(pair.task, target)
+    question = for_task(pair.task, target).text
     source = trial.candidate.source
     if asked:
         messages = [{"role": message.role, "content": message.text} for message in asked]

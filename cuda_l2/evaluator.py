@@ -9,12 +9,15 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cuda_l2
 from cuda_l2.execute.lock import machine_lock
-from cuda_l2.measure.protocols import SEARCH, Protocol
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Review, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.review.checker import Checker, weigh
+from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig
 
@@ -25,21 +28,35 @@ POOR = 0.9
 class Evaluator:
     """Everything one task needs, set up once. A context manager.
 
-    seed: of inputs; drawn afresh if not given, so that no candidate can know them.
+    seed: of inputs; drawn afresh if not given, so that no candidate can know them. checker: who else is to look at
+    candidates whose reward jumps.
     """
 
     def __init__(
-        self, gemm: Gemm, rig: Rig, *, seed: int | None = None, rewards: RewardSettings = RewardSettings()
+        self,
+        gemm: Gemm,
+        rig: Rig,
+        *,
+        seed: int | None = None,
+        rewards: RewardSettings = RewardSettings(),
+        checker: Checker | None = None,
     ) -> None:
         self.gemm, self.rig, self.target, self.rewards = gemm, rig, rig.target, rewards
-        self._bench = rig.open(gemm, secrets.randbits(48) if seed is None else seed)
+        self._seed = secrets.randbits(48) if seed is None else seed
+        self._bench = rig.open(gemm, self._seed)
+        self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
-        self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0}
+        """The best known: what jumps are measured by."""
+        self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
+
+    def recall(self, trials: Sequence[Trial]) -> None:
+        """What earlier runs found: a jump is one from the best of it."""
+        self.best_speedup = max([self.best_speedup, *(trial.speedup for trial in trials)])
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; waits only for the one asked for."""
-        lock = machine_lock() if self.rig.builds_disturb else contextlib.nullcontext()
+        lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext()
         start = time.perf_counter()
         with lock:
             builds = self._bench.build(candidates)
@@ -56,15 +73,20 @@ class Evaluator:
         protocol = protocol or self.rig.protocols[SEARCH.name]
         verdict: Verdict | None = None
         timing: Timing | None = None
-        with machine_lock():
+        review: Review | None = None
+        with machine_lock(self.rig.gpu):
             if build.status is BuildStatus.BUILT:
                 start = time.perf_counter()
                 verdict = self._bench.verify(candidate, build, full=full)
                 self.stage_seconds["verify"] += time.perf_counter() - start
             if verdict and verdict.status is VerdictStatus.CORRECT:
                 start = time.perf_counter()
-                verdict, timing = self._confirmed(candidate, build, verdict, protocol)
+                verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
                 self.stage_seconds["measure"] += time.perf_counter() - start
+        if timing and review and review.counts:
+            start = time.perf_counter()
+            timing, review = self._second_look(candidate, timing, review)
+            self.stage_seconds["review"] += time.perf_counter() - start
         if timing and timing.speedup:
             self.best_speedup = max(self.best_speedup, timing.speedup.estimate)
         tokens = count_tokens(candidate.source) if timing else 0
@@ -79,6 +101,7 @@ class Evaluator:
             reward=reward(build.status, verdict, timing, tokens, self.rewards),
             environment=self.environment,
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            review=review,
         )
 
     def evaluate(
@@ -94,7 +117,7 @@ class Evaluator:
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with what the hardware's counters say of its candidate; UserError where they cannot be read."""
-        with machine_lock():
+        with machine_lock(self.rig.gpu):
             return replace(trial, profile=self._bench.profile(trial.candidate, trial.build))
 
     @property
@@ -114,16 +137,44 @@ class Evaluator:
 
     def _confirmed(
         self, candidate: Candidate, build: Build, verdict: Verdict, protocol: Protocol
-    ) -> tuple[Verdict, Timing | None]:
-        """Verdict and timing; a search's new best is verified and timed again in fresh processes: the slower counts."""
+    ) -> tuple[Verdict, Timing | None, Review | None]:
+        """Verdict and timing; a search's new best is verified and timed again in fresh processes: the slower counts.
+
+        One that is a jump is reviewed: on fresh inputs, in more rounds.
+        """
         timing = self.time(candidate, build, protocol)
         if not protocol.selects or timing.speedup is None or timing.speedup.estimate <= self.best_speedup:
-            return verdict, timing
+            return verdict, timing, None
+        why = jump(timing.speedup.estimate, self.best_speedup)
+        if why:
+            return measure_again(why, timing, partial(self._on_fresh_inputs, candidate, build, protocol))
         self._bench.renew()
         second = self._bench.verify(candidate, build)
         if second.status is not VerdictStatus.CORRECT:
-            return second, None
+            return second, None, None
         again = self.time(candidate, build, protocol)
         if again.speedup is None or again.speedup.estimate < timing.speedup.estimate:
-            return verdict, again
-        return verdict, timing
+            return verdict, again, None
+        return verdict, timing, None
+
+    def _on_fresh_inputs(self, candidate: Candidate, build: Build, protocol: Protocol) -> tuple[Verdict, Timing | None]:
+        self._seed += 1
+        self._bench.renew()
+        self._bench.redraw(self._seed)
+        verdict = self._bench.verify(candidate, build)
+        if verdict.status is not VerdictStatus.CORRECT:
+            return verdict, None
+        longer = replace(self.rig.protocols[FINALS.name], name=protocol.name)
+        return verdict, self.time(candidate, build, longer)
+
+    def _second_look(self, candidate: Candidate, timing: Timing, review: Review) -> tuple[Timing, Review]:
+        """What a second device and the checker say of a jump that repeated here."""
+        if timing.speedup is None or not jump(timing.speedup.estimate, self.best_speedup):
+            return timing, review
+        found = self.rig.elsewhere(self.gemm, candidate)
+        if found:
+            timing, review = compare_elsewhere(timing, found, self.target.machine, review)
+        if self._checker and review.counts:
+            opinion = self._checker.opinion(self.gemm, self.target, candidate, timing, review)
+            timing, review = weigh(timing, review, self._checker.name, opinion)
+        return timing, review

@@ -76,7 +76,7 @@ class Library:
                     f"{row.gemm.layout} {row.edge}": Kernel(candidate, build, row.gemm.layout)
                     for row, candidate, build in timed
                 }
-                with machine_lock():
+                with machine_lock(rig.gpu):
                     timings = bench.time_kernels(kernels, brief(protocol))
                 pairs = zip(timed, timings.values(), strict=True)
                 yield [(row, candidate, timing) for (row, candidate, _), timing in pairs]

@@ -22,8 +22,10 @@ from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
 from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
+from cuda_l2.review.checker import open_checker
+from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import open_rig
+from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.targets._base import Target
 
@@ -48,7 +50,9 @@ class Settings:
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
     retune: bool = False  # baselines that choose an algorithm do so anew
-    model: ModelSettings = ModelSettings()  # where the policy is a language model
+    tuning: str = ADAPTIVE  # how they time algorithms: adaptive or paper
+    model: ModelSettings = ModelSettings()  # where the policy, or the checker, is a language model
+    review: ReviewSettings = ReviewSettings()  # of jumps in reward
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
@@ -106,11 +110,17 @@ class Optimizer:
             from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional
 
             self._model = _model_policy.ModelPolicy(settings.policy, settings.model, self.archive.path)
+        self._checker = open_checker(settings.review, settings.model, self.archive.path)
         self._profiles: dict[tuple[str, str], str] = {}  # by task and candidate
         self._profiles_here = True
         self.rig = open_rig(settings.target)
         self.rig.retunes = settings.retune
-        self.rig.require_tools()
+        try:
+            self.rig.tune_by(settings.tuning)
+            self.rig.require_tools()
+        except UserError:
+            self.close()
+            raise
         self.target = self.rig.target
 
     def require_feasible(self, gemm: Gemm) -> None:
@@ -167,6 +177,7 @@ class Optimizer:
                     winner = self._choose(evaluator, progress)
             except KeyboardInterrupt:
                 progress.interrupted = True
+        progress.checker = self._checker.summary() if self._checker else ""
         try:
             if winner is not None:
                 self._report(winner, reports, on_stage)
@@ -181,12 +192,14 @@ class Optimizer:
         """The stages for one task."""
         if not isinstance(task, Gemm):
             raise UserError(f"{task}: kernels for tasks other than matrix products cannot be judged yet")
-        return Evaluator(task, self.rig)
+        return Evaluator(task, self.rig, checker=self._checker)
 
     def close(self) -> None:
         self.rig.close()
         if self._model:
             self._model.close()
+        if self._checker:
+            self._checker.close()
         self.archive.close()
 
     def __enter__(self) -> "Optimizer":

@@ -323,6 +323,8 @@ class TimingStatus(enum.StrEnum):
     FORBIDDEN = "forbidden"  # tried what the contract forbids
     CRASHED = "crashed"
     TIMED_OUT = "timed-out"
+    UNSTABLE = "unstable"  # a jump in reward that a second measurement does not confirm
+    SUSPECT = "suspect"  # a jump in reward that a checker model calls a cheat
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +362,36 @@ class Timing:
             raise ValueError("a timing has a reason exactly when it was not measured")
 
 
+class ReviewStatus(enum.StrEnum):
+    CONFIRMED = "confirmed"  # measured again within 10 %
+    LOWERED = "lowered"  # it was not: the slowest of three measurements counts
+    UNSTABLE = "unstable"  # on fresh inputs, or a second device, it has other speeds than noise explains
+    WRONG = "wrong"  # not correct on fresh inputs, or not on a second device
+    SUSPECT = "suspect"  # a checker model calls it a cheat
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What a second look at a jump in reward found."""
+
+    status: ReviewStatus
+    jump: str  # what made it one
+    speedups: tuple[Interval, ...]  # as first measured, then on fresh inputs
+    elsewhere: str = ""  # what a second device found; empty where there is none
+    checker: str = ""  # the model that was asked for its opinion
+    opinion: str = ""  # in its words, or why there is none
+    reason: str = ""  # why the candidate does not count; empty where it does
+
+    def __post_init__(self) -> None:
+        if self.counts == bool(self.reason):
+            raise ValueError("a review has a reason exactly when the candidate does not count")
+
+    @property
+    def counts(self) -> bool:
+        """Whether the candidate's timing stands."""
+        return self.status in (ReviewStatus.CONFIRMED, ReviewStatus.LOWERED)
+
+
 @dataclass(frozen=True)
 class Trial:
     """What happened to one candidate on one task on one machine under one protocol."""
@@ -375,6 +407,7 @@ class Trial:
     environment: dict[str, Any] = field(default_factory=dict)
     created: str = ""  # UTC, ISO 8601
     profile: dict[str, float] = field(default_factory=dict)  # of a profiler, on request; measure/profile.py names them
+    review: Review | None = None  # of a jump in reward
 
     def __post_init__(self) -> None:
         if self.verdict and self.build.status is not BuildStatus.BUILT:

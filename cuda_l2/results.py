@@ -119,6 +119,20 @@ class ResultsFile:
             self._file.append(to_json(measurement))
             self._found[measurement.gemm, measurement.protocol] = measurement
 
+    def take_over(self, path: Path) -> int:
+        """Append what another run measured that is not measured here; how much. UserError where it does not compare."""
+        if not path.exists():
+            raise UserError(f"{path} is not there: give the folder of another run")
+        with ResultsFile(path, self.header, self._warn) as other:
+            missing = [m for m in other.measurements if self._measures_more(m)]
+        for measurement in missing:
+            self.append(measurement)
+        return len(missing)
+
+    def _measures_more(self, measurement: Measurement) -> bool:
+        known = self.find(measurement.gemm, measurement.protocol)
+        return known is None or (known.status != MEASURED and measurement.status == MEASURED)
+
     def close(self) -> None:
         self._file.close()
 

@@ -10,8 +10,11 @@ import functools
 import os
 import shutil
 import signal
+import socket
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +158,34 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def receive_line(connection: socket.socket, timeout_s: float, most_bytes: int) -> bytes:
+    """A line that a process in a sandbox sends; TimeoutError without a whole one in time, however it comes in parts.
+
+    ConnectionError where the process is gone, or sends more than so many bytes.
+    """
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        connection.settimeout(left)
+        part = connection.recv(1 << 16)
+        line += part
+        if not part or len(line) > most_bytes:
+            raise ConnectionError("no answer" if not part else "too long an answer")
+    return line
+
+
+def read_left(path: Path, most_bytes: int) -> bytes | None:
+    """First bytes of what a command in a sandbox left; None where it is no regular file. No link is followed out."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+            return file.read(most_bytes) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError:
+        return None
 
 
 def _limit_arguments(limits: Limits) -> list[str]:

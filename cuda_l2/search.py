@@ -29,6 +29,8 @@ class Progress:
     interrupted: bool = False
     summary: str = ""  # of what the proposer has learnt
     trials: list[Trial] = field(default_factory=list)
+    reviews: collections.Counter[str] = field(default_factory=collections.Counter)  # of jumps in reward, by status
+    checker: str = ""  # what was asked of the checker, and what that cost
 
     @property
     def overhead(self) -> float:
@@ -54,6 +56,7 @@ def search(
     candidate, on_group when the proposer has learnt from a group.
     """
     progress = Progress()
+    evaluator.recall(archive.best(evaluator.gemm, evaluator.target.machine, SEARCH.name))
     before = dict(evaluator.stage_seconds)
     start = time.perf_counter()
     proposer.deadline = start + budget_s
@@ -134,6 +137,8 @@ def _count(progress: Progress, trial: Trial, known: bool) -> None:
     progress.known += known
     progress.last = trial
     progress.trials.append(trial)
+    if trial.review and not known:
+        progress.reviews[trial.review.status] += 1
     if trial.build.status is BuildStatus.BUILT:
         progress.built += 1
     if trial.timing and trial.timing.speedup:

@@ -1,8 +1,8 @@
 """Chooses few kernels for many shapes: a pool of kernels, each compiled once, timed on every shape, the best set kept.
 
-Stages: pool -> build -> time -> choose. Each leaves a file in the run's folder, from which an interrupted run goes on,
-also on a bare machine: kernels that its cache does not hold are compiled again. What is timed here is for choosing; a
-kernel's figures are reported from another run, after verification.
+Stages: pool -> build -> time -> choose. An interrupted run goes on from the pool and the times in its folder, also on a
+bare machine: kernels that its cache does not hold are compiled again. What became of each build is only for readers.
+What is timed here is for choosing; a kernel's figures are reported from another run, after verification.
 """
 
 import concurrent.futures
@@ -22,9 +22,10 @@ from typing import Any
 from cuda_l2 import grid
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.errors import UserError
+from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.library.table import PoolRow, read_pool, read_times, schedule_of, schedule_text, write_pool
-from cuda_l2.lines import open_alone
+from cuda_l2.lines import open_alone, parsed
 from cuda_l2.measure.quick import Item, QuickTimer, Sampled
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.shortlist import Option, Shortlist, default_pool
@@ -75,7 +76,7 @@ class Record:
 
 @dataclass
 class Survey:
-    """One run on one machine. Stages are called in order; each takes up what its file holds."""
+    """One run on one machine. Stages are called in order."""
 
     settings: SurveySettings
     target: CudaTarget
@@ -103,7 +104,7 @@ class Survey:
         write_pool(path, self.rows)
 
     def build(self) -> None:
-        """Compile every kernel that some shape will try, each once."""
+        """Compile every kernel that some shape will try, each once; the build cache answers for earlier runs."""
         start = time.monotonic()
         pending = [gemm for gemm in self.settings.gemms if (_size(gemm), gemm.accumulate) not in self.records]
         self._options = self._shortlists(pending)
@@ -171,7 +172,7 @@ class Survey:
             options += self._finalists.pop(_size(gemm), [])
         options = [option for option in options if option.kernel in self.artifacts]
         items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
-        with machine_lock():
+        with machine_lock(bus_id()):
             samples = timer.time(gemm, items)
         arms = tuple(_arm(option, sampled) for option, sampled in zip(options, samples, strict=True))
         if gemm.accumulate is Accumulate.FP32:
@@ -215,16 +216,15 @@ def _options_of(gemm: Gemm) -> list[Option]:
 
 def read_records(path: Path) -> tuple[dict[str, Any], dict[tuple[Size, Accumulate], Record]]:
     """The header and records of a times file; a last line that was not written whole is left out."""
-    lines = path.read_bytes().split(b"\n")
-    parsed = [fields for fields in map(_parsed, lines) if fields]
-    if not parsed or parsed[0].get("kind") != KIND:
+    lines = [fields for fields in map(parsed, path.read_bytes().split(b"\n")) if fields]
+    if not lines or lines[0].get("kind") != KIND:
         raise UserError(f"{path} is no file of times of this program: choose another folder with --out")
     records = {}
-    for fields in parsed[1:]:
+    for fields in lines[1:]:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             record = _record(fields)
             records[record.size, record.accumulate] = record
-    return parsed[0], records
+    return lines[0], records
 
 
 def _line(record: Record) -> bytes:
@@ -259,14 +259,6 @@ def _record(fields: dict[str, Any]) -> Record:
         arms.append(Arm(row, Layout(layout), named, kernel, (a, b), (c, d), reason))
     size = (fields["m"], fields["n"], fields["k"])
     return Record(size, Accumulate(fields["accumulate"]), tuple(arms), fields["seconds"])
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return None
-    return fields if isinstance(fields, dict) else None
 
 
 def _number(us: float) -> float | None:

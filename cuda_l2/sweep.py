@@ -22,7 +22,7 @@ from cuda_l2.propose._base import space_for
 from cuda_l2.records import Candidate, Gemm, Timing, Trial
 from cuda_l2.report.arms import AUTOTUNED
 from cuda_l2.results import MEASURED, Header, Measurement, ResultsFile
-from cuda_l2.rigs import open_rig
+from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.search import Progress, judge_group
 
 COMPILED = "torch.compile"
@@ -51,6 +51,7 @@ class SweepSettings:
     compiled: bool = False  # torch.compile too
     full: bool = False  # kernels also pass the checks that are too slow for a search
     retune: bool = False  # baselines that choose an algorithm do so anew
+    tuning: str = ADAPTIVE  # how they time algorithms: adaptive or paper
     library: Path | None = None  # a table of kernels by shape: those are timed, in both layouts, with no search
     fallback: Path | None = None  # table.csv of an earlier run of the library: where it was slower, cuBLASLt serves
 
@@ -67,6 +68,7 @@ class Sweep:
             self.rig.close()
             raise UserError("--library times CUDA kernels: it needs an NVIDIA GPU")
         try:
+            self.rig.tune_by(settings.tuning)
             self._require_known_names()
         except UserError:
             self.close()
@@ -99,6 +101,8 @@ class Sweep:
             "retune": settings.retune,
             "rounds": self._rounds_hash(),
         }
+        if settings.tuning != ADAPTIVE:  # files made before there was a choice have none
+            fixed["tuning"] = settings.tuning
         if self._library:
             fixed |= self._library.described()
         elif not settings.baselines_only:
@@ -203,7 +207,7 @@ class Sweep:
         with self.rig.open(gemm, secrets.randbits(48)) as bench:
             for name in protocols:
                 on_stage(gemm, name)
-                with machine_lock():
+                with machine_lock(self.rig.gpu):
                     timing = bench.time_baselines(self.rig.protocols[name])
                 yield Measurement(
                     gemm,

@@ -469,6 +469,34 @@ def test_a_run_killed_in_the_middle_goes_on_and_measures_nothing_twice(tmp_path)
     assert again.returncode == 0 and (tmp_path / RESULTS).read_bytes() == everything
 
 
+def test_parts_measured_apart_make_one_table(tmp_path) -> None:
+    grid_ = "16x16x16,16x16x32,16x32x16"
+    for part in ("1/2", "2/2"):
+        done = run(bench(tmp_path / part[0], grid_, "--part", part))
+        assert done.returncode == 0, done.stderr
+    first, second = (stored(tmp_path / name) for name in "12")
+    assert sorted((len(first), len(second))) == [1, 2]
+    done = run(bench(tmp_path / "1", grid_, "--also", str(tmp_path / "2")))
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 shapes measured" in done.stdout
+    assert stored(tmp_path / "1") == first + second
+    assert len(read_csv(tmp_path / "1" / CSV)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--part", "3/2"], "no part of a grid"),
+        (["--part", "half"], "no part of a grid"),
+        (["--also", "nowhere"], "is not there"),
+    ],
+)
+def test_bad_parts_are_one_clear_line(arguments, says, tmp_path) -> None:
+    done = run(bench(tmp_path, "16x16x16", *arguments))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
 def test_ctrl_c_ends_with_tables_of_what_is_there(tmp_path) -> None:
     process = subprocess.Popen(
         bench(tmp_path, MANY, *QUICK),
@@ -601,6 +629,8 @@ def test_a_budget_searches(tmp_path) -> None:
         ({"protocols": ()}, "name a protocol.*offline"),
         ({"protocols": ("offline", "search")}, "no protocol 'search'"),
         ({"arms": ("torch fp16", "cuBLAS")}, "begins with 'cuBLAS'.*torch fp16"),
+        ({"tuning": "paper"}, "--tuning needs one"),
+        ({"tuning": "brief"}, "choose from adaptive, paper"),
     ],
 )
 def test_what_no_machine_of_the_kind_has_ends_a_run_before_it_begins(settings, says) -> None:

@@ -1,8 +1,10 @@
 """build/: what is refused, what is cached, what a killed or crowded build leaves behind."""
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -249,3 +251,37 @@ def test_a_full_disk_is_not_taken_for_a_bad_source(target, monkeypatch) -> None:
         build(candidate, target)
     monkeypatch.undo()
     assert build(candidate, target).status is BuildStatus.BUILT
+
+
+def test_a_line_comes_whole_or_not_at_all(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"{}")
+        theirs.sendall(b"\n")
+        assert sandbox.receive_line(ours, 30, 100) == b"{}\n"
+        theirs.sendall(b"x" * 200)
+        with pytest.raises(ConnectionError, match="too long"):
+            sandbox.receive_line(ours, 30, 100)
+        ended = threading.Event()
+
+        def drip() -> None:
+            while not ended.wait(0.01):
+                theirs.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(TimeoutError):  # though something always comes
+            sandbox.receive_line(ours, 0.1, 1 << 20)
+        ended.set()
+        thread.join()
+        theirs.close()
+        with pytest.raises(ConnectionError, match="no answer"):
+            sandbox.receive_line(ours, 30, 1 << 20)
+
+
+def test_no_link_is_followed_to_what_a_sandbox_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("left")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert sandbox.read_left(tmp_path / "file", 2) == b"le"
+    assert [sandbox.read_left(tmp_path / name, 9) for name in ("link", "pipe", ".", "none")] == [None] * 4

@@ -10,7 +10,7 @@ from cuda_l2.build.lexing import CPP_TOKEN, blank
 from cuda_l2.commands import corpus as corpus_command
 from cuda_l2.commands.corpus import CorpusSettings
 from cuda_l2.corpus import dataset
-from cuda_l2.corpus.build import build
+from cuda_l2.corpus.build import Rendered, build
 from cuda_l2.corpus.duplicates import Duplicates, digest
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import fingerprint, from_code
@@ -209,12 +209,12 @@ def test_what_is_held_out_is_in_no_row_and_no_context(folder, target, tmp_path) 
     )
     path = tmp_path / "held.txt"
     sources = user_sources([folder])
-    all_rows = build(sources, rendered=8, gemms=[gemm, other], target=target).triplets
+    all_rows = build(sources, rendered=Rendered(8, [gemm, other], target)).triplets
     path.write_text(
         f"# what is kept for the test\n32x32x32 # a shape\n96x96x4096:tn\n96x96x4096\n{'0' * 16}\n"
         f"cpu_gemm: MR={chosen['MR']} NV={chosen['NV']}\nlike: code/sub/scale.cuh\n"
     )
-    made = build(sources, HoldOut.read(path), rendered=8, gemms=[gemm, other], target=target)
+    made = build(sources, HoldOut.read(path), rendered=Rendered(8, [gemm, other], target))
     assert {row["kind"] for row in made.triplets} == {"rendered"}
     assert len(made.triplets) == 8 and made.counts.held_out > 8
     for row in made.triplets:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cuda_l2.errors import UserError
 from cuda_l2.execute import cupti
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import Drift, GpuSample, GpuState
@@ -346,6 +347,29 @@ def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # t
             rounds = [[graph.time()[0] for graph in timed] for _ in range(15)]
         medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
         assert medians[found.chosen] <= 1.01 * min(medians)
+
+
+def test_the_rig_tunes_as_it_is_told() -> None:
+    from cuda_l2.rigs.cuda import CudaRig  # noqa: PLC0415
+
+    rig = CudaRig.__new__(CudaRig)  # without a GPU
+    assert rig.tune_settings.method == "adaptive"
+    rig.tune_by("paper")
+    assert rig.tune_settings.method == "paper"
+    with pytest.raises(UserError, match="adaptive, paper"):
+        rig.tune_by("brief")
+    assert rig.tune_settings.method == "paper"
+
+
+@pytest.mark.gpu
+def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:  # type: ignore[no-untyped-def]
+    gemm = Gemm(256, 256, 512)
+    tuned = nvidia.tune(gemm, Product(gemm).buffers, settings=cuda_baselines.TuneSettings(paper=True))
+    assert tuned.method == "paper"
+    for layout in Layout:
+        found = tuned.of(layout)
+        assert set(found.rounds) == {cuda_baselines.PAPER_ROUNDS}
+        assert found.times_us[found.chosen] == min(found.times_us) > 0
 
 
 @pytest.mark.gpu

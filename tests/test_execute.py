@@ -4,6 +4,7 @@ import ctypes
 import platform
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.execute.arena import Arena
 from cuda_l2.execute.fills import POISON
+from cuda_l2.execute.lock import machine_lock
 from cuda_l2.execute.worker import Fault, Worker
 from cuda_l2.library.kernel import POOL
 from cuda_l2.native import compiled
@@ -295,3 +297,23 @@ def require_gone(group: int | str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"processes left behind: {states}")
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "waits"),
+    [("", "", True), ("0:1", "0:1", True), ("0:1", "0:2", False), ("", "0:1", True), ("0:1", "", True)],
+)
+def test_a_lock_holds_the_machine_or_one_gpu_of_it(held: str, asked: str, waits: bool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
+    entered = threading.Event()
+
+    def enter() -> None:
+        with machine_lock(asked):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with machine_lock(held):
+        thread.start()
+        assert entered.wait(0.3 if waits else 30) is not waits
+    thread.join(30)
+    assert entered.is_set()

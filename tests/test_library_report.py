@@ -75,8 +75,11 @@ def test_the_fp16_class_meets_the_faster_of_both_autotuned_classes() -> None:
     baselines = BASELINES | {"cuBLASLt-AutoTuning-32F NN": 9.0, "cuBLASLt-AutoTuning-32F TN": 9.5}
     m = measured("64x64x64:fp16", TIMES, baselines)
     assert m.gemm.accumulate is Accumulate.FP16
-    found = library.ratio(m, library.chosen(m, dependent=False))
+    kernel = library.chosen(m, dependent=False)
+    found = library.ratio(m, kernel)
     assert found and found.estimate == pytest.approx(9.0 / 8.5)
+    alone = library.ratio(m, kernel, "cuBLASLt-AutoTuning", exact=True)
+    assert alone and alone.estimate == pytest.approx(10.0 / 8.5)
 
 
 def test_the_summary_tells_means_wins_and_losses_by_size() -> None:

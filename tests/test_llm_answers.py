@@ -56,10 +56,10 @@ def test_real_kernels_come_through_unchanged(path) -> None:
         assert parse_answer(text).source == source
 
 
-def test_analysis_and_design_are_kept() -> None:
+def test_the_design_is_found_by_its_heading() -> None:
     for name in ("as asked", "bold headings"):
-        answer = parse_answer(WHOLE[name])
-        assert (answer.analysis, answer.design) == ("slow", "tiles")
+        assert parse_answer(WHOLE[name]).design == "tiles"
+    assert parse_answer(block(FILE)).design == ""
 
 
 def test_an_include_before_the_contract_comes_after_it() -> None:

@@ -130,7 +130,7 @@ def test_within_a_limit_the_best_exemplar_goes_first() -> None:
 
 def test_templates_of_the_users_own_reach_the_model(tmp_path) -> None:
     folder = tmp_path / "mine"
-    assert {path.name for path in copy_templates(folder)} == {"system.md", "ask.md", "repair.md"}
+    assert {path.name for path in copy_templates(folder)} == {"system.md", "ask.md", "repair.md", "check.md"}
     (folder / "system.md").write_text("You are a poet.")
     (folder / "ask.md").write_text("## Only this\n\n{task} [{machine}]")
     (folder / "repair.md").unlink()  # the packaged one serves

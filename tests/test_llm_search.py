@@ -104,9 +104,8 @@ def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, arch
     progress, server, exchanges = run(evaluator, archive, script, 2)
     slow, fast = progress.trials
     assert progress.best is fast and fast.candidate.proposer == "openai:stub"
-    assert (
-        fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
-    )  # of medians: one slow round widens intervals
+    assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
+    assert fast.timing.speedup.low > 1.5 * slow.timing.speedup.estimate  # beside other work too: they are far apart
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.reply.text for exchange in exchanges] == [block(source) for source in kernels]
 
@@ -268,9 +267,14 @@ def test_no_terminal_obeys_what_an_archive_holds(evaluator, archive, capsys, mon
     asked = (Message("user", EVIL),)
     with ExchangeLog(archive.path) as log:
         log.append(Exchange("k-0", "propose", str(GEMM), "m", "openai:stub", "x", asked, reply))
+        designed = block(honest_source()).replace("tiles", f"fast tiles {EVIL}")
+        log.append(
+            Exchange("k-1", "propose", str(GEMM), "m", "openai:stub", "x", asked, Reply(Outcome.ANSWERED, designed))
+        )
     list_exchanges(archive=archive.path, read="k-0")
     list_exchanges(archive=archive.path)
-    assert not set("\x1b\x07\x9b\u202e") & set(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert not set("\x1b\x07\x9b\u202e") & set(printed) and "fast tiles" in printed
     show(str(GEMM), archive=archive.path, source=True)
     assert capsys.readouterr().out == trial.candidate.source  # into a file: as it was measured
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -1,9 +1,11 @@
 """measure/: intervals, the strongest baseline, checks of timed outputs."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
+import torch
 from conftest import honest_source
 
 from cuda_l2.evaluator import Evaluator
@@ -11,9 +13,10 @@ from cuda_l2.execute.arena import Arena
 from cuda_l2.measure import torch_worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
-from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
-from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs, rms_over_rounding
+from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol, brief
+from cuda_l2.measure.rounds import CANDIDATE, Rounds
+from cuda_l2.records import Accumulate, Candidate, Gemm
 
 PAPER_IN_SHORT = Protocol(
     "paper", round_s=0, min_rounds=2, max_rounds=1 << 30, halfwidth=0.0, warmup_s=0.2, measure_s=0.5, mean=True
@@ -101,6 +104,18 @@ def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
             check_outputs(operands, 3)
 
 
+def test_timed_launches_may_err_as_long_sums_in_fp16_do_and_not_in_the_fp32_class() -> None:
+    k, generator = 16384, torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator).half().float() for shape in ((64, k), (k, 64)))
+    sums = torch.zeros(64, 64)
+    for i in range(0, k, 16):  # as wgmma rounds them
+        sums = (sums + a[:, i : i + 16] @ b[i : i + 16]).half().float()
+    exact = a @ b
+    ratio = float((sums - exact).square().mean().sqrt() / (exact.half().float() - exact).square().mean().sqrt())
+    assert rms_over_rounding(Accumulate.FP16, 512) < ratio < rms_over_rounding(Accumulate.FP16, k) < 2 * ratio
+    assert ratio > 10 * rms_over_rounding(Accumulate.FP32, k)
+
+
 def test_old_answers_are_wrong_after_a_refresh(filled) -> None:
     _, operands = filled
     operands.refresh(3)
@@ -153,3 +168,39 @@ def test_kernels_that_reach_the_power_limit_run_a_while_before_they_are_timed() 
     assert warm_replays(1e-3, 1, 0.005) == 5
     assert warm_replays(1e-3, 1, 0.0) == 1 and warm_replays(2e-2, 1, 0.005) == 1
     assert warm_replays(4e-5, 1, 0.005) == MAX_WARM_REPLAYS
+
+
+class Scripted(Rounds):
+    """Arms whose samples take times of their own: a tenth more in every next round."""
+
+    SECONDS = {CANDIDATE: 1.0, "usual": 2.0, "other": 3.0, "slow": 11.0}  # noqa: RUF012
+    number = 0
+    most = 1
+
+    def begin_round(self) -> None:
+        self.number += 1
+
+    def sample(self, name: str, count: int, warm: bool = True) -> float:
+        return self.SECONDS[name] * 1.1**self.number
+
+
+def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() -> None:
+    protocol = dataclasses.replace(brief(CPU_PROTOCOLS["offline"]), round_s=0, halfwidth=-1.0)
+    rounds = Scripted([CANDIDATE, "usual", "other"], protocol, np.random.default_rng(0), seldom=["other"])
+    rounds.run()
+    found = {name: len(rounds.samples[name]) for name in rounds.arms}
+    assert found == {CANDIDATE: protocol.max_rounds, "usual": protocol.max_rounds, "other": protocol.max_rounds // 2}
+    timing = rounds.timing(0.0, 0.0)
+    assert timing.reference == "usual"
+    for name, expected in (("usual", 2.0), ("other", 3.0)):
+        interval = dict(timing.speedups)[name]
+        assert (interval.low, interval.estimate, interval.high) == pytest.approx((expected,) * 3)
+
+
+def test_an_arm_that_is_much_slower_is_timed_once_and_its_ratio_has_no_interval() -> None:
+    protocol = dataclasses.replace(CPU_PROTOCOLS["offline"], round_s=0)
+    rounds = Scripted([CANDIDATE, "usual", "slow"], protocol, np.random.default_rng(0))
+    rounds.run()
+    assert len(rounds.samples["slow"]) == 1
+    assert math.isinf(rounds.ratio("slow").low)
+    assert math.isinf(rounds.ratio("slow").high)

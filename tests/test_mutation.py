@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda_cheats import ACCEPTED
 from mutation import report, sampling
 from mutation.operators import GROUPS, OPERATORS
 from mutation.report import Judged
-from mutation.sampling import QUOTAS, Mutant, enumerate_mutants, ordered, select
+from mutation.sampling import QUOTAS, Mutant, enumerate_mutants, equivalents, ordered, select
 from mutation.source import Source
 from mutation.subjects import SUBJECTS, Subject
+from verify_the_verifier import Book
 
 from cuda_l2.contract import parse_cuda
 from cuda_l2.evaluator import Evaluator
@@ -267,3 +269,18 @@ def test_a_subject_is_accepted_and_a_mutant_is_not(subject: Subject, gpu: Any) -
     with Evaluator(subject.gemm, gpu) as evaluator:
         statuses = [trial.status for trial in evaluator.evaluate([original, Candidate(wrong.source)])]
     assert statuses == ["measured", "imprecise"]
+
+
+def test_after_a_stricter_verifier_only_what_was_accepted_is_judged_again(tmp_path: Path) -> None:
+    missed, killed = "wave/drop-commit/1", "wave/drop-commit/2"
+    same = next(iter(equivalents()))
+    for where, status in ((missed, ACCEPTED), (killed, "wrong"), (same, ACCEPTED)):
+        book = Book(tmp_path)
+        book.version = "of before"
+        book._versions = dict.fromkeys(book._versions, "of before")
+        book.add(Judged("mutant", where, Candidate(where).id, "64x64x64", status, "", "", 0.1))
+    asked = (missed, killed, same)
+    assert [Book(tmp_path).known("mutant", where, where) for where in asked] == [False, False, False]
+    stricter = Book(tmp_path, stricter=True)
+    assert [stricter.known("mutant", where, where) for where in asked] == [False, True, True]
+    assert not stricter.known("mutant", killed, "another text")

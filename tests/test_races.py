@@ -133,6 +133,41 @@ def test_a_box_that_depends_on_the_shape_is_left_alone() -> None:
     assert "cuda_l2_spoil(to)" not in stressed(source, 1)
 
 
+MULTIPLY = (
+    'asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;" '
+    ': "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(x + 2 * k), "l"(y));'
+)
+COMMIT = 'asm volatile("wgmma.commit_group.sync.aligned;");'
+WAIT = 'asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N - 1) : "memory");'
+
+
+def test_what_wgmma_reads_is_watched_from_its_issue_to_the_wait_that_covers_it() -> None:
+    body = kernel_of(stressed(text(MULTIPLY + COMMIT + WAIT), 1)).split("cuda_l2_watch();")[1]
+    expected = [
+        f"cuda_l2_issued(x + 2 * k, y); {MULTIPLY}",
+        f"cuda_l2_committed(); {COMMIT}",
+        f"cuda_l2_waits(N - 1); {WAIT}",
+    ]
+    places = [body.index(each) for each in expected]
+    assert places == sorted(places)
+    assert "cuda_l2_issued" not in stressed(text(MULTIPLY + COMMIT + WAIT), 1, counts=False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        MULTIPLY + COMMIT,  # no wait in the text
+        MULTIPLY + WAIT,
+        COMMIT + WAIT,
+        MULTIPLY.replace('"l"(y)', '"l"(y++)') + COMMIT + WAIT,
+        MULTIPLY + COMMIT + WAIT.replace("%0", "%1"),
+        f"{MULTIPLY}{COMMIT}{WAIT}".replace('"l"', '"q"'),
+    ],
+)
+def test_nothing_is_watched_where_the_text_does_not_tell_all_of_it(body: str) -> None:
+    assert "cuda_l2_watch" not in stressed(text(body), 1)
+
+
 def test_a_stress_build_keeps_its_contract_and_its_seed_changes_the_text() -> None:
     source = text("__syncthreads();")
     assert parse_cuda(stressed(source, 1)) == parse_cuda(source)
@@ -150,6 +185,7 @@ def test_every_family_and_honest_kernel_builds_with_delays_and_keeps_wgmma_async
     assert not any(warning for build in builds for warning in build.warnings)
     assert sum("cuda_l2_delay(1)" in stressed(source, 3) for source in sources) >= len(SUBJECTS)
     assert sum("cuda_l2_spoil(dst)" in stressed(source, 3) for source in sources) >= 8
+    assert sum("cuda_l2_issued(x, y)" in stressed(source, 3) for source in sources) >= 4
 
 
 # -- the shape that is looked at
@@ -456,3 +492,16 @@ def test_a_family_gives_the_same_bits_when_threads_are_delayed(
     subject: Subject, gpu: Any, stress_on_gpu: Callable[[str, str], None]
 ) -> None:
     stress_on_gpu(subject.candidate(gpu.target).source, subject.shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["wave", "wave polled", "persistent"])
+def test_a_stage_handed_back_while_wgmma_may_read_it_is_noticed(
+    name: str, gpu: Any, stress_on_gpu: Callable[[str, str], None]
+) -> None:
+    """Hardware reads it soon enough for the result to be right."""
+    subject = next(each for each in SUBJECTS if each.name == name)
+    source = subject.candidate(gpu.target).source
+    assert source.count("wgmma_wait<1>();") == 1
+    with pytest.raises(CheckFailed, match="delayed"):
+        stress_on_gpu(source.replace("wgmma_wait<1>();", "wgmma_wait<2>();"), subject.shape)

@@ -41,20 +41,26 @@ MUTATING = (PACKAGE / "families", TESTS / "mutation")
 
 
 class Book:
-    """Results on disk, one line each. Those count that were got with the verifier, families and operators of now."""
+    """Results on disk, one line each. Those count that were got with the verifier, families and operators of now.
 
-    def __init__(self, folder: Path) -> None:
+    stricter: the verifier has only learnt to reject more, so what others rejected counts too, and equivalent mutants do.
+    """
+
+    def __init__(self, folder: Path, *, stricter: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "verification.jsonl"
         self.version = _digest(*VERIFIER)
         mutating = _digest(*VERIFIER, *MUTATING)
         self._versions = {"cheat": self.version, "original": mutating, "mutant": mutating}
         self.judged: dict[tuple[str, str], Judged] = {}
+        equivalent = sampling.equivalents()
         if self.path.exists():
             for line in self.path.read_text().splitlines():
                 fields = json.loads(line)
-                if fields.pop("version") == self._versions[fields["kind"]]:
-                    self._keep(Judged(**fields))
+                current = fields.pop("version") == self._versions[fields["kind"]]
+                judged = Judged(**fields)
+                if current or (stricter and (not judged.accepted or judged.id in equivalent)):
+                    self._keep(judged)
 
     def known(self, kind: str, where: str, source: str) -> bool:
         found = self.judged.get((kind, where))
@@ -147,9 +153,10 @@ def main() -> int:
         action="append",
         help="mutate this one only (operators take turns over all subjects, so its sample may differ); may be repeated",
     )
+    parser.add_argument("--stricter", action="store_true", help="judge again only what an earlier verifier accepted")
     parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
     options = parser.parse_args()
-    cheats, book = all_cheats(), Book(options.out)
+    cheats, book = all_cheats(), Book(options.out, stricter=options.stricter)
     environment: dict[str, object] = {"cuda_l2": cuda_l2.__version__, "version": book.version}
     if options.tables:
         known = options.out / "verification.json"

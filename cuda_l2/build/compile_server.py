@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +50,45 @@ def _load() -> str:
 
 
 def _run(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
-    """Compile in a child; its exit status, negative for a signal."""
+    limits = {
+        resource.RLIMIT_AS: job["memory"],
+        resource.RLIMIT_CPU: job["cpu_s"],
+        resource.RLIMIT_FSIZE: job["file"],
+        resource.RLIMIT_CORE: job["core"],
+    }
+    return {"status": in_child(connection, limits, lambda: _compile(job))}
+
+
+def in_child(connection: socket.socket, limits: dict[int, int], work: Callable[[], int]) -> int:
+    """Work in a forked child under resource limits: its exit status, negative for a signal.
+
+    connection: to the parent, which says nothing meanwhile; the child has it not. If it closes, this process group
+    ends.
+    """
     ended, held = os.pipe()  # the child's end closes when the child is gone
     child = os.fork()
     if not child:
         status = 1
         try:
+            os.close(connection.detach())
+            os.close(ended)
             signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            for limit, value in (("AS", "memory"), ("CPU", "cpu_s"), ("FSIZE", "file"), ("CORE", "core")):
-                resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (job[value], job[value]))
-            os.chdir(str(job["folder"]))
-            status = _compile(job)
+            for limit, value in limits.items():
+                resource.setrlimit(limit, (value, value))
+            status = work()
         except BaseException as error:  # noqa: BLE001 - this is the child's end, also where memory is short
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
         finally:
             os._exit(status)
     os.close(held)
     if connection.fileno() in select.select([ended, connection.fileno()], [], [])[0]:
         os.killpg(0, signal.SIGKILL)  # the parent is gone, for it says nothing else now: so are we
     os.close(ended)
-    return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _compile(job: dict[str, Any]) -> int:
+    os.chdir(str(job["folder"]))
     command = job.get("command")
     if isinstance(command, list):  # nvcc
         with Path(LOG).open("wb") as log:

@@ -19,7 +19,6 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -222,7 +221,7 @@ class Server:
                 self._process = start.result()
             try:
                 answer = self._answer(START_TIMEOUT_S)
-            except (ServerEnded, TimeoutError):
+            except (OSError, ValueError):
                 said = (self.folder / "server.log").read_text(errors="replace").strip()
                 answer = {"error": said[-500:] or "no answer"}
             if "error" in answer:
@@ -257,15 +256,7 @@ class Server:
         return _result(folder, status, time.perf_counter() - start)
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        text = b""
-        while not text.endswith(b"\n"):
-            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
-            part = self._connection.recv(1 << 16)
-            if not part or len(text) > MAX_LOG_BYTES:
-                raise ServerEnded
-            text += part
-        answer: dict[str, Any] = json.loads(text)
+        answer: dict[str, Any] = json.loads(sandbox.receive_line(self._connection, timeout_s, MAX_LOG_BYTES))
         return answer
 
     def close(self) -> None:
@@ -293,12 +284,12 @@ def _make_folder() -> Path:
 
 
 def _result(folder: Path, status: int, seconds: float) -> Compiled:
-    log = _read(folder / LOG, MAX_LOG_BYTES).decode(errors="replace")
+    log = (sandbox.read_left(folder / LOG, MAX_LOG_BYTES) or b"").decode(errors="replace")
     if status == 0:
         ptx = next(iter(sorted(folder.glob("*.ptx"))), folder / PTX)
-        cubin, text = _read(folder / CUBIN, FILE_BYTES), _read(ptx, FILE_BYTES).decode(errors="replace")
+        cubin, text = (sandbox.read_left(path, FILE_BYTES) or b"" for path in (folder / CUBIN, ptx))
         if cubin and text and len(log) < MAX_LOG_BYTES:
-            return Compiled(BuildStatus.BUILT, "", log, cubin, text, seconds=seconds)
+            return Compiled(BuildStatus.BUILT, "", log, cubin, text.decode(errors="replace"), seconds=seconds)
         return Compiled(BuildStatus.FAILED, "the compiler wrote nothing, or too much", log, seconds=seconds)
     if shutil.disk_usage(folder).free < FILE_BYTES:  # not a property of the source
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -313,15 +304,6 @@ def _result(folder: Path, status: int, seconds: float) -> Compiled:
         errors = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)] or lines
         reason = errors[0][:300] if errors else f"the compiler ran out of memory, or ended with status {status}"
     return Compiled(BuildStatus.FAILED, reason, log, repeatable=repeatable, seconds=seconds)
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """A regular file's first bytes, empty where there is none. The sandbox wrote it: no link is followed out."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
-            return file.read(limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except OSError:
-        return b""
 
 
 _idle: list[Server] = []

@@ -6,7 +6,8 @@ begin up to 16 us late, so that they meet in other orders; each seed gives other
 with all of them. Delays hold no branch and no call, so that wgmma stays asynchronous.
 
 A ring hides its faults too: a stage that is given back while it is still being read is overwritten only when the next
-copy arrives, most of a microsecond later. So what a TMA load is about to overwrite is spoiled just before it is issued.
+copy arrives, most of a microsecond later. So what a TMA load is about to overwrite is spoiled just before it is issued,
+and what wgmma has been told to read is watched until a wait covers it (`in_flight`).
 
 Placed by reading the text, with no help from it: around inline assembly of those instructions, and around statements
 that call something named like them which the text does not define itself. Not covered: what macros spell beyond such a
@@ -15,7 +16,7 @@ statement, multicast loads, orders within a warp, and races so narrow that these
 
 import re
 
-from cuda_l2.build import lexing
+from cuda_l2.build import in_flight, lexing
 from cuda_l2.contract import parse_cuda
 from cuda_l2.contract.cuda import ELEMENT_BYTES
 
@@ -74,7 +75,10 @@ MAX_PIECES = 16
 
 
 def stressed(source: str, seed: int, *, counts: bool = True) -> str:
-    """The text with delays. counts: they differ from pass to pass of a loop, for 128 bytes of shared memory."""
+    """The text with delays.
+
+    counts: they differ from pass to pass of a loop, and operands of wgmma are watched, for 900 bytes of shared memory.
+    """
     text = lexing.blank(source, lexing.CPP_TOKEN)
     text = _DIRECTIVE.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
     closing = _closing(text)
@@ -85,11 +89,8 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
         for match in _CALL.finditer(text)
         if _ordering(match.group(1)) and match.group(1) not in defined and _statement(text, match.start(), opening)
     ]
-    assembly = [
-        match
-        for match in _ASM.finditer(text)
-        if _ORDERING_PTX.search(source, match.end(), closing.get(match.end() - 1, 0))
-    ]
+    statements = [match for match in _ASM.finditer(text) if match.end() - 1 in closing]
+    assembly = [match for match in statements if _ORDERING_PTX.search(source, match.end(), closing[match.end() - 1])]
     size = _least_box(source)
     wrapped: list[tuple[int, int, str]] = []  # first character, behind the semicolon, what a tensor load overwrites
     for match in [*assembly, *calls]:
@@ -102,8 +103,12 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
         for i, (begin, _, address) in enumerate(wrapped)
     ]
     insertions += [(end, f" cuda_l2_delay({2 * i + 1}); }}") for i, (_, end, _) in enumerate(wrapped)]
-    insertions += [(begin, " cuda_l2_late();") for begin in _bodies(text, closing)]
-    prelude = _PRELUDE.replace("SEED", str(seed)).replace("COUNT", _COUNT if counts else "")
+    watched = _watched(source, text, statements, closing) if counts and not _in_clusters(source) else []
+    insertions += watched
+    begins = " cuda_l2_late();" + (in_flight.BEGIN if watched else "")
+    insertions += [(begin, begins) for begin in _bodies(text, closing)]
+    prelude = (_PRELUDE + (in_flight.SOURCE.read_text() if watched else "")).replace("SEED", str(seed))
+    prelude = prelude.replace("COUNT", _COUNT if counts else "")
     pieces = max(1, min(MAX_PIECES, size // 16))
     step = size // pieces // 16 * 16
     turn = 16 if step >= 128 else 0  # so that pieces lie in other parts of swizzled rows
@@ -112,6 +117,19 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     for place, inserted in sorted(insertions, reverse=True):
         source = source[:place] + inserted + source[place:]
     return source
+
+
+def _in_clusters(source: str) -> bool:
+    """Whether a launch has clusters, where watching wgmma's operands has stopped kernels that are right."""
+    return any(set(launch.cluster) != {"1"} for launch in parse_cuda(source).launches)
+
+
+def _watched(source: str, text: str, statements: list[re.Match[str]], closing: dict[int, int]) -> list[tuple[int, str]]:
+    """What `in_flight` inserts in front of assembly statements, and behind them what closes it."""
+    places = [(match.end() - 1, match.start()) for match in statements if _next(text, closing[match.end() - 1]) == ";"]
+    found = in_flight.calls(source, places, closing)
+    ends = {begin: text.index(";", closing[opens]) + 1 for opens, begin in places}
+    return [(begin, f"{{ {call} ") for begin, call in found] + [(ends[begin], " }") for begin, _ in found]
 
 
 def _least_box(source: str) -> int:

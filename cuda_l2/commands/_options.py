@@ -3,7 +3,15 @@
 import re
 from pathlib import Path
 
+from cyclopts import Parameter
+
 from cuda_l2.errors import UserError
+
+LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
+"""How commands take `ModelSettings`."""
+
+REVIEWS = Parameter(name="*", group="Review of jumps in reward")
+"""How commands take `ReviewSettings`."""
 
 TARGETS = ("auto", "cpu", "cuda")
 

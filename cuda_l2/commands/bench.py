@@ -48,12 +48,19 @@ class BenchSettings:
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
     retune: Annotated[bool, Parameter(negative=())] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    tuning: str = "adaptive"
+    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
+    (50 + 100 rounds of single launches, fresh operands each)."""
     library: Path | None = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     choices: Path | None = None
     """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, written when the run ends."""
     fallback: Path | None = None
     """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
+    part: str = "1/1"
+    """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
+    also: tuple[Path, ...] = ()
+    """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
@@ -135,15 +142,9 @@ def _run_grid(settings: BenchSettings) -> None:
         raise UserError(
             "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
         )
-    layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
-    if layouts is None:
-        raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
-    if settings.accumulate not in list(Accumulate):
-        raise UserError(f"there is no accumulator {settings.accumulate!r}; choose fp32 or fp16")
-    gemms = grid.read_grid(settings.grid or grid.PAPER, layouts, Accumulate(settings.accumulate))
-    if settings.sample is not None:
-        gemms = grid.sample(gemms, settings.sample, settings.seed)
-    gemms = grid.shuffled(gemms, settings.seed)
+    gemms = _shapes(settings)
+    number, parts = _part(settings.part)
+    own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
 
@@ -164,6 +165,7 @@ def _run_grid(settings: BenchSettings) -> None:
         compiled=settings.compile,
         full=settings.full,
         retune=settings.retune,
+        tuning=settings.tuning,
         library=settings.library,
         fallback=settings.fallback,
     )
@@ -173,10 +175,12 @@ def _run_grid(settings: BenchSettings) -> None:
         if settings.choices and settings.choices.exists():
             sweep.rig.recall_choices(settings.choices)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
-            pending = sweep.pending(gemms, results)
+            for folder in settings.also:
+                results.take_over(folder / RESULTS)
+            pending = sweep.pending(own, results)
             finished = False
             try:
-                with GridProgress(len(gemms), len(gemms) - len(pending)) as line:
+                with GridProgress(len(own), len(own) - len(pending)) as line:
                     finished = sweep.run(pending, results, line.stage, line.done)
             finally:  # also where an error ends the run
                 text = summary(results.header, results.measurements)
@@ -191,6 +195,27 @@ def _run_grid(settings: BenchSettings) -> None:
     if not finished:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         sys.exit(130)
+
+
+def _shapes(settings: BenchSettings) -> list[Gemm]:
+    """The grid's, in the order they are measured."""
+    layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
+    if layouts is None:
+        raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
+    if settings.accumulate not in list(Accumulate):
+        raise UserError(f"there is no accumulator {settings.accumulate!r}; choose fp32 or fp16")
+    gemms = grid.read_grid(settings.grid or grid.PAPER, layouts, Accumulate(settings.accumulate))
+    if settings.sample is not None:
+        gemms = grid.sample(gemms, settings.sample, settings.seed)
+    return grid.shuffled(gemms, settings.seed)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Number and count of 1/2."""
+    number, slash, parts = text.partition("/")
+    if not (slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise UserError(f"{text!r} is no part of a grid: give one as 1/2, 2/2")
+    return int(number), int(parts)
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Gemm
+from cuda_l2.review.settings import ReviewSettings
 
 if TYPE_CHECKING:
     from cuda_l2.collect import Make, Pair
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.propose._model_policy import ModelPolicy
+    from cuda_l2.review.checker import Checker
 
 
 @Parameter(name="*")
@@ -45,8 +47,9 @@ class CollectSettings:
     """Of policies that draw schedules."""
     archive: Path | None = None
     """File that keeps every trial and every exchange."""
-    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings()
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
     """Prompts show no exemplars here: what is kept is to be the model's own. Budgets hold for each model."""
+    review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
 
 
 def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: CollectSettings) -> None:
@@ -65,6 +68,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
     from cuda_l2.archive import Archive
     from cuda_l2.collect import Collection, Settings, collect
     from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
 
     limits = Settings(settings.tries, settings.keep, settings.round, budget_s, settings.least_speedup)
@@ -77,15 +81,19 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
     path = settings.archive or paths.default_archive()
     with Archive(path) as archive, Collection(settings.out) as collection:
         models: list[ModelPolicy] = []
+        checker = open_checker(settings.review, settings.model, path)
         try:
             makers = _makers(settings, path, models)
             with open_rig(settings.target) as rig:
                 for gemm in gemms:
                     rig.require_feasible(gemm)
-                pairs = collect(gemms, makers, rig, archive, collection, limits, hold_out=hold_out, on_try=_say)
+                pairs = collect(
+                    *(gemms, makers, rig, archive, collection, limits), hold_out=hold_out, checker=checker, on_try=_say
+                )
         finally:
             count = collection.export()
-            for model in models:
+            asked: list[ModelPolicy | Checker] = [*models, *filter(None, [checker])]
+            for model in asked:
                 print(model.summary())
                 model.close()
         done = sum(pair.done(limits) for pair in pairs)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2.commands._options import LANGUAGE_MODELS
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 
@@ -44,7 +45,7 @@ class CorpusSettings:
     """Tokens of retrieved context in a triplet; 0 for none."""
     archive: Path | None = None
     """File that keeps the exchanges with the model; what is answered there is not asked again."""
-    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings(answer_tokens=400)
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings(answer_tokens=400)
 
 
 def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
@@ -61,7 +62,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from cuda_l2.corpus import dataset
-    from cuda_l2.corpus.build import build
+    from cuda_l2.corpus.build import Rendered, build
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.corpus.instruct import TEMPLATE
     from cuda_l2.records import Gemm
@@ -78,6 +79,9 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     sources = user_sources(settings.folder or [])
     if not settings.only_folders:
         sources = [*installed_sources(), *sources]
+    rendered = None
+    if settings.rendered:
+        rendered = Rendered(settings.rendered, gemms, _target(settings.target), settings.seed)
     client = _client(settings) if settings.policy else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
@@ -89,10 +93,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
                 client=client,
                 template=settings.model.prompts / TEMPLATE if settings.model.prompts else None,
                 context_tokens=settings.context_tokens,
-                rendered=settings.rendered,
-                gemms=gemms,
-                target=_target(settings.target) if settings.rendered else None,
-                seed=settings.seed,
+                rendered=rendered,
                 on_stage=lambda stage, done, of: bar.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)

@@ -85,15 +85,16 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
 
     trials = {(str(trial.task), trial.candidate.id): trial for trial in archive.trials()}
     table = Table()
-    for name in ("exchange", "when", "task", "model", "turn", "tokens", "cost", "what came of it"):
+    for name in ("exchange", "when", "task", "model", "turn", "tokens", "cost", "design", "what came of it"):
         table.add_column(name)
     for exchange in exchanges:
         reply = exchange.reply
-        became = f"{reply.outcome}: {reply.reason}"
-        if not reply.reason and exchange.purpose == "instruct":
+        became, design = f"{reply.outcome}: {reply.reason}", ""
+        if not reply.reason and exchange.purpose in ("instruct", "check"):
             became = one_line(reply.text, 120)
         elif not reply.reason:
             answer = parse_answer(reply.text, reply.finish)
+            design = answer.design
             trial = trials.get((exchange.task, Candidate(answer.source).id))
             became = f"answer {answer.fault}" if answer.fault else "not judged yet"
             if trial:
@@ -101,6 +102,7 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
         table.add_row(
             *(_name(exchange), exchange.created[:19], exchange.task, exchange.model, str(exchange.turn)),
             *(f"{reply.prompt_tokens}+{reply.answer_tokens}", "" if exchange.cost is None else f"{exchange.cost:.4g}"),
+            one_line(design, 120),
             one_line(became, 120),
         )
-    Console(markup=False, highlight=False, width=160).print(table)
+    Console(markup=False, highlight=False, width=180).print(table)

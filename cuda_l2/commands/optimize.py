@@ -7,9 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Gemm
+from cuda_l2.review.settings import ReviewSettings
 
 
 @Parameter(name="*")
@@ -36,9 +37,13 @@ class OptimizeSettings:
     """Time candidates anew that the archive knows."""
     retune: Annotated[bool, Parameter(negative=())] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    tuning: str = "adaptive"
+    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
+    (50 + 100 rounds of single launches, fresh operands each)."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
-    model: Annotated[ModelSettings, Parameter(name="*", group="Language models")] = ModelSettings()
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
+    review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
 
 
 def command(
@@ -70,7 +75,9 @@ def command(
         again=settings.again,
         target=settings.target,
         retune=settings.retune,
+        tuning=settings.tuning,
         model=settings.model,
+        review=settings.review,
     )
     with Optimizer(search_settings) as optimizer:
         for gemm in gemms:

@@ -43,6 +43,7 @@ def command(
     require_writable(out / PROOF)
 
     from cuda_l2 import lines
+    from cuda_l2.execute.cuda_driver import bus_id
     from cuda_l2.execute.lock import machine_lock
     from cuda_l2.library.kernels import kernels_of, tasks_for
     from cuda_l2.prover import CORES_A_WORKER, Prover, require_sanitizer
@@ -65,7 +66,7 @@ def command(
             line.done(f"{proof.kernel} at {proof.gemm}")
 
         try:
-            with machine_lock(), line, Prover(target, jobs or max(1, target.cores // CORES_A_WORKER)) as prover:
+            with machine_lock(bus_id()), line, Prover(target, jobs or max(1, target.cores // CORES_A_WORKER)) as prover:
                 prover.run(pending, keep)
             finished = True
         except KeyboardInterrupt:

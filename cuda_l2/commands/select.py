@@ -37,14 +37,15 @@ class SelectSettings:
     seed: int = 0
     """Of the order of shapes and kernels."""
     out: Path = Path("selection")
-    """Folder for every stage's result. An interrupted run goes on from what it holds."""
+    """Folder for every stage's result. An interrupted run goes on from its pool and times."""
 
 
 def command(settings: SelectSettings | None = None) -> None:
     """Time a pool of kernels on every shape, plain and as dependents, and keep the best few for all of them.
 
-    Writes pool.csv, builds.jsonl and times.jsonl, from which an interrupted run goes on, then the dispatch table
-    schedules.csv, summary.md and environment.json. These times choose; they are not for reporting.
+    Writes pool.csv and times.jsonl, from which an interrupted run goes on, builds.jsonl with what became of each build,
+    then the dispatch table schedules.csv, summary.md and environment.json. These times choose; they are not for
+    reporting.
     """
     settings = settings or SelectSettings()
     layouts = [_member(Layout, text, "layout") for text in settings.layouts.split(",")]

@@ -13,16 +13,16 @@ import numpy as np
 
 from cuda_l2.corpus.duplicates import Duplicates
 from cuda_l2.corpus.holdout import HoldOut
-from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, from_code
+from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, for_task, from_code
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.errors import UserError
-from cuda_l2.families._base import Family, families_for
+from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
 from cuda_l2.propose._base import FamilySpace
-from cuda_l2.propose._prompt import describe_task, fenced
+from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose.random import draw
 from cuda_l2.records import Gemm
-from cuda_l2.retrieve.chunks import words
+from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.targets._base import Target
 
@@ -91,6 +91,16 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Rendered:
+    """Kernels of our families to render: so many different ones for each task, schedules drawn at random."""
+
+    count: int
+    gemms: Sequence[Gemm]
+    target: Target
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class _Item:
     snippet: Snippet
     source: str
@@ -106,22 +116,18 @@ def build(
     client: Client | None = None,
     template: Path | None = None,
     context_tokens: int = 1000,
-    rendered: int = 0,
-    gemms: Sequence[Gemm] = (),
-    target: Target | None = None,
-    seed: int = 0,
+    rendered: Rendered | None = None,
     on_stage: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Corpus:
     """The corpus of the sources, and of kernels rendered from our families' schedules.
 
-    client: who words instructions; without one, or where its budget ends, comments and signatures do. rendered: so many
-    different kernels for each of `gemms` on `target`, schedules drawn at random. on_stage: told what is being done, how
-    much of how much.
+    client: who words instructions; without one, or where its budget ends, comments and signatures do. on_stage: told
+    what is being done, how much of how much.
     """
     counts = Counts()
     items = [*_collected(sources, hold_out, counts, on_stage)]
-    if rendered and target is not None:
-        items += _rendered(gemms, target, rendered, hold_out, counts, np.random.default_rng(seed))
+    if rendered:
+        items += _rendered(rendered, hold_out, counts)
     if not items:
         raise UserError(
             "there is nothing to make a corpus of: no known headers are installed, and no --folder has code"
@@ -184,37 +190,25 @@ def _collected(
                 yield _Item(snippet, file.name, license)
 
 
-def _rendered(
-    gemms: Sequence[Gemm],
-    target: Target,
-    count: int,
-    hold_out: HoldOut,
-    counts: Counts,
-    rng: np.random.Generator,
-) -> Iterator[_Item]:
-    """Kernels of our families. They differ in few tokens, which matter: only equal ones are double."""
-    duplicates = Duplicates()
-    for gemm in gemms:
+def _rendered(wanted: Rendered, hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
+    """They differ in few tokens, which matter: only equal ones are double."""
+    duplicates, rng = Duplicates(), np.random.default_rng(wanted.seed)
+    for gemm in wanted.gemms:
         if hold_out.task(gemm):
-            counts.held_out += count
+            counts.held_out += wanted.count
             continue
-        families = families_for(gemm, target)
-        for i in range(count if families else 0):
-            item = _one(families[i % len(families)], gemm, target, hold_out, counts, duplicates, rng)
+        spaces = [FamilySpace(family, gemm, wanted.target) for family in families_for(gemm, wanted.target)]
+        for i in range(wanted.count if spaces else 0):
+            item = _one(spaces[i % len(spaces)], hold_out, counts, duplicates, rng)
             if item is not None:
                 yield item
 
 
 def _one(
-    family: Family,
-    gemm: Gemm,
-    target: Target,
-    hold_out: HoldOut,
-    counts: Counts,
-    duplicates: Duplicates,
-    rng: np.random.Generator,
+    space: FamilySpace, hold_out: HoldOut, counts: Counts, duplicates: Duplicates, rng: np.random.Generator
 ) -> _Item | None:
-    space = FamilySpace(family, gemm, target)
+    """A kernel that was not there before; None where so many draws gave none."""
+    family, gemm = space.family, space.gemm
     for _ in range(DRAWS):
         candidate = space.render(draw(space, rng), "random")
         counts.found += 1
@@ -225,8 +219,8 @@ def _one(
         else:
             schedule = " ".join(f"{name}={value}" for name, value in candidate.schedule)
             snippet = Snippet(RENDERED, family.name, "", "", candidate.source, 1)
-            task = f"Write a kernel for {target.machine} under the launch contract. {describe_task(gemm)}"
-            return _Item(snippet, f"cuda-l2: {family.name}", OWN_LICENCE, Instruction(task, "task"), schedule)
+            instruction = for_task(gemm, space.target)
+            return _Item(snippet, f"cuda-l2: {family.name}", OWN_LICENCE, instruction, schedule)
     return None
 
 
@@ -265,34 +259,17 @@ def _contexts(
     """For each instruction what it finds among the other snippets, in the form in which prompts quote headers."""
     if not tokens:
         return [""] * len(items)
-    try:
-        import bm25s  # noqa: PLC0415 - an optional part
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"context needs the package {error.name}: pip install 'cuda-l2[llm]'; or none with --context-tokens 0"
-        ) from None
     places = [i for i, item in enumerate(items) if item.snippet.kind != RENDERED]
-    bags = [words(items[i].snippet.code) for i in places]
-    if not any(bags):
-        return [""] * len(items)
-    index = bm25s.BM25()
-    index.index(bags, show_progress=False)
-    vocabulary = index.vocab_dict
+    try:
+        index = Nearest([items[i].snippet.code for i in places])
+    except UserError as error:
+        raise UserError(f"{error}; or no context with --context-tokens 0") from None
     contexts = []
     for i, (item, instruction) in enumerate(zip(items, instructions, strict=True)):
         if i % 100 == 0:
             on_stage("retrieving context", i, len(items))
-        query = list(dict.fromkeys(word for word in words(instruction.text) if word in vocabulary))
-        if not query:
-            contexts.append("")
-            continue
-        most = min(2 * CONTEXT_PIECES, len(places))
-        nearest, scores = index.retrieve([query], k=most, show_progress=False)
-        found = [
-            items[places[place]]
-            for place, score in zip(nearest[0].tolist(), scores[0].tolist(), strict=True)
-            if score > 0 and places[place] != i
-        ]
+        nearest = [places[place] for place in index.search(instruction.text, 2 * CONTEXT_PIECES)]
+        found = [items[place] for place in nearest if place != i]
         contexts.append(_excerpts(item, found, tokens))
     return contexts
 

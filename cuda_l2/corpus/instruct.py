@@ -1,4 +1,4 @@
-"""An instruction for every snippet: a language model's, or from the code's own comment and signature."""
+"""An instruction for every snippet: a language model's, or from the code's own comment and signature; or for a task."""
 
 import hashlib
 import re
@@ -8,22 +8,22 @@ from pathlib import Path
 
 from cuda_l2.corpus.snippets import Snippet
 from cuda_l2.errors import UserError
-from cuda_l2.llm._base import Message, Outcome, one_line
+from cuda_l2.llm._base import Message, Outcome, one_line, without_thoughts
 from cuda_l2.llm.client import Client, Question
-from cuda_l2.propose._prompt import fenced
+from cuda_l2.propose._prompt import describe_task, fenced
+from cuda_l2.records import Gemm
+from cuda_l2.targets._base import Target
 
 TEMPLATE = "instruct.md"
 PACKAGED = Path(__file__).with_name(TEMPLATE)
 LEAST_CHARS, MOST_CHARS = 20, 1000
-ANSWER_TOKENS = 400
 SKIP = "SKIP"
 _NOUNS = {"kernel": "CUDA kernel", "template": "template", "function": "function", "type": "type", "macro": "macro"}
-_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a programmer would be asked, and who worded it: model, comment or signature."""
+    """What a programmer would be asked, and who worded it: model, comment, signature or task."""
 
     text: str
     by: str
@@ -39,6 +39,11 @@ def from_code(snippet: Snippet) -> Instruction:
     said = _first_sentences(snippet.comment)
     text = f"Write {named}{': ' + said if said else '.'}{signature}"
     return Instruction(text, "comment" if said else "signature")
+
+
+def for_task(gemm: Gemm, target: Target) -> Instruction:
+    """For a kernel under the launch contract: the form, the machine, the task."""
+    return Instruction(f"Write a kernel for {target.machine} under the launch contract. {describe_task(gemm)}", "task")
 
 
 def by_model(
@@ -71,7 +76,7 @@ def by_model(
 
 def _read(answer: str) -> Instruction | None:
     """The instruction of an answer, without text where the model would leave the snippet out; None where none is."""
-    text = _THOUGHT.sub("", answer).strip().strip("`").strip()
+    text = without_thoughts(answer).strip().strip("`").strip()
     if re.match(rf"\W*{SKIP}\b", text):
         return Instruction("", "model")
     text = re.sub(r"^\W*instruction\W*:\s*", "", text, flags=re.IGNORECASE)

@@ -294,9 +294,10 @@ class Graph:
         """Enqueue once, without waiting."""
         check("cuGraphLaunch", driver.cuGraphLaunch(self._exec, self.stream))
 
-    def time(self, warm: int = 1) -> tuple[float, float]:
+    def time(self, warm: int = 1, between: Callable[[], None] | None = None) -> tuple[float, float]:
         """Device seconds of one replay by events, and host seconds around it, after `warm` replays back to back.
 
+        between: enqueues what comes behind those, and is not in the device's time.
         The warm replay keeps the stream busy while the host enqueues the timed one, so that no host time is in it.
         """
         start, end = self._events
@@ -304,6 +305,8 @@ class Graph:
         began = time.perf_counter()
         for _ in range(warm):
             self.replay()
+        if between:
+            between()
         check("cuEventRecord", driver.cuEventRecord(start, self.stream))
         self.replay()
         check("cuEventRecord", driver.cuEventRecord(end, self.stream))
@@ -351,8 +354,9 @@ class MappedMemory:
 
 
 def bus_id() -> str:
-    """PCI address of the current context's device, whatever number CUDA gives it."""
-    device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+    """PCI address of the GPU in use: CUDA's first, which CUDA_VISIBLE_DEVICES chooses."""
+    check("cuInit", driver.cuInit(0))
+    device = check("cuDeviceGet", driver.cuDeviceGet(0))
     name = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device))
     return str(name.partition(b"\0")[0].decode())
 

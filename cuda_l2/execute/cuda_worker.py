@@ -51,6 +51,8 @@ class CudaWorker:
         self._ready = False
         self.arena: CudaArena | None = None
         self.alive = True
+        self.traced = False
+        """Whether CUPTI was ever in the process."""
 
     def attach(self, arena: CudaArena) -> None:
         """Use this arena's memory from now on."""
@@ -155,10 +157,11 @@ class CudaWorkers:
             self._current.close()
             raise
 
-    def get(self, arena: CudaArena) -> CudaWorker:
-        """A worker with no fault behind it, on this arena."""
-        if not self._current.alive:
+    def get(self, arena: CudaArena, *, traced: bool = False) -> CudaWorker:
+        """A worker with no fault behind it, on this arena. traced: it may be one that CUPTI slows, and will be one."""
+        if not self._current.alive or self._current.traced > traced:
             self.renew()
+        self._current.traced = traced
         self._current.attach(arena)
         return self._current
 

@@ -185,9 +185,15 @@ class Worker:
         graph.destroy()
         return {}
 
-    def time(self, graph: int, warm: int) -> dict[str, Any]:
+    def time(self, graph: int, warm: int, c: list[Any], poisoned: int) -> dict[str, Any]:
+        """Seconds of a replay behind others. poisoned: bytes of C that are poisoned between those and the timed one."""
         self.helpers.settle(self.stream)
-        device, host = self.graphs[graph].time(warm)
+        stream, address = driver.CUstream(self.stream), self._address(c)
+
+        def poison() -> None:
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(address, POISON, poisoned // 2, stream))
+
+        device, host = self.graphs[graph].time(warm, poison if poisoned else None)
         return {"device_s": device, "host_s": host}
 
     def evict(self, size: int) -> dict[str, Any]:
@@ -205,11 +211,11 @@ class Worker:
         return {}
 
     def traced(self, on: bool) -> dict[str, Any]:
-        """Start or end CUPTI's records; while they are taken every launch costs the host more."""
+        """Start or end CUPTI's records; they cost every launch some time, later ones a little."""
         if on and self.trace is None:
             self.trace = KernelTrace()
         if not on and self.trace is not None:
-            self.trace.close(detach=True)
+            self.trace.close()
             self.trace = None
         return {}
 

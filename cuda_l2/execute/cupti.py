@@ -56,6 +56,7 @@ class KernelTrace:
     """Records from construction until `close`. A context manager; one at a time in a process."""
 
     _running = False
+    _attached = False
 
     def __init__(self) -> None:
         if KernelTrace._running:
@@ -63,7 +64,7 @@ class KernelTrace:
         self._helper = helper()
         self._open = False
         self._call("start", self._helper.trace_start())
-        KernelTrace._running = self._open = True
+        KernelTrace._running = KernelTrace._attached = self._open = True
 
     def clear(self) -> None:
         """Forget what has ended; wait for the device first."""
@@ -114,7 +115,16 @@ class KernelTrace:
         with contextlib.suppress(TraceError):
             self.clear()
         if detach:
-            self._call("detach", self._helper.trace_detach())
+            self.detach()
+
+    @classmethod
+    def detach(cls) -> None:
+        """Have CUPTI leave the process, where it is there and no trace runs; the next trace brings it back."""
+        if cls._attached and not cls._running:
+            status = helper().trace_detach()
+            if status:
+                raise TraceError(f"CUPTI cannot leave the process: {helper().trace_error(status).decode()}")
+            cls._attached = False
 
     def __enter__(self) -> "KernelTrace":
         return self

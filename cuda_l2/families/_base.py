@@ -43,8 +43,14 @@ class Family(ABC):
         """Whether this family can compute the task on the target at all."""
 
     @abstractmethod
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
+        """Whether a choice may take a value after the ones chosen; for every choice there is one that it may."""
+
     def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
         """Values of the next choice that keep a schedule valid after `prefix`; never empty on a valid prefix."""
+        chosen = {choice.name: value for choice, value in zip(self.choices, prefix, strict=False)}
+        choice = self.choices[len(prefix)]
+        return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, gemm, target))
 
     @abstractmethod
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:

@@ -93,6 +93,12 @@ def inner_remainders(gemm: Gemm, swap: int) -> list[str]:
     return sorted(set(found))
 
 
+def wgmma_of(named: dict[str, int], gemm: Gemm) -> str:
+    """`wgmma` for a schedule's choices ACC, SWAP and BN."""
+    x, y = sides(gemm, named["SWAP"])
+    return wgmma(named["BN"], named["ACC"], x.mn_major, y.mn_major)
+
+
 def wgmma(columns: int, acc: int, x_mn_major: bool, y_mn_major: bool) -> str:
     """`wgmma(sums, x, y, accumulate)`: m64nNk16 on fp16 operands in shared memory, for one N and kind of sums.
 

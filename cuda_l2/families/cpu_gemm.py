@@ -1,6 +1,5 @@
 """The schedule space of cpu_gemm.c: register tile, cache blocks, widening, unrolling, prefetch, threads."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_l2.families._base import Choice, Family, Schedule
@@ -40,11 +39,9 @@ class CpuGemm(Family):
     def serves(self, gemm: Gemm, target: Target) -> bool:
         return isinstance(target, CpuTarget)
 
-    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
         assert isinstance(target, CpuTarget)
-        chosen = {choice.name: value for choice, value in zip(CHOICES, prefix, strict=False)}
-        choice = CHOICES[len(prefix)]
-        return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
+        return _fits(name, value, chosen, gemm, target)
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CpuTarget)

@@ -6,7 +6,6 @@ The choices are the techniques of the paper's section 5, each on its own, so tha
 
 import functools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from cuda_l2.contract.cuda import ARCHITECTURES
@@ -90,11 +89,9 @@ class Sm80Gemm(Family):
     def serves(self, gemm: Gemm, target: Target) -> bool:
         return isinstance(target, CudaTarget) and target.capability >= (8, 0)
 
-    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
         assert isinstance(target, CudaTarget)
-        chosen = {choice.name: value for choice, value in zip(CHOICES, prefix, strict=False)}
-        choice = CHOICES[len(prefix)]
-        return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
+        return _fits(name, value, chosen, gemm, target)
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CudaTarget)

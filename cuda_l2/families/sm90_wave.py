@@ -1,7 +1,7 @@
 """The schedule space of sm90_wave.cu: tile, ring, cluster, split of K, order of tiles, dependent launch."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,11 +58,9 @@ class Wave(Family):
         hopper = _sm90.hopper(target)
         return hopper is not None and _sm90.addressable(gemm) and bool(_tiles(gemm, hopper))
 
-    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
         assert isinstance(target, CudaTarget)
-        chosen = {choice.name: value for choice, value in zip(CHOICES, prefix, strict=False)}
-        choice = CHOICES[len(prefix)]
-        return tuple(value for value in choice.values if _fits(choice.name, value, chosen, gemm, target))
+        return _fits(name, value, chosen, gemm, target)
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         return self.ranked(gemm, target, 1)[0]
@@ -112,9 +110,7 @@ class Wave(Family):
         }
 
     def generated(self, schedule: Schedule) -> str:
-        c = SimpleNamespace(**schedule.named)
-        x, y = _sm90.sides(schedule.gemm, c.SWAP)
-        return _sm90.wgmma(c.BN, c.ACC, x.mn_major, y.mn_major)
+        return _sm90.wgmma_of(schedule.named, schedule.gemm)
 
     def contract(self, schedule: Schedule) -> str:
         gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)

@@ -143,6 +143,14 @@ def open_model(policy: str, settings: ModelSettings) -> Model:
     return model
 
 
+_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def without_thoughts(text: str) -> str:
+    """An answer without what a reasoning model says to itself first."""
+    return _THOUGHT.sub("", text)
+
+
 def one_line(text: str, limit: int = 300) -> str:
     """A message of someone else's as one line of bounded length."""
     line = " ".join(plain(" ".join(text.split())).split())

@@ -3,9 +3,6 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from cuda_l2.errors import UserError
 
@@ -44,7 +41,7 @@ class ModelSettings:
     """Tokens of retrieved headers in a prompt; needs the index of `cuda-l2 index`."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the endpoint's key."""
-    without_sandbox: Annotated[bool, Parameter(negative=())] = False
+    without_sandbox: bool = False
     """Build and run a model's kernels also where no sandbox shuts them off from the file system."""
 
     def __post_init__(self) -> None:

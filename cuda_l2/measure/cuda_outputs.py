@@ -12,7 +12,7 @@ import torch
 from cuda_l2.execute.cuda_arena import OTHER_B, CudaArena
 from cuda_l2.execute.cuda_driver import Graph
 from cuda_l2.execute.fills import POISON
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, LARGEST_RMS, RMS_OVER_ROUNDING, ROUNDING_STEP, WrongOutput
+from cuda_l2.measure.outputs import LARGEST_DEVIATION, ROUNDING_STEP, WrongOutput, largest_rms, rms_over_rounding
 from cuda_l2.records import Accumulate, Layout
 from cuda_l2.tolerances import SUMMATION_NOISE
 
@@ -34,6 +34,11 @@ class CudaOperands:
         self._private = {name: torch.empty_like(arena.span(name)) for name in ("a", "b")}
         self.outputs = torch.empty_like(arena.span("c"))
         """C of every window for the baselines: no candidate can read theirs."""
+        self._projections: dict[int, torch.Tensor] = {}
+        """A (B x) of a window, for the signs x of this refresh."""
+        self._signs_N: torch.Tensor | None = None
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Of a window: numbers of rows of C, and those rows in fp32."""
         self.other_b: list[torch.Tensor] = []
         """B of every window in the layout that is not the task's; empty until asked for."""
         self._shift = arena.window_words
@@ -42,6 +47,7 @@ class CudaOperands:
 
     def refresh(self) -> None:
         """New standard normal operands in every window."""
+        self._signs_N, self._projections, self._rows = None, {}, {}
         for name, words in self._private.items():
             words.normal_(generator=self.generator)
             self.arena.span(name).copy_(words)
@@ -87,6 +93,7 @@ class CudaOperands:
         for graph, _ in self.graphs.values():
             graph.destroy()
         self.graphs, self._private, self.other_b = {}, {}, []
+        self._signs_N, self._projections, self._rows = None, {}, {}
         self.outputs = self.outputs[:0].clone()
 
     def require_untouched(self) -> None:
@@ -106,15 +113,8 @@ class CudaOperands:
         accumulate: the class whose precision is asked for, the task's if not given.
         """
         gemm, accumulate = self.gemm, accumulate or self.gemm.accumulate
-        x_N = torch.randint(0, 2, (gemm.n,), generator=self.generator, device="cuda").float() * 2 - 1
-        met = sorted(set(windows))
-        if self._shift["b"]:
-            expected_WM = torch.stack([self.a(w).float() @ (self._logical_b(w).float() @ x_N) for w in met])
-        else:
-            y_K = self._logical_b(0).float() @ x_N
-            expected_WM = torch.stack([self.a(w).float() @ y_K for w in met])
-        expected_LM = expected_WM[[met.index(w) for w in windows]] if len(windows) > 1 else expected_WM
-        allowed, right = LARGEST_RMS[accumulate], []
+        x_N, expected_LM = self._projected(windows)
+        allowed, right = largest_rms(accumulate, gemm.k), []
         step = max(1, CHECKED_ELEMENTS // (gemm.m * gemm.n))
         for start in range(0, len(windows), step):
             c = c_LMN[start : start + step].float()
@@ -132,9 +132,11 @@ class CudaOperands:
     def _compare(self, window: int, c_MN: torch.Tensor, accumulate: Accumulate) -> float:
         """The largest difference of some rows from the fp32 reference; WrongOutput where they are imprecise."""
         gemm = self.gemm
-        count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
-        rows = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
-        reference = self.a(window)[rows].float() @ self._logical_b(window).float()
+        if window not in self._rows:
+            count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
+            rows = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
+            self._rows[window] = rows, self.a(window)[rows].float() @ self._logical_b(window).float()
+        rows, reference = self._rows[window]
         difference = c_MN[rows].float() - reference
         rounding, rms, largest = torch.stack(
             [
@@ -143,9 +145,22 @@ class CudaOperands:
                 difference.abs().amax(),
             ]
         ).tolist()
-        if not rms <= RMS_OVER_ROUNDING[accumulate] * rounding + SUMMATION_NOISE * gemm.k**0.5:
+        if not rms <= rms_over_rounding(accumulate, gemm.k) * rounding + SUMMATION_NOISE * gemm.k**0.5:
             raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
         return float(largest)
+
+    def _projected(self, windows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Signs x (N), and A (B x) of windows (count x M) in fp32; for all launches on the same operands once."""
+        if self._signs_N is None:
+            signs = torch.randint(0, 2, (self.gemm.n,), generator=self.generator, device="cuda")
+            self._signs_N = signs.float() * 2 - 1
+        missing = sorted(set(windows) - self._projections.keys())
+        if missing:
+            own = self._shift["b"] > 0  # a B for every window
+            products = {w: self._logical_b(w).float() @ self._signs_N for w in (missing if own else missing[:1])}
+            for w in missing:
+                self._projections[w] = self.a(w).float() @ products[w if own else missing[0]]
+        return self._signs_N, torch.stack([self._projections[w] for w in windows])
 
     def _logical_b(self, window: int) -> torch.Tensor:
         return self.b(window) if self.gemm.layout is Layout.NN else self.b(window).t()

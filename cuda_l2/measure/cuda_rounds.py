@@ -26,7 +26,7 @@ from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.cupti import KernelTrace
 from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.worker import Fault
-from cuda_l2.measure.cuda_baselines import Baselines
+from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.outputs import WrongOutput
@@ -88,6 +88,12 @@ def measure_cuda(
     return dict.fromkeys(kernels or names[:1], failed)
 
 
+def _poison(output: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Enqueue it, as the candidate's process does."""
+    words, handle = output.numel(), driver.CUstream(stream.cuda_stream)
+    check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), POISON, words, handle))
+
+
 @functools.cache
 def _state() -> GpuState:
     return GpuState(bus_id())
@@ -126,7 +132,10 @@ class CudaRounds(Rounds):
         unread = tuple(f" {layout.upper()}" for layout in Layout if layout not in read)
         references = [name for name in names if not name.endswith(unread)]
         arms, subject = [*names, *kernels], next(iter(kernels), names[0])
-        super().__init__(arms, protocol, rng, beat=beat, references=references, subject=subject, kernels=kernels)
+        strong = [name for name in names if name.startswith(AUTOTUNED)]
+        seldom = [name for name in names if strong and name not in strong]
+        terms: dict[str, Any] = {"beat": beat, "references": references, "subject": subject}
+        super().__init__(arms, protocol, rng, kernels=kernels, seldom=seldom, **terms)
         if len(references) < len(names) or len(read) > 1:
             operands.use_other_layout()
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, gpu.baselines
@@ -143,7 +152,9 @@ class CudaRounds(Rounds):
         self.slots = {name: slot for slot, name in enumerate(kernels)}
         self._plans: dict[str, Plan] = {}
         self._places: dict[str, list[dict[str, Place]]] = {}
-        self._workers, self.worker = gpu.workers, gpu.workers.get(arena)
+        if protocol.round_s:
+            KernelTrace.detach()  # CUPTI slows what comes after it in the same process
+        self._workers, self.worker = gpu.workers, gpu.workers.get(arena, traced=not protocol.round_s)
         for name, kernel in kernels.items():
             plan = contract.plan_cuda(kernel.candidate.source, replace(gemm, layout=kernel.layout), gpu.sms)
             slot, other = self.slots[name], kernel.layout is not gemm.layout
@@ -175,8 +186,8 @@ class CudaRounds(Rounds):
         self._launch_s[name] = seconds
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())
-        elif name not in self.kernels and not self.check_elements:
-            return seconds  # a library's result is looked at less often where many candidates wait
+        if name not in self.kernels and not self.check_elements:
+            return seconds  # a library's result is looked at less often where many shapes or candidates wait
         # where they rotate, the outputs of the last few launches, else the last one's
         windows = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._rotates else [sequence[-1]]
         try:
@@ -213,10 +224,11 @@ class CudaRounds(Rounds):
         empty, stream = self.worker.call("empty", self.timeout_s), self._stream.cuda_stream
         empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
         conditions = self.drift.summary()
-        conditions["empty_us"] = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
-        if self.slots:
-            conditions["empty_us"][CANDIDATE] = empty["graph_s"] * 1e6
-        if not self.protocol.round_s:
+        if self.protocol.round_s:
+            conditions["empty_us"] = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
+            if self.slots:
+                conditions["empty_us"][CANDIDATE] = empty["graph_s"] * 1e6
+        else:  # under a trace a graph of empty kernels says nothing
             conditions["host_call_to_done_us"] = self._host_us()
         reason = self.drift.reason or _uneven(conditions)
         if reason:
@@ -225,15 +237,16 @@ class CudaRounds(Rounds):
         return {name: replace(self.timing(empty_s * 1e6, seconds, name), conditions=conditions) for name in subjects}
 
     def close(self) -> None:
-        if not self.protocol.round_s:  # CUPTI slows what comes after it in the same process
-            if self._trace:
-                self._trace.close(detach=True)
-            self._workers.renew()
+        if self._trace:
+            self._trace.close()
 
     def _host_us(self) -> dict[str, float]:
-        """Median microseconds from the host's call to the end of the launch, without CUPTI, whose records cost time."""
+        """Median microseconds from the host's call to the end of the launch, without CUPTI's records, which cost time.
+
+        CUPTI is still there, in both processes: 0.2 to 0.35 us a launch, that of the empty kernel too.
+        """
         assert self._trace is not None
-        self._trace.close(detach=True)
+        self._trace.close()
         self._trace = None
         self.worker.call("traced", self.timeout_s, on=False)
         samples: dict[str, list[float]] = {name: [] for name in self.arms}
@@ -310,11 +323,20 @@ class CudaRounds(Rounds):
         return on_window
 
     def _replay(self, name: str, count: int, warm: int) -> float:
+        """Seconds of a replay. A single launch finds C poisoned, where more each find another window's.
+
+        Else one that writes nothing would leave what the replays before it wrote.
+        """
+        window = self._sequence(name, count)[-1]
+        poisoned = 2 * self.gemm.m * self.gemm.n if count == 1 and warm else 0
         if name not in self.slots:
             self._workers.helpers.settle(self._stream.cuda_stream)
-            return self.operands.graphs[name, count][0].time(warm)[0]
+            between = functools.partial(_poison, self.operands.output(window), self._stream) if poisoned else None
+            return self.operands.graphs[name, count][0].time(warm, between)[0]
         graph, _ = self._graphs[name, count]
-        return float(self.worker.call("time", self.timeout_s, graph=graph, warm=warm)["device_s"])
+        place = self.operand_places[window]["c"]
+        terms: dict[str, Any] = {"graph": graph, "warm": warm, "c": [place.buffer, place.offset], "poisoned": poisoned}
+        return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
 
     def _single(self, name: str, count: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""

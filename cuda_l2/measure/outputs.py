@@ -16,8 +16,27 @@ ROUNDING_STEP = 2.0**-10 / 12**0.5
 """Standard deviation of rounding to fp16 relative to the value, at most."""
 SIGN_PATTERNS = 4096
 LARGEST_DEVIATION = 8.0  # of one row's projection, in standard deviations
-LARGEST_RMS = {Accumulate.FP32: 1.6, Accumulate.FP16: 24.0}
-RMS_OVER_ROUNDING = {Accumulate.FP32: 1.3, Accumulate.FP16: 20.0}
+_LARGEST_RMS = {Accumulate.FP32: 1.6, Accumulate.FP16: 24.0}
+_RMS_OVER_ROUNDING = {Accumulate.FP32: 1.3, Accumulate.FP16: 20.0}
+LONG_K = 8192
+"""Above this errors of fp16 sums are allowed more: they grow with K, the rounding of the result with sqrt(K).
+
+Measured with cuBLASLt on one H200: 21.8 times the rounding at K = 16384.
+"""
+
+
+def largest_rms(accumulate: Accumulate, k: int) -> float:
+    """What a row's projections may deviate by, in standard deviations of rounding to fp16."""
+    return _LARGEST_RMS[accumulate] * _of_long_sums(accumulate, k)
+
+
+def rms_over_rounding(accumulate: Accumulate, k: int) -> float:
+    """What the RMS error against fp32 may be, over that of rounding to fp16."""
+    return _RMS_OVER_ROUNDING[accumulate] * _of_long_sums(accumulate, k)
+
+
+def _of_long_sums(accumulate: Accumulate, k: int) -> float:
+    return max(1.0, (k / LONG_K) ** 0.5) if accumulate is Accumulate.FP16 else 1.0
 
 
 class WrongOutput(Exception):
@@ -80,7 +99,7 @@ def check_outputs(operands: Operands, count: int, element_wise: bool = True) -> 
     # rounding to fp16, and where C is near zero the order of fp32 sums
     noise_LM = ROUNDING_STEP * torch.linalg.vector_norm(c_LMN, dim=2) + SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
     deviation_LM = (c_LMN @ signs_N - expected_LM) / noise_LM
-    allowed = LARGEST_RMS[gemm.accumulate]
+    allowed = largest_rms(gemm.accumulate, gemm.k)
     rms_right_L = deviation_LM.square().mean(1).sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
     right_L = rms_right_L & (deviation_LM.abs().amax(1) <= LARGEST_DEVIATION * allowed)  # False for NaN
     if not right_L.all():
@@ -96,6 +115,6 @@ def _compare(operands: Operands, c_LMN: torch.Tensor, slot: int) -> float:
     rounding = float((reference.half().float() - reference).square().mean().sqrt())
     difference = c_LMN[slot] - reference
     rms = float(difference.square().mean().sqrt())
-    if not rms <= RMS_OVER_ROUNDING[gemm.accumulate] * rounding + SUMMATION_NOISE * gemm.k**0.5:
+    if not rms <= rms_over_rounding(gemm.accumulate, gemm.k) * rounding + SUMMATION_NOISE * gemm.k**0.5:
         raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
     return float(difference.abs().max())

@@ -22,6 +22,7 @@ class Protocol:
     measure_s: float = 0.0  # run at least this long, whatever the interval
     selects: bool = False  # chooses among candidates: against the usual strongest baseline only, poor ones cut short
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
+    seldom_every: int = 1  # rounds between samples of the baselines that are not the usual strongest
     rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together
     heat_s: float = 0.0  # kernels long enough to reach the chip's power limit run this long before every timed replay
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
@@ -57,10 +58,19 @@ CUDA_PROTOCOLS = {
 
 
 def brief(protocol: Protocol) -> Protocol:
-    """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs."""
+    """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs.
+
+    What libraries compute is looked at in every third round, and the usually weaker ones are timed in every second.
+    """
     if protocol.measure_s:
         return protocol
     least = max(MIN_BRIEF_ROUNDS, protocol.min_rounds // 2)
     return replace(
-        protocol, round_s=protocol.round_s / 8, min_rounds=least, max_rounds=2 * least, halfwidth=2 * protocol.halfwidth
+        protocol,
+        round_s=protocol.round_s / 8,
+        min_rounds=least,
+        max_rounds=2 * least,
+        halfwidth=2 * protocol.halfwidth,
+        check_every=3,
+        seldom_every=2,
     )

@@ -32,6 +32,7 @@ class Rounds(ABC):
     references: the arms that compete with the candidate, all by default; others are timed beside them.
     subject: the arm whose time the ratios are taken over, a baseline where there is no candidate.
     kernels: the arms that are no baselines.
+    seldom: arms that are sampled only in every `protocol.seldom_every`th round.
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
     """
 
@@ -45,12 +46,15 @@ class Rounds(ABC):
         references: Sequence[str] = (),
         subject: str = CANDIDATE,
         kernels: Collection[str] = (CANDIDATE,),
+        seldom: Collection[str] = (),
     ) -> None:
         self.arms, self.protocol, self.rng, self.beat, self.subject = list(arms), protocol, rng, beat, subject
-        self.kernels = kernels
+        self.kernels, self.seldom = kernels, seldom
         others = [[name for name in names if name != subject and name not in kernels] for names in (references, arms)]
         self.references = others[0] or others[1] or [subject]
         self.samples: dict[str, list[float]] = {name: [] for name in arms}  # seconds a launch
+        self.rounds: dict[str, list[int]] = {name: [] for name in arms}
+        """Numbers of the rounds that an arm's samples are of; 0 before the first."""
         self.launches = dict.fromkeys(arms, 0)
         self.max_difference = 0.0
         self.check_elements = True
@@ -85,8 +89,7 @@ class Rounds(ABC):
         active = [name for name in self.arms if name == self.subject or once[name] <= SLOW_FACTOR * best_baseline]
         for name in self.arms:
             if name not in active:
-                self.samples[name].append(once[name])
-                self.launches[name] = 1
+                self._add(name, 0, once[name], 1)
         count, fastest = 1, min(once.values())
         if protocol.round_s:
             count = self.count(protocol.round_s / fastest)
@@ -102,8 +105,8 @@ class Rounds(ABC):
             self.begin_round()
             for index in self.rng.permutation(len(active)):
                 name = active[int(index)]
-                self.samples[name].append(self.sample(name, count))
-                self.launches[name] += count
+                if name not in self.seldom or number % protocol.seldom_every == 1 % protocol.seldom_every:
+                    self._add(name, number, self.sample(name, count), count)
             if protocol.measure_s:
                 if time.perf_counter() - started >= protocol.measure_s and number >= protocol.min_rounds:
                     break
@@ -117,13 +120,19 @@ class Rounds(ABC):
         return min(self.references, key=lambda name: statistics.median(self.samples[name]))
 
     def ratio(self, baseline: str, subject: str = "") -> Interval:
-        """t_baseline / t_subject over paired rounds."""
-        ours, theirs = self.samples[subject or self.subject], self.samples[baseline]
-        if len(theirs) != len(ours):  # one was timed once
-            middle = statistics.median(theirs) / statistics.median(ours)
+        """t_baseline / t_subject over the rounds that both were sampled in."""
+        subject = subject or self.subject
+        ours, theirs = (dict(zip(self.rounds[name], self.samples[name], strict=True)) for name in (subject, baseline))
+        paired = [seconds / ours[number] for number, seconds in theirs.items() if number in ours]
+        if not paired:  # one was timed once
+            middle = statistics.median(theirs.values()) / statistics.median(ours.values())
             return Interval(middle, -float("inf"), float("inf"))
-        interval = mean_interval if self.protocol.mean else median_interval
-        return interval([t / o for t, o in zip(theirs, ours, strict=True)])
+        return (mean_interval if self.protocol.mean else median_interval)(paired)
+
+    def _add(self, name: str, number: int, seconds: float, launches: int) -> None:
+        self.samples[name].append(seconds)
+        self.rounds[name].append(number)
+        self.launches[name] += launches
 
     def timing(self, empty_call_us: float, seconds: float, subject: str = "") -> Timing:
         """What was found about the subject, or about another of the kernels timed beside it."""

@@ -1,10 +1,11 @@
-"""Reading a model's answer: performance analysis, algorithm design, code. Whatever it looks like, this returns."""
+"""Reading a model's answer: its algorithm design and its code. Whatever it looks like, this returns."""
 
 import enum
 import re
 from dataclasses import dataclass
 
-_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+from cuda_l2.llm._base import without_thoughts
+
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
 _CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
 _QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*+\"?|'(?:\\.|[^'\\\n])*+'?")
@@ -23,7 +24,6 @@ class Fault(enum.StrEnum):
 class Answer:
     """What a model said. Exactly one of `source` and `fault` is there."""
 
-    analysis: str = ""
     design: str = ""
     source: str = ""
     fault: Fault | None = None
@@ -40,22 +40,22 @@ def parse_answer(text: str, finish: str = "stop") -> Answer:
     apart from code, is put together. A block without a contract is taken where there is no better: the build says what
     it lacks.
     """
-    text = _THOUGHT.sub("", text.replace("\r\n", "\n"))
+    text = without_thoughts(text.replace("\r\n", "\n"))
     blocks, open_block = _blocks(text)
-    sections = _sections(text)
+    design = _design(text)
     if open_block is not None and (finish == "length" or not _closed(open_block)):
         if not any(_whole(block) for block in blocks):
-            return Answer(*sections, fault=Fault.CUT_OFF)
+            return Answer(design, fault=Fault.CUT_OFF)
     elif open_block is not None:
         blocks.append(open_block)
     source = _source(blocks) if blocks else _unfenced(text)
     if not source.strip():
-        return Answer(*sections, fault=Fault.CUT_OFF if finish == "length" else Fault.NO_CODE)
+        return Answer(design, fault=Fault.CUT_OFF if finish == "length" else Fault.NO_CODE)
     if not blocks and finish == "length" and not _closed(source):
-        return Answer(*sections, fault=Fault.CUT_OFF)
+        return Answer(design, fault=Fault.CUT_OFF)
     if not blocks:
         source = source[: source.rfind("}") + 1]  # prose may follow
-    return Answer(*sections, source=source.strip("\n") + "\n")
+    return Answer(design, source=source.strip("\n") + "\n")
 
 
 def _blocks(text: str) -> tuple[list[str], str | None]:
@@ -124,14 +124,11 @@ def _depth(code: str) -> int:
     return code.count("{") - code.count("}")
 
 
-def _sections(text: str) -> tuple[str, str]:
-    """Analysis and design, where the answer has their headings."""
-    found = {"analysis": "", "design": ""}
-    names = {"performance analysis": "analysis", "algorithm design": "design"}
+def _design(text: str) -> str:
+    """The section on the algorithm's design, where the answer has its heading."""
     matches = list(_HEADING.finditer(text))
     for i, match in enumerate(matches):
-        name = names.get(match.group(1).lower())
-        if name and not found[name]:
+        if match.group(1).lower() == "algorithm design":
             end = matches[i + 1].start() if i + 1 < len(matches) else len(text)
-            found[name] = text[match.end() : end].strip()
-    return found["analysis"], found["design"]
+            return text[match.end() : end].strip()
+    return ""

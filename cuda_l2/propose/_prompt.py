@@ -43,11 +43,12 @@ PLACES = {
     "system.md": frozenset[str](),
     "ask.md": frozenset(item.name for item in fields(Parts)),
     "repair.md": frozenset({"feedback"}),
+    "check.md": frozenset({"task", "machine", "figures", "cheats", "code"}),
 }
 
 
 class Templates:
-    """The three templates, from the package or the user's folder. UserError where they cannot be used."""
+    """The templates, from the package or the user's folder. UserError where they cannot be used."""
 
     def __init__(self, folder: Path | None = None) -> None:
         if folder is not None and not folder.is_dir():
@@ -105,6 +106,10 @@ class Templates:
                 return messages
             turns = turns[2:]
         return ()
+
+    def check(self, **texts: str) -> Messages:
+        """What a checker is asked about a kernel; texts: of every place of check.md."""
+        return (Message("user", _filled(self._texts["check.md"], texts)),)
 
     def _conversation(self, text: str) -> Messages:
         return Message("system", self._texts["system.md"]), Message("user", text)

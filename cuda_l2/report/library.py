@@ -40,15 +40,25 @@ def chosen(measurement: Measurement, layout: Layout | None = None, *, dependent:
 
 
 def ratio(
-    measurement: Measurement, kernel: KernelFigures | None, kind: str = AUTOTUNED, layout: Layout | None = None
+    measurement: Measurement,
+    kernel: KernelFigures | None,
+    kind: str = AUTOTUNED,
+    layout: Layout | None = None,
+    *,
+    exact: bool = False,
 ) -> Interval | None:
-    """t_baseline / t_kernel for the fastest baseline of a kind, of one layout or both; None where there is none."""
+    """t_baseline / t_kernel for the fastest baseline of a kind, of one layout or both; None where there is none.
+
+    exact: not of kinds whose names only begin so.
+    """
     if not kernel or not measurement.timing:
         return None
     arms, ratios = arms_of(measurement.timing), dict(kernel.speedups)
-    names = [
-        name for name in ratios if class_of(name)[0].startswith(kind) and layout in (None, class_of(name)[1] or layout)
-    ]
+    names = []
+    for name in ratios:
+        of, reads = class_of(name)
+        if (of == kind if exact else of.startswith(kind)) and layout in (None, reads or layout):
+            names.append(name)
     return ratios[fastest(arms, names)] if names else None
 
 
@@ -172,19 +182,9 @@ def _by_baseline(protocol: str, measured: Sequence[Measurement]) -> list[str]:
     text = [f"### {protocol}: plain launches against each baseline's faster layout", ""]
     text += ["| baseline | " + HEAD, "|---" * 7 + "|"]
     for kind in kinds:
-        found = [_exactly(m, kind) for m in measured]
+        found = [ratio(m, chosen(m, dependent=False), kind, exact=True) for m in measured]
         text.append(f"| {kind} | {_statistics([value for value in found if value])} |")
     return [*text, ""]
-
-
-def _exactly(measurement: Measurement, kind: str) -> Interval | None:
-    """Ours, plain, against one class of baselines."""
-    kernel = chosen(measurement, dependent=False)
-    if not kernel or not measurement.timing:
-        return None
-    ratios = dict(kernel.speedups)
-    names = [name for name in ratios if class_of(name)[0] == kind]
-    return ratios[fastest(arms_of(measurement.timing), names)] if names else None
 
 
 HEAD = "shapes | mean speedup - 1 | geometric mean | wins (interval above 1) | losses (below 1) | lowest |"

@@ -10,7 +10,8 @@ from rich.table import Table
 from cuda_l2 import contract
 from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Candidate, Gemm, Interval, Timing, Trial, to_json
+from cuda_l2.plain import plain
+from cuda_l2.records import Arm, Candidate, Gemm, Interval, Review, Timing, Trial, to_json
 
 CONSOLE_WIDTH = 110
 
@@ -58,6 +59,9 @@ def print_result(result: Result) -> None:
         f" {search.known} known before, rejected: {rejected}; {search.seconds:.0f} s,"
         f" of which the loop itself {search.overhead:.1%}" + (f"; policy: {search.summary}" if search.summary else "")
     )
+    if search.reviews:
+        reviewed = ", ".join(f"{count} {status}" for status, count in sorted(search.reviews.items()))
+        console.print(f"jumps in reward, reviewed: {reviewed}" + (f"; {search.checker}" if search.checker else ""))
     for timing in timings:
         if "drifted" in timing.conditions:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions['drifted']}")
@@ -94,6 +98,8 @@ def print_trial(trial: Trial) -> None:
             console.print(f"         {_ratio(ratio)} against {name} ({_time(_arm(timing, name))})")
     elif timing:
         console.print(f"timing   {timing.status}{_because(timing.reason)}")
+    if trial.review:
+        console.print(_review(trial.review))
     console.print(f"reward   {trial.reward:.4f}")
 
 
@@ -134,6 +140,8 @@ def result_json(result: Result) -> str:
             "correct": result.search.correct,
             "known": result.search.known,
             "rejected": dict(result.search.rejected),
+            "reviews": dict(result.search.reviews),
+            "checker": result.search.checker,
             "seconds": result.search.seconds,
             "overhead": result.search.overhead,
             "interrupted": result.search.interrupted,
@@ -188,6 +196,15 @@ def _ratio(ratio: Interval) -> str:
     if math.isinf(ratio.low):
         return f"{ratio.estimate:.2f}x"
     return f"{ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _review(review: Review) -> str:
+    """What a second look at a jump found; a checker's opinion is somebody else's words."""
+    measured = ", ".join(_ratio(speedup) for speedup in review.speedups)
+    lines = [f"review   {review.status}: {review.jump}; measured {measured}"]
+    lines += [f"         elsewhere: {review.elsewhere}"] if review.elsewhere else []
+    lines += [f"         {review.checker} says: {plain(review.opinion)}"] if review.checker else []
+    return "\n".join(lines)
 
 
 def _because(reason: str) -> str:

@@ -12,13 +12,13 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from cuda_l2 import paths, scratch
 from cuda_l2.errors import UserError
 from cuda_l2.retrieve.chunks import chunks, words
+from cuda_l2.retrieve.nearest import bm25s
 from cuda_l2.retrieve.sources import File, Source, files
 
 VERSION = "1"
@@ -81,7 +81,7 @@ def refresh(
 
 
 def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Progress], None], anew: bool) -> Progress:
-    bm25s = _bm25s()
+    package = bm25s()
     if anew:
         shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -119,7 +119,7 @@ def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Pro
                     " ORDER BY number"
                 )
             ]
-            index = bm25s.BM25()
+            index = package.BM25()
             index.index(corpus, show_progress=False)
             work = scratch.make_folder()
             index.save(work, show_progress=False)
@@ -140,14 +140,14 @@ class Index:
     """The index as it was last built. UserError where there is none."""
 
     def __init__(self) -> None:
-        bm25s = _bm25s()
+        package = bm25s()
         folder = index_folder()
         try:
             current = json.loads((folder / "current.json").read_text())
             if current["version"] != VERSION:
                 raise ValueError("of another version")
             self._numbers = np.load(folder / current["index"] / "numbers.npy")
-            self._index = bm25s.BM25.load(folder / current["index"], verbosity=0)
+            self._index = package.BM25.load(folder / current["index"], verbosity=0)
             self._db = _open(folder)
         except (OSError, ValueError, KeyError, sqlite3.Error):
             raise UserError("there is no index of headers yet: build it with `cuda-l2 index`") from None
@@ -241,11 +241,3 @@ def _publish(folder: Path, fingerprint: str) -> None:
     for other in folder.iterdir():
         if other.is_dir() and other.name != fingerprint:
             shutil.rmtree(other, ignore_errors=True)
-
-
-def _bm25s() -> Any:
-    try:
-        import bm25s  # noqa: PLC0415 - an optional part
-    except ModuleNotFoundError as error:
-        raise UserError(f"retrieval needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
-    return bm25s

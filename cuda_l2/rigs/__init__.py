@@ -1,7 +1,7 @@
 """A rig: one machine's build, verify and measure, set up once for many shapes."""
 
 from cuda_l2.errors import UserError
-from cuda_l2.rigs._base import Bench, Rig
+from cuda_l2.rigs._base import ADAPTIVE, Bench, Rig
 
 
 def open_rig(name: str = "auto") -> Rig:
@@ -29,4 +29,4 @@ def gpu_present() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
-__all__ = ["Bench", "Rig", "gpu_present", "open_rig"]
+__all__ = ["ADAPTIVE", "Bench", "Rig", "gpu_present", "open_rig"]

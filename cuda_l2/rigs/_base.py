@@ -9,7 +9,13 @@ from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
+from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.targets._base import Target
+
+ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
+TUNINGS = (ADAPTIVE, PAPER_TUNING)
+"""How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
+rounds of single ones."""
 
 
 class Bench(ABC):
@@ -44,6 +50,10 @@ class Bench(ABC):
         """Let what comes next run in processes that ran nothing before."""
 
     @abstractmethod
+    def redraw(self, seed: int) -> None:
+        """Let what comes next be verified and timed on other inputs, which come from this seed."""
+
+    @abstractmethod
     def close(self) -> None: ...
 
     def __enter__(self) -> "Bench":
@@ -59,6 +69,8 @@ class Rig(ABC):
     target: Target
     protocols: Mapping[str, Protocol]
     """By name; `search`, `finalists`, `offline`, `server` and `paper` are always among them."""
+    gpu = ""
+    """PCI address of the GPU that it measures on; empty for the CPU."""
     suffix: str
     """Of candidates' files."""
     group = 8
@@ -93,6 +105,13 @@ class Rig(ABC):
         """What a baseline that was timed for this shape runs, as far as the target can tell."""
         return {}
 
+    def tune_by(self, method: str) -> None:
+        """How baselines that choose among algorithms time them: one of TUNINGS. UserError where it cannot be."""
+        if method not in TUNINGS:
+            raise UserError(f"there is no way of tuning {method!r}; choose from {', '.join(TUNINGS)}")
+        if method != ADAPTIVE:
+            raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
+
     def recall_choices(self, path: Path) -> int:
         """Let baselines use the algorithms that a file names; how many it holds. UserError where it cannot be."""
         raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
@@ -100,6 +119,13 @@ class Rig(ABC):
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
         """Write the algorithms that baselines have for these tasks to a file; how many tasks those are."""
         return 0
+
+    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+        """What becomes of a candidate on a second device of this machine; None where there is none.
+
+        Takes the machine's lock: not to be called by who holds it.
+        """
+        return None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 - where builds disturb there is none
         """Begin to build what will be asked for later."""

@@ -107,5 +107,10 @@ class CpuBench(Bench):
     def renew(self) -> None:
         """Every session and every timing has a process of its own anyway."""
 
+    def redraw(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._cases = Cases(self._gemm, seed, CpuReferences())
+        self._operands = None
+
     def close(self) -> None:
         self._arena.close()

@@ -17,16 +17,19 @@ from cuda_l2.build.stress import stressed
 from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_arena import CudaArena
+from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure import choices
 from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers, TuneSettings
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
-from cuda_l2.measure.protocols import CUDA_PROTOCOLS, Protocol
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Timing, Verdict
-from cuda_l2.rigs._base import Bench, Rig
+from cuda_l2.review.jumps import Elsewhere
+from cuda_l2.review.second_device import judge_on, second_gpu
+from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
 from cuda_l2.verify import Cases, deviation, verify
@@ -55,6 +58,7 @@ class CudaRig(Rig):
     suffix = ".cu"
     group = 32
     arms = ARMS
+    tune_settings = TuneSettings()
 
     def __init__(self, *, patience: float = 1.0, tunes: bool = True, sanitize: Sanitize = sanitizer.findings) -> None:
         """Settings for verifying beside others, where nothing is timed.
@@ -67,6 +71,7 @@ class CudaRig(Rig):
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
+        self.gpu = bus_id()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
             self.baselines = stack.enter_context(Baselines(keeps=tunes))
@@ -74,7 +79,7 @@ class CudaRig(Rig):
             self.builders = BuildServers(self.target)
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
-        self.gpu = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
+        self.shared = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
 
     def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(gemm)
@@ -116,6 +121,11 @@ class CudaRig(Rig):
     def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
         return self.baselines.describe(arm, gemm)
 
+    def tune_by(self, method: str) -> None:
+        if method not in TUNINGS:
+            super().tune_by(method)
+        self.tune_settings = TuneSettings(paper=method == PAPER_TUNING)
+
     def recall_choices(self, path: Path) -> int:
         return choices.unpack(path, self.baselines.machine, self.baselines.choice_path)
 
@@ -124,7 +134,11 @@ class CudaRig(Rig):
         wider = [replace(gemm, accumulate=Accumulate.FP32) for gemm in products]  # the fp16 class meets these too
         place = self.baselines.choice_path
         distinct = dict.fromkeys([*products, *wider])
-        return choices.pack(path, self.baselines.machine, place, distinct, TuneSettings().method)
+        return choices.pack(path, self.baselines.machine, place, distinct, self.tune_settings.method)
+
+    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+        other = second_gpu(torch.cuda.device_count())
+        return judge_on(other, gemm, candidate, FINALS.name) if other else None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for
@@ -189,7 +203,7 @@ class CudaBench(Bench):
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
-        gpu, names = self._rig.gpu, self._names(protocol)
+        gpu, names = self._rig.shared, self._names(protocol)
         for _ in range(RUNS):
             timings = self._retried(lambda: measure_cuda(gpu, kernels, operands, protocol, self._rng, names, beat))
             drifted = any("drifted" in timing.conditions for timing in timings.values())
@@ -200,11 +214,19 @@ class CudaBench(Bench):
     def renew(self) -> None:
         self._rig.workers.renew()
 
+    @torch.inference_mode()
+    def redraw(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._generator.manual_seed(seed)  # of timed operands too, which are drawn anew for every run
+        self._cases.close()
+        self._cases = Cases(self._gemm, seed, self._cases.references)
+
     def close(self) -> None:
         for operands in (self._operands, self._rotating):
             if operands:
                 operands.close()
                 operands.arena.close()
+        self._cases.close()
         self._opened.close()
 
     def _retried(self, work: Callable[[], T]) -> T:
@@ -238,7 +260,8 @@ class CudaBench(Bench):
         own, other = operands.b(0), operands.other_b[0]
         b_nn, b_tn = (own, other) if self._gemm.layout is Layout.NN else (other, own)
         pointers = (operands.a(0), b_nn, b_tn, operands.output(0))
-        self._rig.baselines.tune(self._gemm, Buffers(*(tensor.data_ptr() for tensor in pointers)))
+        buffers = Buffers(*(tensor.data_ptr() for tensor in pointers))
+        self._rig.baselines.tune(self._gemm, buffers, settings=self._rig.tune_settings)
         self._operands = operands
 
     def _rotating_operands(self) -> CudaOperands:

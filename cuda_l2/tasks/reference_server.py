@@ -8,8 +8,6 @@ file does to its process (memory, time, a crash) it does to the child. Ends when
 import json
 import os
 import resource
-import select
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -39,49 +37,33 @@ def main() -> None:
         if not part:
             return
         line += part
-    _send(connection, _fork(json.loads(line), connection))
+    job = json.loads(line)
+    most = job["memory_bytes"]
+    limits = {
+        resource.RLIMIT_AS: most + LIBRARIES_BYTES,
+        resource.RLIMIT_FSIZE: most,
+        resource.RLIMIT_CORE: 0,
+    }
+    from cuda_l2.build.compile_server import in_child  # noqa: PLC0415
+
+    _send(connection, {"status": in_child(connection, limits, lambda: _do(job))})
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _fork(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
-    """Do a job in a child; its exit status, negative for a signal."""
-    ended, held = os.pipe()  # the child's end closes when the child is gone
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            os.close(connection.detach())
-            os.close(ended)
-            memory = job["memory_bytes"] + LIBRARIES_BYTES
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (job["memory_bytes"], job["memory_bytes"]))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            _do(job)
-            status = 0
-        except BaseException as error:  # noqa: BLE001 - this is the child's end, also where memory is short
-            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
-        finally:
-            os._exit(status)
-    os.close(held)
-    if connection.fileno() in select.select([ended, connection.fileno()], [], [])[0]:
-        os.killpg(0, signal.SIGKILL)  # the parent is gone, for it says nothing else now: so are we
-    os.close(ended)
-    return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
-
-
-def _do(job: dict[str, Any]) -> None:
+def _do(job: dict[str, Any]) -> int:
     from cuda_l2.records import to_json  # noqa: PLC0415
     from cuda_l2.tasks import foreign  # noqa: PLC0415
     from cuda_l2.tasks.examined import Examined, Readiness  # noqa: PLC0415
+    from cuda_l2.tasks.foreign_file import Refused  # noqa: PLC0415
 
     path, name, revision = Path(TASK).resolve(), job["name"], job["revision"]
     try:
         if job["action"] == "case":
             _case(path, job)
-            return
+            return 0
         examined = foreign.examine(
             *(path, name, revision),
             sizes=job["sizes"],
@@ -93,9 +75,10 @@ def _do(job: dict[str, Any]) -> None:
         )
     except MemoryError:
         examined = Examined(name, Readiness.TOO_LARGE, "does not fit in memory")
-    except foreign.Refused as refused:
+    except Refused as refused:
         examined = Examined(name, refused.status, refused.reason or "refused")
     Path(RESULT).write_text(to_json(examined))
+    return 0
 
 
 def _case(path: Path, job: dict[str, Any]) -> None:
@@ -104,10 +87,11 @@ def _case(path: Path, job: dict[str, Any]) -> None:
 
     from cuda_l2.records import to_json  # noqa: PLC0415
     from cuda_l2.tasks import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.foreign_file import Loaded  # noqa: PLC0415
     from cuda_l2.tasks.values import Distribution  # noqa: PLC0415
 
     sizes, distribution = job["sizes"], Distribution(job["distribution"]) if job["distribution"] else None
-    loaded = foreign.Loaded(path, sizes)
+    loaded = Loaded(path, sizes)
     found = foreign.reference(loaded, job["name"], job["revision"], sizes, job["seed"], distribution)
     limits = found.bounds()
     outputs = [tensor.name for tensor in found.task.outputs]

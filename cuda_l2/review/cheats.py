@@ -1,0 +1,43 @@
+"""Known cheats in folders, and those nearest to a kernel."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import cuda_l2
+from cuda_l2.errors import UserError
+from cuda_l2.retrieve.nearest import Nearest
+
+SUFFIXES = {"cpu": (".c",), "cuda": (".cu",)}
+MAX_FILE_BYTES = 1 << 18
+_HONEST = re.compile(r"expect: measured \*/")
+"""Controls stand among the cheats of the repository, in the same form."""
+
+
+def default_folders() -> list[Path]:
+    """The repository's own corpora, where the package runs from a checkout; wheels have none."""
+    root = Path(cuda_l2.__file__).parents[1]
+    return [folder for name in ("cheats", "cuda_cheats") if (folder := root / "tests" / name).is_dir()]
+
+
+class Cheats:
+    """The cheats for one kind of machine. UserError where a folder is not there, or without the package bm25s."""
+
+    def __init__(self, folders: Sequence[Path], target: str) -> None:
+        self._texts: list[tuple[str, str]] = []
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(f"{folder} is not a folder; give a folder of known cheats with --cheats")
+            for path in sorted(folder.iterdir()):
+                if path.suffix in SUFFIXES[target] and path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
+                    text = path.read_text(errors="replace")
+                    if not _HONEST.search(text):
+                        self._texts.append((path.stem, text))
+        self._index = Nearest([text for _, text in self._texts])
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def nearest(self, source: str, count: int) -> list[tuple[str, str]]:
+        """Names and texts, the nearest first."""
+        return [self._texts[place] for place in self._index.search(source, count)]

@@ -1,0 +1,103 @@
+"""A jump in reward is measured again: what is too good is a fault of the measurement or a cheat more often than not.
+
+CUDA-L1's rule: what is over three times as fast as the reference, or over twice as fast as the best before it, is
+tested again and must agree within 10 %. Here with fresh inputs, in fresh processes, in more rounds; the slower counts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cuda_l2.records import Interval, Review, ReviewStatus, Timing, TimingStatus, Verdict
+
+JUMP = 3.0
+"""A first speedup above this over the strongest library is a jump."""
+OVER_BEST = 2.0
+"""So many times the best known speedup is a jump."""
+AGREEMENT = 0.10
+"""Two measurements agree where the larger is larger by at most this share."""
+
+Again = Callable[[], tuple[Verdict, Timing | None]]
+"""Verifies and times once more; a timing where the verdict is correct."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What became of a candidate on a second device; a speedup where it was measured."""
+
+    device: str
+    machine: str
+    status: str
+    reason: str = ""
+    speedup: Interval | None = None
+
+
+def jump(speedup: float, best: float) -> str:
+    """What makes a speedup a jump, in a few words; empty where it is none. best: known before, 0 if none is."""
+    if best > 0 and speedup > OVER_BEST * best:
+        return f"{speedup:.3g}x, over twice the best known, {best:.3g}x"
+    if speedup > JUMP >= best:
+        return f"{speedup:.3g}x, over {JUMP:g}x"
+    return ""
+
+
+def alike(first: Interval, second: Interval) -> bool:
+    """Whether two speedups agree within 10 %."""
+    low, high = sorted((first.estimate, second.estimate))
+    return high <= (1 + AGREEMENT) * low
+
+
+def apart(first: Interval, second: Interval) -> bool:
+    """Whether two speedups disagree, and not for noise: their intervals do not meet."""
+    return not alike(first, second) and (first.high < second.low or second.high < first.low)
+
+
+def measure_again(why: str, timing: Timing, again: Again) -> tuple[Verdict, Timing | None, Review]:
+    """Measure a jump once more, and again where that does not agree: verdict and timing that count, and what was found.
+
+    The slowest counts; none does where the last two differ by more than a jump and noise does not explain it.
+    """
+    timings = [timing]
+    while True:
+        verdict, new = again()
+        if new is None or new.speedup is None:
+            reason = f"on fresh inputs: {new.reason if new else verdict.reason}"
+            return verdict, new, Review(ReviewStatus.WRONG, why, speedups(timings), reason=reason)
+        timings.append(new)
+        if alike(*speedups(timings[-2:])) or len(timings) > 2:
+            break
+    found = speedups(timings)
+    low, high = sorted(found[-2:], key=lambda speedup: speedup.estimate)
+    if high.estimate > OVER_BEST * low.estimate and apart(low, high):
+        shown = ", ".join(f"{speedup.estimate:.3g}x" for speedup in found)
+        reason = f"a jump that does not repeat on fresh inputs: {shown}"
+        review = Review(ReviewStatus.UNSTABLE, why, found, reason=reason)
+        return verdict, withheld(timing, TimingStatus.UNSTABLE, reason), review
+    slowest = min(timings, key=lambda each: each.speedup.estimate if each.speedup else 0.0)
+    status = ReviewStatus.CONFIRMED if len(timings) == 2 else ReviewStatus.LOWERED
+    return verdict, slowest, Review(status, why, found)
+
+
+def compare_elsewhere(timing: Timing, found: Elsewhere, machine: str, review: Review) -> tuple[Timing, Review]:
+    """Timing and review after a second device: it must find the candidate right and, if of the same kind, as fast."""
+    if found.speedup is None:
+        reason = f"on {found.device}: {found.status}: {found.reason}"
+        review = replace(review, status=ReviewStatus.WRONG, reason=reason, elsewhere=f"{found.device}: {found.status}")
+        return withheld(timing, TimingStatus.UNSTABLE, reason), review
+    review = replace(review, elsewhere=f"{found.device}: {found.speedup.estimate:.3g}x")
+    if found.machine != machine:
+        return timing, replace(review, elsewhere=f"{review.elsewhere}, another kind: not compared")
+    assert timing.speedup is not None
+    if not apart(timing.speedup, found.speedup):
+        return timing, review
+    reason = f"{timing.speedup.estimate:.3g}x here, {found.speedup.estimate:.3g}x on {found.device}"
+    review = replace(review, status=ReviewStatus.UNSTABLE, reason=reason)
+    return withheld(timing, TimingStatus.UNSTABLE, reason), review
+
+
+def withheld(timing: Timing, status: TimingStatus, reason: str) -> Timing:
+    """In place of a timing whose figures do not count."""
+    return Timing(status, timing.protocol, reason=reason, seconds=timing.seconds, conditions=timing.conditions)
+
+
+def speedups(timings: Sequence[Timing]) -> tuple[Interval, ...]:
+    return tuple(timing.speedup for timing in timings if timing.speedup)

@@ -1,0 +1,116 @@
+"""A language model as a checker, as in CUDA-L1: it is shown the kernel, its figures and the nearest known cheats."""
+
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from cuda_l2.build.lexing import CPP_TOKEN, blank
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
+from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm.exchanges import Exchange, ExchangeLog
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._prompt import Templates, describe_machine, describe_task, fenced
+from cuda_l2.records import Candidate, Gemm, Review, Task, Timing
+from cuda_l2.review.cheats import Cheats, default_folders
+from cuda_l2.review.checker import Checker, Opinion
+from cuda_l2.review.settings import ReviewSettings
+from cuda_l2.targets._base import Target
+
+PURPOSE = "check"
+CHEATS_SHOWN = 3
+CHEAT_CHARS = 6_000
+CODE_CHARS = 60_000
+TIMEOUT_S = 300.0
+_VERDICT = re.compile(r"^\W*VERDICT\W+(honest|cheat|unsure)\W*$", re.MULTILINE | re.IGNORECASE)
+_CONTRACT = re.compile(r"\s*/\*\s*cuda-l2\b.*?\*/", re.DOTALL)
+
+
+class ModelChecker(Checker):
+    """Asks a model, within a budget of its own that is as large as the policy's; every exchange is kept."""
+
+    def __init__(self, review: ReviewSettings, settings: ModelSettings, archive: Path) -> None:
+        """UserError where the model or the folder of cheats cannot be used."""
+        variable = review.checker_key_variable or settings.key_variable
+        # the likeliest answer, and the same one when it is asked again
+        settings = replace(settings, temperature=0.0, concurrency=1, key_variable=variable)
+        self._folders = [review.cheats] if review.cheats else default_folders()
+        self._cheats: dict[str, Cheats] = {}  # by target
+        for folder in self._folders:
+            if not folder.is_dir():
+                raise UserError(f"{folder} is not a folder; give a folder of known cheats with --cheats")
+        self._templates = Templates(settings.prompts)
+        self._client = Client(open_model(review.checker, settings), ExchangeLog(archive), settings, PURPOSE)
+        self.name = self._client.model.name
+
+    def opinion(self, task: Task, target: Target, candidate: Candidate, timing: Timing, review: Review) -> Opinion:
+        assert isinstance(task, Gemm)  # describe_task knows no others
+        try:
+            if target.name not in self._cheats:
+                self._cheats[target.name] = Cheats(self._folders, target.name)
+            messages = self._templates.check(
+                task=describe_task(task),
+                machine=describe_machine(target, task, target.environment()),
+                figures=_figures(timing, review),
+                cheats="\n\n".join(self._nearest(target, candidate)),
+                code=fenced(without_comments(candidate.source), _language(target), CODE_CHARS),
+            )
+            deadline = time.perf_counter() + TIMEOUT_S
+            found = self._client.ask(str(task), target.machine, [Question(messages)], deadline)
+        except UserError as error:
+            return self._none(str(error))
+        if not found or found[0].reply.outcome is not Outcome.ANSWERED:
+            return self._none(found[0].reply.reason if found else self._client.ended)
+        return read_opinion(found[0])
+
+    def summary(self) -> str:
+        """What was asked and spent, in a few words."""
+        return self._client.summary()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _nearest(self, target: Target, candidate: Candidate) -> list[str]:
+        found = self._cheats[target.name].nearest(without_comments(candidate.source), CHEATS_SHOWN)
+        return [f"{name}:\n{fenced(text, _language(target), CHEAT_CHARS)}" for name, text in found]
+
+    def _none(self, why: str) -> Opinion:
+        """A checker that cannot be asked ends no search; the user hears of it."""
+        print(f"cuda-l2: the checker {self.name} gave no opinion: {one_line(why)}", file=sys.stderr)
+        return Opinion(False, f"no opinion: {one_line(why)}")
+
+
+def read_opinion(exchange: Exchange) -> Opinion:
+    """The last verdict of an answer, with what led to it as one line; without a verdict it is unsure."""
+    text = without_thoughts(exchange.reply.text)
+    verdicts = list(_VERDICT.finditer(text))
+    if not verdicts:
+        return Opinion(False, one_line(f"no verdict: {text}"))
+    word = verdicts[-1].group(1).lower()
+    return Opinion(word == "cheat", one_line(f"{word}: {text[: verdicts[-1].start()]}"))
+
+
+def without_comments(source: str) -> str:
+    """A source without its comments, which could plead with the reader; the contract comment is data, and stays."""
+    contract = _CONTRACT.match(source)
+    start = contract.end() if contract else 0
+    code = blank(source[start:], CPP_TOKEN, strings=False)
+    lines = [line.rstrip() for line in code.split("\n")]
+    kept = [line for i, line in enumerate(lines) if line or not i or lines[i - 1]]
+    return source[:start] + "\n".join(kept)
+
+
+def _figures(timing: Timing, review: Review) -> str:
+    measured = ", ".join(f"{s.estimate:.3g}x [{s.low:.3g}, {s.high:.3g}]" for s in review.speedups)
+    lines = [
+        f"The speedup is over {timing.reference}, the strongest library. What drew attention: {review.jump}. Measured,"
+        f" the second time and later on other inputs: {measured}."
+    ]
+    lines += [f"On a second device: {review.elsewhere}."] if review.elsewhere else []
+    return " ".join(lines)
+
+
+def _language(target: Target) -> str:
+    return "c" if target.name == "cpu" else "cuda"

@@ -1,0 +1,53 @@
+"""The same candidate on another GPU of the machine, in a process that sees that GPU alone."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cuda_l2.records import Candidate, Gemm, Interval
+from cuda_l2.review.jumps import Elsewhere
+
+TIMEOUT_S = 600.0
+"""A process that finds its GPU, tunes cuBLASLt, verifies and times once."""
+
+
+def second_gpu(present: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is to be for the second of so many GPUs; empty where there is none."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    devices = visible or [str(number) for number in range(present)]
+    return devices[1] if min(present, len(devices)) > 1 else ""
+
+
+def judge_on(device: str, gemm: Gemm, candidate: Candidate, protocol: str, target: str = "cuda") -> Elsewhere:
+    """What `cuda-l2 check` says of a candidate in a process that sees that GPU alone. Takes the machine's lock."""
+    name = f"GPU {device}"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "candidate"
+        file.write_text(candidate.source)
+        command = [sys.executable, "-m", "cuda_l2.cli", "check", str(file), str(gemm), "--protocol", protocol]
+        try:
+            done = subprocess.run(
+                [*command, "--target", target, "--json"],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": device},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            (trial,) = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            return Elsewhere(name, "", "timed-out", f"no answer within {TIMEOUT_S:.0f} s")
+        except ValueError:
+            said = done.stderr.strip().splitlines()
+            return Elsewhere(name, "", "failed", said[-1][:300] if said else f"status {done.returncode}")
+    last = trial["timing"] or trial["verdict"] or trial["build"]
+    speedup = last.get("speedup")
+    if speedup:
+        # too few rounds for an interval: infinite bounds, which JSON has not
+        low, high = speedup["low"], speedup["high"]
+        speedup = Interval(speedup["estimate"], -math.inf if low is None else low, math.inf if high is None else high)
+    return Elsewhere(name, trial["machine"], last["status"], last["reason"], speedup)

@@ -1,0 +1,18 @@
+"""What a user says about reviews; the same names are options of the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ReviewSettings:
+    """Who looks at kernels whose reward jumps."""
+
+    checker: str = ""
+    """A language model that is shown kernels whose reward jumps, and may reject them: openai:NAME@URL or
+    hf:PATH_OR_ID."""
+    checker_key_variable: str = ""
+    """Environment variable that holds the key for the checker's endpoint; that of --key-variable if not given."""
+    cheats: Path | None = None
+    """Folder of known cheats, as .c or .cu files: the checker is shown the nearest. In a checkout of the repository its
+    own, else none."""

@@ -1,0 +1,210 @@
+"""Jumps in reward: which they are, what a second look at them finds, and what a search makes of that."""
+
+from dataclasses import replace
+from itertools import repeat
+
+import pytest
+from conftest import CHEATS, honest_source
+
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.propose._base import Proposer
+from cuda_l2.records import (
+    Arm,
+    Candidate,
+    Gemm,
+    Interval,
+    Review,
+    ReviewStatus,
+    Timing,
+    TimingStatus,
+    Trial,
+    Verdict,
+    VerdictStatus,
+    from_json,
+    to_json,
+)
+from cuda_l2.review import jumps, second_device
+from cuda_l2.review.jumps import Elsewhere, compare_elsewhere, jump, measure_again
+from cuda_l2.reward import RewardSettings
+from cuda_l2.search import search
+
+GEMM = Gemm(48, 32, 64)
+CORRECT = Verdict(VerdictStatus.CORRECT)
+
+
+def near(speedup: float, share: float = 0.01) -> Interval:
+    return Interval(speedup, (1 - share) * speedup, (1 + share) * speedup)
+
+
+def timed(speedup: Interval) -> Timing:
+    arm = Arm("candidate", Interval(10.0, 9.0, 11.0), 6, 24)
+    return Timing(TimingStatus.MEASURED, "search", candidate=arm, reference="torch", speedup=speedup)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "best", "found"),
+    [
+        (2.9, 0.0, ""),
+        (3.1, 0.0, "over 3x"),
+        (3.1, 2.9, "over 3x"),
+        (3.5, 3.1, ""),  # 3.1 was one
+        (6.3, 3.1, "twice the best known"),
+        (0.41, 0.2, "twice the best known"),
+        (0.39, 0.2, ""),
+    ],
+)
+def test_a_jump_is_over_three_times_the_reference_or_twice_the_best(speedup, best, found) -> None:
+    assert found in jump(speedup, best) and bool(jump(speedup, best)) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("again", "status", "counts"),
+    [
+        ([near(4.2)], "confirmed", 4.0),
+        ([near(3.7)], "confirmed", 3.7),
+        ([near(1.0), near(1.05)], "lowered", 1.0),
+        ([near(3.0), near(3.9)], "lowered", 3.0),
+        ([near(1.0), near(4.0)], "unstable", None),
+        ([near(1.0, 0.8), near(3.0, 0.8)], "lowered", 1.0),  # noise: the intervals meet
+    ],
+)
+def test_what_is_measured_again_must_agree_and_the_slowest_counts(again, status, counts) -> None:
+    later = iter(again)
+    verdict, timing, review = measure_again("a jump", timed(near(4.0)), lambda: (CORRECT, timed(next(later))))
+    assert (review.status, verdict) == (status, CORRECT) and next(later, None) is None
+    assert review.speedups == (near(4.0), *again)
+    if counts is None:
+        assert timing.status is TimingStatus.UNSTABLE and "4x, 1x, 4x" in timing.reason == review.reason
+    else:
+        assert timing.speedup.estimate == counts
+
+
+def test_what_is_wrong_on_fresh_inputs_does_not_count() -> None:
+    wrong = Verdict(VerdictStatus.INCORRECT, check="exact match", reason="C[0, 0] is 1")
+    verdict, timing, review = measure_again("a jump", timed(near(4.0)), lambda: (wrong, None))
+    assert (verdict, timing, review.status) == (wrong, None, "wrong") and "C[0, 0]" in review.reason
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (Elsewhere("GPU 1", "same", "measured", speedup=near(4.3)), "confirmed"),
+        (Elsewhere("GPU 1", "same", "measured", speedup=near(2.0)), "unstable"),
+        (Elsewhere("GPU 1", "another", "measured", speedup=near(2.0)), "confirmed"),
+        (Elsewhere("GPU 1", "another", "incorrect", "C[0, 0] is 1"), "wrong"),
+    ],
+)
+def test_a_second_device_must_agree(found, status) -> None:
+    review = Review(ReviewStatus.CONFIRMED, "a jump", (near(4.0),))
+    timing, review = compare_elsewhere(timed(near(4.0)), found, "same", review)
+    assert review.status == status and "GPU 1" in review.elsewhere
+    assert (timing.status is TimingStatus.MEASURED) == review.counts
+
+
+def test_the_second_gpu_is_the_second_visible_one(monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [second_device.second_gpu(count) for count in (0, 1, 2)] == ["", "", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert [second_device.second_gpu(count) for count in (1, 2)] == ["", "5"]
+
+
+def test_a_process_of_its_own_judges_elsewhere(target) -> None:
+    right = second_device.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "cpu")
+    assert right.machine == target.machine and right.status == "measured" and right.speedup.estimate > 0
+    source = (CHEATS / "short_k.c").read_text()
+    wrong = second_device.judge_on("1", GEMM, Candidate(source), "finalists", "cpu")
+    assert wrong.speedup is None and wrong.status != "measured" and wrong.reason
+    broken = second_device.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "abacus")
+    assert broken.status == "failed" and "abacus" in broken.reason
+
+
+def test_a_trial_keeps_its_review(evaluator, monkeypatch) -> None:
+    monkeypatch.setattr(jumps, "JUMP", 1e-9)
+    trial = judged(evaluator, honest_source())
+    assert trial.review.speedups and from_json(Trial, to_json(trial)) == trial
+    with pytest.raises(ValueError, match="reason"):
+        replace(trial.review, reason="", status=ReviewStatus.SUSPECT)
+
+
+@pytest.fixture
+def evaluator(rig):
+    with Evaluator(GEMM, rig) as made:
+        yield made
+
+
+def judged(evaluator, source: str) -> Trial:
+    return next(evaluator.evaluate([Candidate(source)], evaluator.rig.protocols[SEARCH.name]))
+
+
+def faked(monkeypatch, evaluator, speedups) -> list[str]:
+    """Let the timings say these speedups, one after the other, the last for ever; the seeds of other inputs."""
+    bench, script, seeds = evaluator._bench, iter(speedups), []
+    real_time, real_redraw, last = bench.time, bench.redraw, [1.0]
+
+    def time(candidate, build, protocol, beat=0.0):
+        timing = real_time(candidate, build, protocol, beat)
+        last[0] = next(script, last[0])
+        return replace(timing, speedup=near(last[0]))
+
+    def redraw(seed):
+        seeds.append(seed)
+        real_redraw(seed)
+
+    monkeypatch.setattr(bench, "time", time)
+    monkeypatch.setattr(bench, "redraw", redraw)
+    return seeds
+
+
+class Listed(Proposer):
+    name = "listed"
+
+    def __init__(self, sources: list[str]) -> None:
+        self.sources = sources
+
+    def propose(self, count: int) -> list[Candidate]:
+        taken, self.sources = self.sources[:count], self.sources[count:]
+        return [Candidate(source) for source in taken]
+
+    def observe(self, trials) -> None: ...
+
+
+def test_a_timing_faked_to_be_unstable_is_rejected_and_tried_again_later(evaluator, archive, monkeypatch) -> None:
+    seeds = faked(monkeypatch, evaluator, [1.0, 1.0, 9.0, 1.0, 9.0])  # the first kernel's, confirmed, then the cheat's
+    sources = [honest_source(), honest_source() + "/* a cheat */\n"]
+    progress = search(evaluator, Listed(sources), archive, budget_s=60, max_trials=2)
+    honest, cheat = progress.trials
+    assert progress.best is honest and honest.review is None
+    assert (cheat.status, cheat.speedup, cheat.reward) == ("unstable", 0.0, RewardSettings().incorrect)
+    assert "9x, 1x, 9x" in cheat.reason and cheat.review.jump.startswith("9x, over twice")
+    assert len(set(seeds)) == 2
+    assert progress.reviews == {"unstable": 1} and progress.rejected == {"unstable": 1}
+    assert archive.find(GEMM, cheat.candidate, evaluator.target.machine, SEARCH.name) is None
+    assert archive.find(GEMM, honest.candidate, evaluator.target.machine, SEARCH.name) is not None
+
+
+def test_a_jump_is_measured_by_what_earlier_searches_found(rig, evaluator, archive, monkeypatch) -> None:
+    faked(monkeypatch, evaluator, repeat(5.0))
+    first = search(evaluator, Listed([honest_source()]), archive, budget_s=60, max_trials=1)
+    assert first.best.review.status == "confirmed" and evaluator.best_speedup == 5.0
+    with Evaluator(GEMM, rig) as later:
+        faked(monkeypatch, later, [5.5])
+        other = [honest_source() + "/* a little faster */\n"]
+        progress = search(later, Listed(other), archive, budget_s=60, max_trials=1)
+    assert progress.best.review is None and progress.best.speedup == 5.5
+
+
+def test_a_second_device_that_disagrees_rejects(evaluator, monkeypatch) -> None:
+    faked(monkeypatch, evaluator, repeat(5.0))
+    found = Elsewhere("GPU 1", evaluator.target.machine, "measured", speedup=near(2.0))
+    monkeypatch.setattr(evaluator.rig, "elsewhere", lambda gemm, candidate: found)
+    trial = judged(evaluator, honest_source())
+    assert trial.status == "unstable" and trial.reason == "5x here, 2x on GPU 1" and evaluator.best_speedup == 0.0
+
+
+def test_an_honest_kernel_passes_a_real_review(evaluator, monkeypatch) -> None:
+    monkeypatch.setattr(jumps, "JUMP", 1e-9)
+    cases = evaluator._bench._cases
+    trial = judged(evaluator, honest_source())
+    assert len(trial.review.speedups) >= 2 and evaluator._bench._cases is not cases
+    assert trial.review.status is not ReviewStatus.WRONG and trial.verdict.status is VerdictStatus.CORRECT
