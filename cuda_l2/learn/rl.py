@@ -51,6 +51,7 @@ class Judge:
         before = [self.reward(trial) for trial in history]
         if gemm not in self._evaluators:
             self._evaluators[gemm] = Evaluator(gemm, self._rig, rewards=self._rewards)
+            self._evaluators[gemm].recall(history)  # a jump in reward is one from the best of it
         sources = [parse_answer(answer).source for answer in answers_G]
         candidates = [Candidate(source, NAME) for source in sources if source]
         judged = list(judge_group(self._evaluators[gemm], self._archive, candidates))

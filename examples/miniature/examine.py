@@ -129,14 +129,15 @@ def figures(
     ratios = [best / other for best, other in zip(bests, taught, strict=True)]
     new = [sum(getattr(answers, part) for answers in chosen) for part in ("novel_text", "novel_tree", "held")]
     shares = [count / correct if correct else math.nan for count in new]
-    mean = fmean(speedups) if speedups else math.nan
-    return [built / asked, correct / asked, mean, fmean(bests), fmean(ratios), *shares]
+    usual = [fmean(speedups), median(speedups)] if speedups else [math.nan, math.nan]
+    return [built / asked, correct / asked, *usual, fmean(bests), fmean(ratios), *shares]
 
 
 COLUMNS = {
     "builds": "{:.0%}",
     "correct": "{:.0%}",
     "mean": "{:.3f}",
+    "median": "{:.3f}",
     "best": "{:.3f}",
     "over training's": "{:.2f}",
     "new schedule": "{:.0%}",

@@ -4,7 +4,6 @@ Four sources (B read in place or widened into a panel; threads share rows or col
 only shapes whose M is a multiple of MR and N of NV x VW.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +34,9 @@ class SmallGemm(Family):
     def serves(self, gemm: Gemm, target: Target) -> bool:
         return isinstance(target, CpuTarget) and gemm.layout is Layout.NN and gemm.m % 24 == 0 and gemm.n % 192 == 0
 
-    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
         assert isinstance(target, CpuTarget)
-        choice = CHOICES[len(prefix)]
-        return tuple(v for v in choice.values if choice.name != "THREADS" or v <= target.cores)
+        return name != "THREADS" or value <= target.cores
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         return (1, 8, 2, 4)
