@@ -1,4 +1,5 @@
-# make demo: set up and run the main job.  make test: set up and run the tests.  make check: style and types.
+# make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
+# make test: set up and run the tests.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
 
@@ -11,10 +12,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
 
-.PHONY: demo test test-gpu check format bench tables clean
+.PHONY: demo demo-tasks test test-gpu check format bench tables clean
 
 demo: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s
+
+DEMO_TASKS := softmax:rows=128,columns=2048 layer_norm:rows=128,columns=2048 gelu:rows=128,columns=2048
+demo-tasks: $(VENV)/.run
+	$(BIN)/cuda-l2 optimize $(DEMO_TASKS) --budget 10s --target cpu
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

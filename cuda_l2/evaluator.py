@@ -15,7 +15,7 @@ from typing import Any
 import cuda_l2
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Review, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.review.checker import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
@@ -34,16 +34,16 @@ class Evaluator:
 
     def __init__(
         self,
-        gemm: Gemm,
+        task: Task,
         rig: Rig,
         *,
         seed: int | None = None,
         rewards: RewardSettings = RewardSettings(),
         checker: Checker | None = None,
     ) -> None:
-        self.gemm, self.rig, self.target, self.rewards = gemm, rig, rig.target, rewards
+        self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
-        self._bench = rig.open(gemm, self._seed)
+        self._bench = rig.open(task, self._seed)
         self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
@@ -83,15 +83,9 @@ class Evaluator:
                 start = time.perf_counter()
                 verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
                 self.stage_seconds["measure"] += time.perf_counter() - start
-        if timing and review and review.counts:
-            start = time.perf_counter()
-            timing, review = self._second_look(candidate, timing, review)
-            self.stage_seconds["review"] += time.perf_counter() - start
-        if timing and timing.speedup:
-            self.best_speedup = max(self.best_speedup, timing.speedup.estimate)
         tokens = count_tokens(candidate.source) if timing else 0
-        return Trial(
-            task=self.gemm,
+        trial = Trial(
+            task=self.task,
             candidate=candidate,
             machine=self.target.machine,
             protocol=protocol.name,
@@ -103,6 +97,11 @@ class Evaluator:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             review=review,
         )
+        start = time.perf_counter()
+        trial = self._second_look(trial)  # takes the lock itself
+        self.stage_seconds["review"] += time.perf_counter() - start
+        self.best_speedup = max(self.best_speedup, trial.speedup)
+        return trial
 
     def evaluate(
         self, candidates: Sequence[Candidate], protocol: Protocol | None = None, *, full: bool = False
@@ -167,14 +166,16 @@ class Evaluator:
         longer = replace(self.rig.protocols[FINALS.name], name=protocol.name)
         return verdict, self.time(candidate, build, longer)
 
-    def _second_look(self, candidate: Candidate, timing: Timing, review: Review) -> tuple[Timing, Review]:
-        """What a second device and the checker say of a jump that repeated here."""
-        if timing.speedup is None or not jump(timing.speedup.estimate, self.best_speedup):
-            return timing, review
-        found = self.rig.elsewhere(self.gemm, candidate)
+    def _second_look(self, trial: Trial) -> Trial:
+        """The trial after what a second device and the checker say of a jump that repeated here."""
+        timing, review = trial.timing, trial.review
+        if not (review and timing and timing.speedup and jump(timing.speedup.estimate, self.best_speedup)):
+            return trial
+        found = self.rig.elsewhere(trial.task, trial.candidate)
         if found:
-            timing, review = compare_elsewhere(timing, found, self.target.machine, review)
+            timing, review = compare_elsewhere(timing, found, trial.machine, review)
         if self._checker and review.counts:
-            opinion = self._checker.opinion(self.gemm, self.target, candidate, timing, review)
+            opinion = self._checker.opinion(replace(trial, timing=timing, review=review), self.target)
             timing, review = weigh(timing, review, self._checker.name, opinion)
-        return timing, review
+        value = trial.reward if review.counts else self.rewards.incorrect
+        return replace(trial, timing=timing, review=review, reward=value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from cuda_l2 import paths, sandbox
+from cuda_l2 import paths, sandbox, tasks
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from cuda_l2.propose._model_policy import ModelPolicy
 
 FINALISTS = 3
+REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
+"""Protocols under which a winner is reported, by the setting's word."""
 LAUNCHES_OF_ONE_CHECK = 25
 """About how often one verification and a short timing launch a kernel."""
 
@@ -46,7 +48,7 @@ class Settings:
     policy: str = "schedule"
     seed: int = 0
     archive: Path | None = None
-    protocol: str = "standard"  # "standard": offline and server; "paper": the paper's 10 s + 30 s
+    protocol: str = "standard"  # "standard": offline and server; "offline" alone; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
     retune: bool = False  # baselines that choose an algorithm do so anew
@@ -61,15 +63,15 @@ class Settings:
             raise UserError(f"the seed must not be negative, as {self.seed} is")
         if self.trials is not None and self.trials < 1:
             raise UserError(f"the number of trials must be at least 1, not {self.trials}")
-        if self.protocol not in ("standard", PAPER.name):
-            raise UserError(f"there is no protocol {self.protocol!r}; choose standard or paper")
+        if self.protocol not in REPORTED:
+            raise UserError(f"there is no protocol {self.protocol!r}; choose from {', '.join(REPORTED)}")
 
 
 @dataclass
 class Result:
     """What optimising one shape gave."""
 
-    gemm: Gemm
+    task: Task
     target: Target
     search: Progress
     reports: dict[str, Trial]  # by protocol, from runs after the search on other inputs; empty if interrupted
@@ -84,15 +86,19 @@ class Result:
     def kernel(self) -> Kernel:
         """The winner as a callable: kernel(a, b, out)."""
         if self.best is None:
-            raise UserError(f"no correct kernel was found for {self.gemm}; search longer with --budget")
+            raise UserError(f"no correct kernel was found for {self.task}; search longer with --budget")
         if is_model(self.best.candidate.proposer):
             raise UserError(
                 f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
-                " with cuda_l2.library.kernel.Kernel(result.gemm, result.best.candidate, result.best.build)"
+                " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
             )
         if self.target.name != "cpu":
             raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
-        return Kernel(self.gemm, self.best.candidate, self.best.build)
+        if not isinstance(self.task, Gemm):
+            raise UserError(
+                f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
+            )
+        return Kernel(self.task, self.best.candidate, self.best.build)
 
 
 class Optimizer:
@@ -123,28 +129,28 @@ class Optimizer:
             raise
         self.target = self.rig.target
 
-    def require_feasible(self, gemm: Gemm) -> None:
-        """UserError where the shape does not fit this machine's memory or the budget."""
-        self.rig.require_feasible(gemm)
-        once = self.target.bound_us(gemm) * 1e-6 * LAUNCHES_OF_ONE_CHECK
+    def require_feasible(self, task: Task) -> None:
+        """UserError where the task does not fit this machine's memory or the budget."""
+        self.rig.require_feasible(task)
+        once = self.target.bound_us(task) * 1e-6 * LAUNCHES_OF_ONE_CHECK
         if once > self.settings.budget_s:
             raise UserError(
-                f"checking one kernel for {gemm} takes at least {once:.0f} s on this machine; raise --budget above that"
+                f"checking one kernel for {task} takes at least {once:.0f} s on this machine; raise --budget above that"
             )
 
     def optimize(
         self,
-        gemm: Gemm,
+        task: Task,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> Result:
         """Search, choose among the finalists, report the winner."""
-        self.require_feasible(gemm)
+        self.require_feasible(task)
         settings, machine = self.settings, self.target.machine
-        history = {trial.candidate.id: trial for trial in self.archive.trials(gemm, machine, SEARCH.name)}
-        families = families_for(gemm, self.target)
+        history = {trial.candidate.id: trial for trial in self.archive.trials(task, machine, SEARCH.name)}
+        families = families_for(task, self.target)
         # a model can write for a shape that no family serves
-        space = space_for(families, gemm, self.target) if families or not self._model else None
+        space = space_for(families, task, self.target) if families or not self._model else None
         reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
@@ -153,7 +159,7 @@ class Optimizer:
             history[progress.last.candidate.id] = progress.last  # a known one must not weigh twice
             on_progress(progress)
 
-        with self.evaluator(gemm) as evaluator:
+        with self.evaluator(task) as evaluator:
             on_stage("searching")
             if self._model:
                 proposer = self._model_proposer(self._model, evaluator, lambda: list(history.values()), on_stage)
@@ -183,15 +189,13 @@ class Optimizer:
                 self._report(winner, reports, on_stage)
         except KeyboardInterrupt:
             progress.interrupted = True
-        result = Result(gemm, self.target, progress, reports, None)
+        result = Result(task, self.target, progress, reports, None)
         if result.best:
             result.source_path = self._save_source(result.best)
         return result
 
     def evaluator(self, task: Task) -> Evaluator:
         """The stages for one task."""
-        if not isinstance(task, Gemm):
-            raise UserError(f"{task}: kernels for tasks other than matrix products cannot be judged yet")
         return Evaluator(task, self.rig, checker=self._checker)
 
     def close(self) -> None:
@@ -226,7 +230,10 @@ class Optimizer:
     ) -> Proposer:
         """The language model asked for, going on from the exchanges in the archive."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        return model.proposer(evaluator.gemm, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
+        task = evaluator.task
+        if not isinstance(task, Gemm):
+            raise UserError(f"{task}: language models write kernels for matrix products alone so far")
+        return model.proposer(task, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
 
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
         """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
@@ -253,7 +260,7 @@ class Optimizer:
         """The fastest of the finalists, timed once more each, so that the luckiest timing does not win."""
         measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
         stored = {
-            t.candidate.id: t for t in self.archive.best(evaluator.gemm, self.target.machine, SEARCH.name, FINALISTS)
+            t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
         }
         known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
         finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
@@ -269,7 +276,7 @@ class Optimizer:
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
-        names = [OFFLINE.name, SERVER.name] if self.settings.protocol == "standard" else [PAPER.name]
+        names = REPORTED[self.settings.protocol]
         with self.evaluator(winner.task) as evaluator:
             for name in names:
                 on_stage(f"reporting: {name}")
@@ -301,17 +308,17 @@ def optimize(shapes: list[str] | tuple[str, ...], *, budget: float = 60.0, **set
 def optimize(
     shapes: str | list[str] | tuple[str, ...], *, budget: float = 60.0, **settings: object
 ) -> Result | list[Result]:
-    """Optimise one shape, or several in turn, on this machine.
+    """Optimise one shape or other task, or several in turn, on this machine.
 
-    shapes: as `Gemm.parse` reads them. budget: seconds of search a shape. Further keywords: see Settings.
+    shapes: as `tasks.parse` reads them. budget: seconds of search each. Further keywords: see Settings.
     """
-    gemms = [Gemm.parse(shape) for shape in ([shapes] if isinstance(shapes, str) else shapes)]
+    parsed = [tasks.parse(shape) for shape in ([shapes] if isinstance(shapes, str) else shapes)]
     with Optimizer(Settings(budget_s=budget, **settings)) as optimizer:  # type: ignore[arg-type]
-        for gemm in gemms:
-            optimizer.require_feasible(gemm)
+        for task in parsed:
+            optimizer.require_feasible(task)
         results = []
-        for gemm in gemms:
-            results.append(optimizer.optimize(gemm))
+        for task in parsed:
+            results.append(optimizer.optimize(task))
             if results[-1].search.interrupted:
                 raise KeyboardInterrupt
     return results[0] if isinstance(shapes, str) else results
@@ -320,7 +327,7 @@ def optimize(
 @overload
 def evaluate(
     source: str,
-    gemm: str | Gemm,
+    task: str | Task,
     *,
     protocol: str = ...,
     seed: int | None = None,
@@ -331,7 +338,7 @@ def evaluate(
 @overload
 def evaluate(
     source: list[str] | tuple[str, ...],
-    gemm: str | Gemm,
+    task: str | Task,
     *,
     protocol: str = ...,
     seed: int | None = None,
@@ -341,7 +348,7 @@ def evaluate(
 ) -> list[Trial]: ...
 def evaluate(
     source: str | list[str] | tuple[str, ...],
-    gemm: str | Gemm,
+    task: str | Task,
     *,
     protocol: str = SEARCH.name,
     seed: int | None = None,
@@ -349,16 +356,17 @@ def evaluate(
     target: str = "auto",
     full: bool = False,
 ) -> Trial | list[Trial]:
-    """Build, verify, time and reward sources for a shape: a reward function for any trainer.
+    """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
 
+    task: as `tasks.parse` reads it, 512x512x512 or softmax:rows=64,columns=1000.
     One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
     full: also the checks that are too slow for every candidate (sanitizers, stress builds).
     """
-    gemm = Gemm.parse(gemm) if isinstance(gemm, str) else gemm
+    task = tasks.parse(task) if isinstance(task, str) else task
     with open_rig(target) as rig:
         if protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
-        with Evaluator(gemm, rig, seed=seed, rewards=rewards) as evaluator:
+        with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
             candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
             trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
     return trials[0] if isinstance(source, str) else trials

@@ -56,7 +56,7 @@ def search(
     candidate, on_group when the proposer has learnt from a group.
     """
     progress = Progress()
-    evaluator.recall(archive.best(evaluator.gemm, evaluator.target.machine, SEARCH.name))
+    evaluator.recall(archive.best(evaluator.task, evaluator.target.machine, SEARCH.name))
     before = dict(evaluator.stage_seconds)
     start = time.perf_counter()
     proposer.deadline = start + budget_s
@@ -120,7 +120,7 @@ def judge_group(
     """Trials of candidates in order, and whether each was known: known ones from the archive, others into it."""
     machine, found = evaluator.target.machine, {}
     if not again:
-        found = {c.id: archive.find(evaluator.gemm, c, machine, SEARCH.name) for c in candidates}
+        found = {c.id: archive.find(evaluator.task, c, machine, SEARCH.name) for c in candidates}
     trials = {key: trial for key, trial in found.items() if trial}
     new = {c.id: c for c in candidates if c.id not in trials}
     builds = evaluator.build(list(new.values()))  # in the order in which they are first met below

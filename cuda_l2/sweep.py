@@ -19,7 +19,7 @@ from cuda_l2.library_run import Library, figures, headline
 from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
 from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for
-from cuda_l2.records import Candidate, Gemm, Timing, Trial
+from cuda_l2.records import Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.report.arms import AUTOTUNED
 from cuda_l2.results import MEASURED, Header, Measurement, ResultsFile
 from cuda_l2.rigs import ADAPTIVE, open_rig
@@ -319,11 +319,11 @@ class _Kernels(Optimizer):
             )
         )
 
-    def require_feasible(self, gemm: Gemm) -> None:
+    def require_feasible(self, task: Task) -> None:
         if self._searches:
-            super().require_feasible(gemm)
+            super().require_feasible(task)
         else:
-            self.rig.require_feasible(gemm)
+            self.rig.require_feasible(task)
 
     def first(self, gemm: Gemm) -> list[Candidate]:
         """What is tried first: what the archive knows, unless there will be a search, else the families' defaults."""

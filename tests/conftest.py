@@ -11,6 +11,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
@@ -91,13 +92,13 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
 
 @pytest.fixture(scope="session")
 def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
-    """judge(source, shape) -> Trial through the real path; evaluators are kept, as a search keeps its own."""
+    """judge(source, task) -> Trial through the real path; evaluators are kept, as a search keeps its own."""
     evaluators: dict[str, Evaluator] = {}
 
-    def run(source: str, shape: str) -> Trial:
-        if shape not in evaluators:
-            evaluators[shape] = Evaluator(Gemm.parse(shape), rig)
-        return next(evaluators[shape].evaluate([Candidate(source)]))
+    def run(source: str, task: str) -> Trial:
+        if task not in evaluators:
+            evaluators[task] = Evaluator(tasks.parse(task), rig)
+        return next(evaluators[task].evaluate([Candidate(source)]))
 
     yield run
     for evaluator in evaluators.values():

@@ -429,6 +429,42 @@ def test_a_forged_report_of_the_assembler_is_not_believed() -> None:
     assert result.kernels[0].shared_bytes == 128 and result.kernels[0].registers > 1
 
 
+def test_a_kernel_for_another_task_compiles_with_its_own_buffers() -> None:
+    head = """/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[buffer]]
+name = "x"
+shape = ["rows", "columns"]
+
+[[buffer]]
+name = "out"
+shape = ["rows"]
+kind = "output"
+
+[[launch]]
+kernel = "sums"
+grid = ["rows"]
+block = [32]
+args = ["x", "out", "columns"]
+*/
+"""
+    kernel = """extern "C" __global__ void sums(const float *x, float *out, int columns) {
+  float sum = 0;
+  for (int i = threadIdx.x; i < columns; i += 32) sum += x[(long long)blockIdx.x * columns + i];
+  for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  if (!threadIdx.x) out[blockIdx.x] = sum;
+}
+"""
+    good, bad = build_all(
+        [Candidate(head + kernel), Candidate(head + kernel.replace("int columns)", "long long columns)"))],
+        target("sm_80"),
+    )
+    assert good.status is BuildStatus.BUILT, good.reason
+    assert bad.status is BuildStatus.REFUSED and "sums" in bad.reason
+
+
 def test_the_sandbox_keeps_files_from_a_source_that_no_rule_read(tmp_path: Path) -> None:
     if sandbox.kind() is sandbox.Kind.LIMITS:
         pytest.skip("no sandbox works here")

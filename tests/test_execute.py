@@ -158,7 +158,7 @@ def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, ri
     gemm = Gemm(32, 24, 16)
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch, Evaluator(gemm, rig) as evaluator:
-        patch.setattr("cuda_l2.measure.cpu_rounds.SLOWEST_GFLOPS", 1e9)
+        patch.setattr("cuda_l2.rigs.cpu.SLOWEST_GFLOPS", 1e9)
         offset, table = evaluator._bench._arena.offsets(0)[0], evaluator._bench._arena._table.offset
         code = TAKEN_OVER.replace("BEFORE", before).replace("AFTER", after)
         enter = ENTER.replace("{a_offset}", str(offset)).replace("{table}", str(table))

@@ -1,12 +1,13 @@
-"""cuda-l2 bench: the README's table remade, or arms over a grid of many shapes."""
+"""cuda-l2 bench: the README's table remade, arms over a grid of many shapes, or many tasks."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -16,6 +17,12 @@ from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.results import RESULTS, SUMMARY, ResultsFile, set_aside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cuda_l2.records import Operation
+    from cuda_l2.search import Progress
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
 SEARCHED = ("shapes", "grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
@@ -28,6 +35,8 @@ NO_SEARCH = ("0", "0s")
 class BenchSettings:
     """How to run the benchmark."""
 
+    tasks: str | None = None
+    """Tasks that are no matrix products: all, groups, or tasks, as in reduction,gelu:rows=64,columns=512."""
     grid: str | None = None
     """Many shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128:tn."""
     sample: int | None = None
@@ -64,21 +73,26 @@ class BenchSettings:
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
-    """Time of search a shape: 60s, over a grid 0, the best that the archive knows or else the default schedules."""
+    """Time of search a shape: 60s, a task 20s, over a grid 0: the best that the archive knows or else the defaults."""
     policy: str = "schedule"
     """Who proposes."""
     seed: int = 0
     """Seed of the searches, and of the grid's sample and order."""
     archive: Path | None = None
-    """File that keeps the trials; by default a fresh one in --out, over a grid the one that `optimize` keeps."""
+    """File that keeps the trials; by default a fresh one in --out, for tasks archive.db there, over a grid the one that
+    `optimize` keeps."""
     out: Path | None = None
-    """Folder for the results: bench-cpu, for a grid bench-grid. An interrupted grid goes on from what it holds."""
+    """Folder for the results: bench-cpu, for tasks bench-tasks, for a grid bench-grid. An interrupted run over tasks or
+    a grid goes on from what it holds."""
     target: str = "auto"
     """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
 
 
 def command(shapes: list[str] | None = None, /, settings: BenchSettings | None = None) -> None:
     """Search each shape, report the winners, print the table; or, with --grid or --sample, run arms over many shapes.
+
+    With --tasks, search each task and tell mean, median, 75 %, largest speedup, what works and what is faster, by group
+    and baseline: tasks.md and tasks.csv.
 
     A grid writes results.jsonl, from which an interrupted run goes on, then table.csv, table.parquet, summary.md and
     environment.json.
@@ -92,6 +106,10 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     require_target(settings.target)
     if is_model(settings.policy):
         raise UserError(f"bench has no budget for a language model: use `cuda-l2 optimize --policy {settings.policy}`")
+    if settings.tasks is not None:
+        _require_alone(settings, shapes)
+        _run_tasks(settings)
+        return
     if settings.grid is None and settings.sample is None:
         for field in dataclasses.fields(settings):
             if field.name not in SEARCHED and getattr(settings, field.name) != field.default:
@@ -101,6 +119,59 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     if shapes:
         raise UserError(f"give shapes alone or as --grid {','.join(shapes)}, not beside --grid or --sample")
     _run_grid(settings)
+
+
+def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
+    """UserError where something stands beside --tasks that does not go with it."""
+    if shapes:
+        raise UserError("give shapes or --tasks, not both")
+    for field in dataclasses.fields(settings):
+        if field.name not in (*SEARCHED, "tasks") and getattr(settings, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')} does not go with --tasks")
+
+
+def _run_tasks(settings: BenchSettings) -> None:
+    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.report.grid import write_text
+    from cuda_l2.report.live import LiveProgress
+    from cuda_l2.report.task_figures import markdown, table
+    from cuda_l2.task_bench import read_tasks, run
+
+    assert settings.tasks is not None
+    wanted = read_tasks(settings.tasks)
+    budget_s = seconds(settings.budget or "20s")
+    out = settings.out or Path("bench-tasks")
+    require_writable(out / "tasks.md")
+    with contextlib.ExitStack() as stack:
+        optimizer = stack.enter_context(
+            Optimizer(
+                Settings(
+                    budget_s=budget_s,
+                    policy=settings.policy,
+                    seed=settings.seed,
+                    archive=settings.archive or out / "archive.db",
+                    protocol="offline",
+                    target=settings.target,
+                )
+            )
+        )
+        shown = contextlib.ExitStack()
+        stack.enter_context(shown)
+
+        def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
+            shown.close()  # the task before
+            live = shown.enter_context(LiveProgress(task, budget_s))
+            return live.progress, live.stage
+
+        results = []
+        for result in run(optimizer, wanted, on_task):
+            results.append(result)
+            write_text(out / "tasks.md", markdown(results))
+            write_text(out / "tasks.csv", table(results))
+    print(markdown(results))
+    if len(results) < len(wanted):
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
 
 
 def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:

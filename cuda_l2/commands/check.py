@@ -6,13 +6,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.errors import UserError
-from cuda_l2.records import Gemm, TimingStatus
+from cuda_l2.records import TimingStatus
 
 
 def command(
     file: Path,
-    shape: str,
+    task: str,
     /,
     *,
     protocol: str = "offline",
@@ -27,9 +28,9 @@ def command(
     Parameters
     ----------
     file
-        C or CUDA source that follows the launch contract in docs/contract.md.
-    shape
-        The shape to judge it on, as in 512x512x512.
+        C or CUDA source that follows the launch contract in docs/contract.md, for tasks also docs/tasks.md.
+    task
+        What to judge it on: a shape as in 512x512x512, or another task as in softmax:rows=64,columns=1000.
     protocol
         offline, server, paper, or search; on a GPU also rotating and server-10ms.
     target
@@ -39,7 +40,7 @@ def command(
     json
         Print the trial as JSON.
     """
-    gemm = Gemm.parse(shape)
+    judged = tasks.parse(task)
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -54,7 +55,7 @@ def command(
             target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
         except contract.ContractError:
             pass  # the build says what is wrong with it
-    trial = evaluate(text, gemm, protocol=protocol, target=target, full=full)
+    trial = evaluate(text, judged, protocol=protocol, target=target, full=full)
     if json:
         print(trials_json([trial]))
     else:

@@ -125,15 +125,13 @@ def _makers(settings: CollectSettings, archive: Path, models: "list[ModelPolicy]
 def _asking(model: "ModelPolicy") -> "Make":
     import numpy as np
 
-    return lambda evaluator, history: model.proposer(
-        evaluator.gemm,
-        evaluator.target,
-        history,
-        np.random.default_rng(0),
-        lambda trial: "",
-        lambda stage: None,
-        anew=True,
-    )
+    def make(evaluator: "Evaluator", history):  # type: ignore[no-untyped-def]
+        gemm = evaluator.task
+        assert isinstance(gemm, Gemm)  # as the shapes are that this command reads
+        rng = np.random.default_rng(0)
+        return model.proposer(gemm, evaluator.target, history, rng, lambda trial: "", lambda stage: None, anew=True)
+
+    return make
 
 
 def _drawing(policy: str, seed: int) -> "Make":
@@ -144,8 +142,8 @@ def _drawing(policy: str, seed: int) -> "Make":
     from cuda_l2.propose._base import proposer_maker, space_for
 
     def make(evaluator: "Evaluator", history):  # type: ignore[no-untyped-def]
-        gemm, target = evaluator.gemm, evaluator.target
-        space = space_for(families_for(gemm, target), gemm, target)
+        task, target = evaluator.task, evaluator.target
+        space = space_for(families_for(task, target), task, target)
         return proposer_maker(policy)(space, history, np.random.default_rng([seed, len(history())]))
 
     return make

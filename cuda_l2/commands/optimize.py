@@ -1,4 +1,4 @@
-"""cuda-l2 optimize: search for shapes' best kernels on this machine."""
+"""cuda-l2 optimize: search for the best kernels of shapes and other tasks on this machine."""
 
 import sys
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.records import Gemm
 from cuda_l2.review.settings import ReviewSettings
 
 
@@ -32,7 +32,7 @@ class OptimizeSettings:
     archive: Path | None = None
     """File that keeps every trial; searches resume from it and may share it."""
     protocol: str = "standard"
-    """How the winner is reported: standard (offline and server) or paper (10 s warm-up, 30 s measured)."""
+    """How the winner is reported: standard (offline and server), offline, or paper (10 s warm-up, 30 s measured)."""
     again: Annotated[bool, Parameter(negative=())] = False
     """Time candidates anew that the archive knows."""
     retune: Annotated[bool, Parameter(negative=())] = False
@@ -54,10 +54,11 @@ def command(
     Parameters
     ----------
     shapes
-        One or more shapes, as in 512x512x512 or 64x4096x4096:tn.
+        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
+        softmax:rows=64,columns=1000.
     """
     settings = settings or OptimizeSettings()
-    gemms = [Gemm.parse(shape) for shape in shapes]
+    parsed = [tasks.parse(shape) for shape in shapes]
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 
@@ -80,11 +81,11 @@ def command(
         review=settings.review,
     )
     with Optimizer(search_settings) as optimizer:
-        for gemm in gemms:
-            optimizer.require_feasible(gemm)
-        for gemm in gemms:
-            with LiveProgress(gemm, budget_s, quiet=settings.json) as live:
-                result = optimizer.optimize(gemm, live.progress, live.stage)
+        for task in parsed:
+            optimizer.require_feasible(task)
+        for task in parsed:
+            with LiveProgress(task, budget_s, quiet=settings.json) as live:
+                result = optimizer.optimize(task, live.progress, live.stage)
             if settings.json:
                 print(result_json(result), flush=True)
             else:

@@ -1,4 +1,4 @@
-"""cuda-l2 show: the best kernels known for a shape."""
+"""cuda-l2 show: the best kernels known for a shape or another task."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.errors import UserError
 from cuda_l2.plain import plain
-from cuda_l2.records import Gemm
 
 
 def command(
@@ -25,7 +25,7 @@ def command(
     Parameters
     ----------
     shape
-        As in 512x512x512:tn.
+        As in 512x512x512:tn, or another task as in softmax:rows=64,columns=1000.
     archive
         File that keeps the trials.
     count
@@ -35,7 +35,7 @@ def command(
     json
         Print the trials as JSON, sources included.
     """
-    gemm = Gemm.parse(shape)
+    task = tasks.parse(shape)
     if count < 1:
         raise UserError(f"the number of kernels must be at least 1, not {count}")
 
@@ -45,13 +45,13 @@ def command(
 
     path = archive or paths.default_archive()
     if not path.exists():
-        raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {gemm}` first")
+        raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {task}` first")
     with Archive(path) as opened:
-        measured = [trial for trial in opened.trials(gemm) if trial.timing and trial.speedup]
+        measured = [trial for trial in opened.trials(task) if trial.timing and trial.speedup]
     # the latest word on each kernel, machine and protocol
     trials = list({(trial.candidate.id, trial.machine, trial.protocol): trial for trial in measured}.values())
     if not trials:
-        raise UserError(f"no kernel is known for {gemm} in {path}; run `cuda-l2 optimize {gemm}` first")
+        raise UserError(f"no kernel is known for {task} in {path}; run `cuda-l2 optimize {task}` first")
     # reported figures before those a search chose by, the fastest first
     trials.sort(key=lambda trial: (trial.protocol == "search", -trial.speedup))
     if source:
@@ -60,4 +60,4 @@ def command(
     elif json:
         print(trials_json(trials[:count]))
     else:
-        print_known(gemm, trials[:count], path)
+        print_known(task, trials[:count], path)

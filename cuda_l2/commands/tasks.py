@@ -90,9 +90,10 @@ def _list(json: bool) -> None:
 def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     from cuda_l2 import tasks
     from cuda_l2.execute.lock import machine_lock
-    from cuda_l2.measure.task_baselines import time_baselines
+    from cuda_l2.measure.protocols import CPU_PROTOCOLS
     from cuda_l2.records import Gemm, to_json
     from cuda_l2.report.tasks import print_task
+    from cuda_l2.rigs import open_rig
     from cuda_l2.tasks._base import definition
     from cuda_l2.tasks.tolerance import bounds
     from cuda_l2.tasks.values import Distribution
@@ -104,8 +105,10 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     function = known.bind(dict(task.sizes))
     timing = None
     if protocol:
-        with machine_lock():
-            timing = time_baselines(task, protocol, seed)
+        if protocol not in CPU_PROTOCOLS:
+            raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
+        with open_rig("cpu") as rig, rig.open(task, seed) as bench, machine_lock():
+            timing = bench.time_baselines(rig.protocols[protocol])
     if json:
         print(to_json(task) if timing is None else f'{{"task":{to_json(task)},"timing":{to_json(timing)}}}')
         return

@@ -32,19 +32,31 @@ def parse(source: str) -> CpuContract | CudaContract:
 
 def parse_cpu(source: str) -> CpuContract:
     """The contract of a CPU candidate for matrix products."""
+    contract = parse_cpu_task(source)
+    _require_gemm(contract)
+    return contract
+
+
+def parse_cpu_task(source: str) -> CpuContract:
+    """The contract of a CPU candidate for any task."""
     contract = parse(source)
     if not isinstance(contract, CpuContract):
         raise ContractError('this machine\'s candidates must say target = "cpu"')
-    _require_gemm(contract)
     return contract
 
 
 def parse_cuda(source: str) -> CudaContract:
     """The contract of a CUDA candidate for matrix products."""
+    contract = parse_cuda_task(source)
+    _require_gemm(contract)
+    return contract
+
+
+def parse_cuda_task(source: str) -> CudaContract:
+    """The contract of a CUDA candidate for any task."""
     contract = parse(source)
     if not isinstance(contract, CudaContract):
         raise ContractError('this machine\'s candidates must say target = "cuda"')
-    _require_gemm(contract)
     return contract
 
 
@@ -78,7 +90,7 @@ def kernel_id(source: str, terms: CudaContract | None = None) -> str:
 
     terms: the source's contract, where it is read already.
     """
-    arch = (terms or parse_cuda(source)).arch
+    arch = (terms or parse_cuda_task(source)).arch
     return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -106,6 +118,8 @@ __all__ = [
     "kernel_id",
     "parse",
     "parse_cpu",
+    "parse_cpu_task",
     "parse_cuda",
+    "parse_cuda_task",
     "plan_cuda",
 ]

@@ -208,7 +208,8 @@ def _one(
     space: FamilySpace, hold_out: HoldOut, counts: Counts, duplicates: Duplicates, rng: np.random.Generator
 ) -> _Item | None:
     """A kernel that was not there before; None where so many draws gave none."""
-    family, gemm = space.family, space.gemm
+    family, gemm = space.family, space.task
+    assert isinstance(gemm, Gemm)  # what a corpus renders kernels for
     for _ in range(DRAWS):
         candidate = space.render(draw(space, rng), "random")
         counts.found += 1

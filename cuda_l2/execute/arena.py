@@ -37,6 +37,8 @@ class Arena:
     slots: launches that can have operands and outputs at once; workspace_bytes: the most a candidate may ask for.
     """
 
+    arguments: tuple[int, ...] = ()
+
     def __init__(self, gemm: Gemm, *, slots: int, workspace_bytes: int) -> None:
         self.gemm, self.slots, self.workspace_bytes = gemm, slots, workspace_bytes
         self._a_stride, self._b_stride = _up(2 * gemm.m * gemm.k, LINE), _up(2 * gemm.k * gemm.n, LINE)

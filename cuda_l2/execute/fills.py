@@ -6,3 +6,10 @@ SCRATCH_BYTE = 0xFB
 """Of scratch workspaces: as floats and as counters, nothing useful."""
 GUARD_BYTE = 0xA5
 """Around operands, outputs and workspaces."""
+POISONS = {
+    **{"float16": bytes.fromhex("ad7d"), "bfloat16": bytes.fromhex("ad7f"), "float32": bytes.fromhex("ad7dad7f")},
+    **{"float64": bytes.fromhex("ad7dad7dad7dfd7f"), "int64": bytes.fromhex("ad7dad7dad7dad7d")},
+    **{"int32": bytes.fromhex("ad7dad7d"), "int16": bytes.fromhex("ad7d")},
+    **dict.fromkeys(("int8", "uint8", "bool"), bytes.fromhex("ad")),
+}
+"""The same for outputs of any type: NaN where there is one. One byte may also be a right answer."""

@@ -1,6 +1,9 @@
 /* Runs one CPU candidate for a parent process that trusts nothing said here.
  *
- * usage: runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD
+ * usage: runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD [SIZES BUFFERS TOUCHED]
+ *
+ * With the last three the candidate takes so many sizes and named buffers, as docs/tasks.md says; else it is a matrix
+ * product. TOUCHED: bytes from the arena's start that are mapped beforehand, so that no launch waits for it.
  *
  * The order is the defence: arena mapped and threads started, then a seccomp filter that leaves a library
  * load and nothing else, then the candidate is loaded, then a filter that leaves only reading commands,
@@ -23,6 +26,10 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 static int command_fd = -1, ack_fd = 2;
 
 typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c,
@@ -31,6 +38,12 @@ typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, cons
 /* One launch, offsets into the arena; the parent writes the table before the command. */
 struct call { int64_t m, n, k, a, b, c, workspace; };
 struct command { int64_t table, count, nonce; };
+
+/* For tasks a row of the table is the sizes, the buffers' offsets, the workspace's offset. */
+typedef void (*task_entry_fn)(const int64_t *sizes, void *const *buffers, void *workspace,
+                              void (*parallel_for)(int64_t, task_fn, void *));
+#define MAX_SIZES 2048
+#define MAX_BUFFERS 128
 
 #if defined(__x86_64__)
 #define ARCH AUDIT_ARCH_X86_64
@@ -89,8 +102,27 @@ static void read_all(void *to, size_t size) {
     }
 }
 
+static void launch_gemm(void *entry, char *arena, const struct call *row) {
+    struct call call = *row;
+    ((gemm_fn)entry)(call.m, call.n, call.k, (const uint16_t *)(arena + call.a), (const uint16_t *)(arena + call.b),
+                     (uint16_t *)(arena + call.c), arena + call.workspace, pool_parallel_for);
+}
+
+/* Sizes and pointers are copied out of the arena, afresh for every launch. */
+static void launch_task(void *entry, char *arena, const int64_t *row, int size_count, int buffer_count) {
+    int64_t sizes[MAX_SIZES];
+    void *buffers[MAX_BUFFERS];
+    memcpy(sizes, row, (size_t)size_count * sizeof *sizes);
+    for (int i = 0; i < buffer_count; ++i) buffers[i] = arena + row[size_count + i];
+    ((task_entry_fn)entry)(sizes, buffers, arena + row[size_count + buffer_count], pool_parallel_for);
+}
+
 int main(int argc, char **argv) {
-    if (argc != 7) fail("usage", "runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD");
+    if (argc != 7 && argc != 10)
+        fail("usage", "runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD [SIZES BUFFERS TOUCHED]");
+    int size_count = argc > 7 ? atoi(argv[7]) : 0, buffer_count = argc > 7 ? atoi(argv[8]) : 0;
+    if (size_count < 0 || size_count > MAX_SIZES || buffer_count < 0 || buffer_count > MAX_BUFFERS)
+        fail("usage", "too many sizes or buffers");
     int arena_fd = atoi(argv[4]);
     command_fd = atoi(argv[5]);
     ack_fd = atoi(argv[6]);
@@ -99,25 +131,25 @@ int main(int argc, char **argv) {
     char *arena = mmap(0, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0);
     if (arena == MAP_FAILED) fail("arena", strerror(errno));
     close(arena_fd);
+    if (argc > 9) madvise(arena, (size_t)atoll(argv[9]), MADV_POPULATE_WRITE); /* older systems map when first used */
     int error = pool_start(atoi(argv[3]), 1);
     if (error) fail("threads", strerror(error));
 
     restrict_to(to_load, COUNT(to_load));
     void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (!library) fail("load", dlerror());
-    gemm_fn gemm = (gemm_fn)dlsym(library, argv[2]);
-    if (!gemm) fail("load", dlerror());
+    void *entry = dlsym(library, argv[2]);
+    if (!entry) fail("load", dlerror());
     restrict_to(to_run, COUNT(to_run));
 
     if (write(ack_fd, "Rready..", 8) != 8) return 1;
     for (;;) {
         struct command command;
         read_all(&command, sizeof command);
-        const struct call *calls = (const struct call *)(arena + command.table);
+        const int64_t *table = (const int64_t *)(arena + command.table);
         for (int64_t i = 0; i < command.count; ++i) {
-            struct call call = calls[i];
-            gemm(call.m, call.n, call.k, (const uint16_t *)(arena + call.a), (const uint16_t *)(arena + call.b),
-                 (uint16_t *)(arena + call.c), arena + call.workspace, pool_parallel_for);
+            if (argc > 7) launch_task(entry, arena, table + i * (size_count + buffer_count + 1), size_count, buffer_count);
+            else launch_gemm(entry, arena, (const struct call *)table + i);
         }
         if (write(ack_fd, &command.nonce, sizeof command.nonce) != sizeof command.nonce) return 1;
     }

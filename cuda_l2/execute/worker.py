@@ -15,10 +15,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from cuda_l2 import sandbox, scratch
 from cuda_l2.contract import CpuContract
-from cuda_l2.execute.arena import Arena
 from cuda_l2.native import compiled
 from cuda_l2.records import VerdictStatus
 
@@ -37,10 +37,25 @@ class Fault(Exception):
         self.status, self.reason = status, reason
 
 
+class Memory(Protocol):
+    """What a worker asks of the memory it shares with a candidate."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """What the runner is told of a launch's arguments; nothing for a matrix product."""
+
+    def write_calls(self, slots: Sequence[int]) -> int:
+        """Put launches on these slots into the table that the runner reads; returns the table's offset."""
+
+
 class Worker:
     """One sandboxed process with one candidate loaded. A context manager."""
 
-    def __init__(self, arena: Arena, artifact: Path, contract: CpuContract) -> None:
+    def __init__(self, arena: Memory, artifact: Path, contract: CpuContract) -> None:
         self.arena = arena
         runner = compiled(RUNNER, "-pthread", "-ldl")
         self._folder = scratch.make_folder()
@@ -49,6 +64,7 @@ class Worker:
         self._ack, ack_write = os.pipe()
         arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
         arguments += [str(arena.fd), str(command_read), str(ack_write)]
+        arguments += [str(number) for number in arena.arguments]
         try:
             self._process = sandbox.start(
                 sandbox.wrap(arguments, self._folder, limits, reads=[artifact.parent, runner.parent]),
@@ -66,20 +82,27 @@ class Worker:
             self.close()
             raise
 
+    def begin(self) -> None:
+        """One process serves every sample."""
+
     def prepare(self, slots: Sequence[int]) -> None:
         """Write the launches of the next run; the worker must be frozen or idle."""
-        self._table, self._count = self.arena.write_calls(slots), len(slots)
+        self._table, self._slots = self.arena.write_calls(slots), tuple(slots)
 
     def run(self, timeout_s: float) -> float:
         """Run the prepared launches; the wall time in seconds by our clock, or Fault."""
         nonce = secrets.token_bytes(MESSAGE_BYTES)
         start = time.perf_counter()
-        self._send(struct.pack("qq", self._table, self._count) + nonce)
+        self._send(struct.pack("qq", self._table, len(self._slots)) + nonce)
         self._await(nonce, timeout_s)
         seconds = time.perf_counter() - start
         if select.select([self._ack], [], [], 0)[0]:
             raise self._forbidden("acknowledged more than it was asked")
         return seconds
+
+    def collect(self) -> Sequence[int]:
+        """The slots of the last run, all of which hold its results."""
+        return self._slots
 
     def empty(self, timeout_s: float = 5.0) -> float:
         """The wall time in seconds of a run of no launches: what the protocol itself costs."""

@@ -14,8 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.records import Candidate, Gemm, Task
 from cuda_l2.targets._base import Target
 
 
@@ -33,38 +34,39 @@ class Choice:
 
 
 class Family(ABC):
-    """A parametrised kernel."""
+    """A parametrised kernel. kind: of tasks that its methods meet, matrix products unless it says otherwise."""
 
     name: str
     choices: tuple[Choice, ...]
+    kind: type[Task] = Gemm
 
     @abstractmethod
-    def serves(self, gemm: Gemm, target: Target) -> bool:
+    def serves(self, task: Any, target: Target) -> bool:
         """Whether this family can compute the task on the target at all."""
 
-    @abstractmethod
-    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
+    def fits(self, name: str, value: int, chosen: dict[str, int], task: Any, target: Target) -> bool:
         """Whether a choice may take a value after the ones chosen; for every choice there is one that it may."""
+        return True
 
-    def valid_values(self, gemm: Gemm, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+    def valid_values(self, task: Any, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
         """Values of the next choice that keep a schedule valid after `prefix`; never empty on a valid prefix."""
         chosen = {choice.name: value for choice, value in zip(self.choices, prefix, strict=False)}
         choice = self.choices[len(prefix)]
-        return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, gemm, target))
+        return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
 
     @abstractmethod
-    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+    def default(self, task: Any, target: Target) -> tuple[int, ...]:
         """The values an engineer would try first."""
 
-    def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
+    def ranked(self, task: Any, target: Target, count: int) -> list[tuple[int, ...]]:
         """Up to `count` schedules' values by the family's own model, the default first."""
-        return [self.default(gemm, target)][:count]
+        return [self.default(task, target)][:count]
 
-    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
+    def estimate_us(self, task: Any, target: Target, chosen: dict[str, int]) -> float:
         """A rough model of a launch, to put schedules in order, those of several families too; infinite without one."""
         return math.inf
 
-    def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+    def launches(self, task: Any, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
         """Values of the choices that are not compiled, EDGE apart, most promising first; some may not be valid."""
         return [{}]
 
@@ -100,7 +102,7 @@ class Schedule:
     """A family's choices for one task on one target; ValueError where they are not valid."""
 
     family: Family
-    gemm: Gemm
+    task: Task
     target: Target
     values: tuple[int, ...]
 
@@ -108,9 +110,15 @@ class Schedule:
         if len(self.values) != len(self.family.choices):
             raise ValueError(f"{self.family.name} has {len(self.family.choices)} choices, not {len(self.values)}")
         for i, choice in enumerate(self.family.choices):
-            valid = self.family.valid_values(self.gemm, self.target, self.values[:i])
+            valid = self.family.valid_values(self.task, self.target, self.values[:i])
             if self.values[i] not in valid:
                 raise ValueError(f"{choice.name}={self.values[i]} is not valid here; choose from {valid}")
+
+    @property
+    def gemm(self) -> Gemm:
+        """The task of a family of matrix products."""
+        assert isinstance(self.task, Gemm)
+        return self.task
 
     @property
     def named(self) -> dict[str, int]:
@@ -126,9 +134,10 @@ def all_families() -> tuple[Family, ...]:
     return tuple(module.FAMILY for module in modules)
 
 
-def families_for(gemm: Gemm, target: Target) -> tuple[Family, ...]:
+def families_for(task: Task, target: Target) -> tuple[Family, ...]:
     """The families that can compute the task on the target."""
-    return tuple(family for family in all_families() if family.serves(gemm, target))
+    families = (family for family in all_families() if isinstance(task, family.kind))
+    return tuple(family for family in families if family.serves(task, target))
 
 
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)

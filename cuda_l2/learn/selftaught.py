@@ -115,7 +115,8 @@ def _making(model: str, settings: StageSettings, questions: Questions, number: i
     writer = Writer(pupil.model, pupil.tokenizer, sampling)
 
     def make(evaluator: Evaluator, history: Callable[[], list[Trial]]) -> FunctionProposer:
-        gemm, machine = evaluator.gemm, evaluator.target.machine
+        gemm, machine = evaluator.task, evaluator.target.machine
+        assert isinstance(gemm, Gemm)  # what the collector asks for
         question = questions.ask(gemm, history(), pupil.tokenizer)
         prompt = writer.prompt_ids(question)
 

@@ -8,11 +8,22 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from cuda_l2.errors import UserError
 from cuda_l2.execute.arena import Arena
+
+
+class Memory(Protocol):
+    """What is shared with the process."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+
 
 WORKER = Path(__file__).with_name("torch_worker.py")
 HALF = "torch fp16"
@@ -24,16 +35,19 @@ START_TIMEOUT_S = 120.0
 class TorchBaselines:
     """One torch process that serves every baseline. A context manager; started at once, awaited on first use."""
 
-    names = (HALF, WIDENED, PREALLOCATED)
+    names: tuple[str, ...] = (HALF, WIDENED, PREALLOCATED)
+    program: tuple[str, ...] = (str(WORKER),)
+    environment: Mapping[str, str] = {}
+    """Of the process, beside ours."""
 
     def __init__(self, threads: int) -> None:
         self._ack, ack_write = os.pipe()
         # torch at its best: threads that spin between calls, where commands make their own sleep, each on a core of
         # its own, as candidates' are; unbound it sometimes runs 40 % slower for a while
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-        environment["OMP_PROC_BIND"] = "close"
+        environment |= {"OMP_PROC_BIND": "close", **self.environment}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(WORKER), str(threads), str(ack_write)],
+            [sys.executable, "-P", *self.program, str(threads), str(ack_write)],
             stdin=subprocess.PIPE,
             pass_fds=(ack_write,),
             env=environment,
@@ -47,15 +61,7 @@ class TorchBaselines:
         """Use this arena from now on."""
         self.thaw()
         gemm = arena.gemm
-        self._message(
-            op="attach",
-            path=f"/proc/{os.getpid()}/fd/{arena.fd}",
-            size=arena.size,
-            m=gemm.m,
-            n=gemm.n,
-            k=gemm.k,
-            layout=str(gemm.layout),
-        )
+        self._attach(arena, m=gemm.m, n=gemm.n, k=gemm.k, layout=str(gemm.layout))
         self.arena = arena
 
     def arm(self, name: str) -> "TorchArm":
@@ -91,13 +97,20 @@ class TorchBaselines:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _attach(self, memory: Memory, **fields: object) -> None:
+        path = f"/proc/{os.getpid()}/fd/{memory.fd}"
+        self._message(op="attach", path=path, size=memory.size, **fields)
+
     def _message(self, **fields: object) -> None:
+        self._send(**fields)
+        self._await(b"D")
+
+    def _send(self, **fields: object) -> None:
         if not self._started:
             self._await(b"R")
             self._started = True
         data = json.dumps(fields).encode()
         self._write(struct.pack("i", len(data)) + data)
-        self._await(b"D")
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -121,10 +134,18 @@ class TorchArm:
 
     def __init__(self, baselines: TorchBaselines, name: str) -> None:
         self._baselines, self.name = baselines, name
+        self._slots: Sequence[int] = ()
+
+    def begin(self) -> None:
+        """One process serves every sample."""
 
     def prepare(self, slots: Sequence[int]) -> None:
         self._baselines.thaw()
         self._baselines.prepare(self.name, slots)
+        self._slots = slots
+
+    def collect(self) -> Sequence[int]:
+        return self._slots
 
     def run(self, timeout_s: float) -> float:
         return self._baselines.run(timeout_s)

@@ -4,68 +4,89 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol as Interface
 
 import numpy as np
 
-from cuda_l2 import contract
 from cuda_l2.errors import UserError
-from cuda_l2.execute.worker import Fault, Worker
-from cuda_l2.measure.baselines import TorchBaselines
-from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs
+from cuda_l2.execute.worker import Fault
+from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds
-from cuda_l2.records import Build, Candidate, Timing, TimingStatus
+from cuda_l2.records import Timing, TimingStatus
 from cuda_l2.targets.cpu import detect
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
-SLOWEST_GFLOPS = 0.2
 LAST_LEVEL_BYTES = 32 << 20  # where the system does not say
 
 
 class Contestant(Interface):
     """What a round asks of an arm: a candidate's worker or a baseline."""
 
+    def begin(self) -> None:
+        """A sample begins."""
+
     def prepare(self, slots: Sequence[int]) -> None: ...
     def run(self, timeout_s: float) -> float: ...
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
+    def collect(self) -> Sequence[int]:
+        """The slots of the last run that hold its results now."""
+
+
+class CandidateArm(Contestant, Interface):
+    """A candidate's worker."""
+
+    def empty(self, timeout_s: float = ...) -> float: ...
+
+
+class TimedOperands(Interface):
+    """What the launches of a sample work on."""
+
+    @property
+    def slots(self) -> int: ...
+    def begin_warm_up(self) -> None:
+        """Leave nothing in memory that a launch which does not count could keep for those that do."""
+
+    def refresh(self, count: int) -> None:
+        """Inputs in the first slots that nothing kept from before is of use for, and outputs poisoned."""
+
+    def check(self, slots: Sequence[int], *, element_wise: bool) -> float:
+        """WrongOutput where a launch on these did not produce its own result; the largest difference of one or NaN."""
+
+    def require_untouched(self, count: int) -> None:
+        """WrongOutput where a launch on the first slots changed inputs or wrote outside its outputs."""
 
 
 def measure_cpu(
-    candidate: Candidate | None,
-    build: Build | None,
-    baselines: TorchBaselines,
-    operands: Operands,
+    open_candidate: Callable[[], AbstractContextManager[CandidateArm]] | None,
+    baselines: Mapping[str, Contestant],
+    operands: TimedOperands,
     protocol: Protocol,
     *,
-    names: Sequence[str] | None = None,
+    timeout_s: float,
     beat: float = 0.0,
     rng: np.random.Generator,
 ) -> Timing:
     """Time one candidate that was found correct, or without one the baselines against the first of them.
 
-    names: the baselines to run, all by default. The reference is the strongest of them in this run.
-    beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
+    The reference is the strongest baseline of this run. timeout_s: of a run. beat: stop early once the speedup is
+    surely below this; for searches, where a poor candidate needs no digits.
     """
     start = time.perf_counter()
-    arena = operands.arena
-    gemm = arena.gemm
-    arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names or baselines.names}
+    arms: dict[str, Contestant] = dict(baselines)
     empty_call_us = float("nan")
     try:
         with contextlib.ExitStack() as stack:
-            worker: Worker | None = None
-            if candidate and build:
-                terms = contract.parse_cpu(candidate.source)
-                arena.poison_workspace(terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
-                arms[CANDIDATE] = worker = stack.enter_context(Worker(arena, Path(build.artifact), terms))
+            worker: CandidateArm | None = None
+            if open_candidate:
+                arms[CANDIDATE] = worker = stack.enter_context(open_candidate())
                 worker.freeze()
-            run = _CpuRounds(operands, arms, protocol, rng, beat)
+            run = _CpuRounds(operands, arms, protocol, rng, beat, timeout_s)
             run.run()
             if worker:
                 worker.thaw()
@@ -81,27 +102,23 @@ def measure_cpu(
 class _CpuRounds(Rounds):
     def __init__(
         self,
-        operands: Operands,
+        operands: TimedOperands,
         contestants: dict[str, Contestant],
         protocol: Protocol,
         rng: np.random.Generator,
         beat: float,
+        timeout_s: float,
     ) -> None:
         subject = CANDIDATE if CANDIDATE in contestants else next(iter(contestants))
         super().__init__(list(contestants), protocol, rng, beat=beat, subject=subject)
-        self.operands, self.arena, self.contestants = operands, operands.arena, contestants
-        self.timeout_s = 5.0 + 64 * self.arena.gemm.flops / SLOWEST_GFLOPS * 1e-9
+        self.operands, self.contestants, self.timeout_s = operands, contestants, timeout_s
         self.evicted = (
             np.zeros(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), dtype=np.uint8) if protocol.evict else None
         )
 
     @property
     def most(self) -> int:
-        return self.arena.slots
-
-    def run(self) -> None:
-        self.operands.refresh(self.arena.slots)  # others may have used the arena since
-        super().run()
+        return self.operands.slots
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         """Each of the launches has operands and an output of its own.
@@ -109,13 +126,14 @@ class _CpuRounds(Rounds):
         The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
         """
         arm = self.contestants[name]
+        arm.begin()
         if warm:
+            self.operands.begin_warm_up()
             arm.thaw()
             arm.prepare([0])
             arm.run(self.timeout_s)
         arm.freeze()
         self.operands.refresh(count)
-        self.arena.poison_outputs(count)
         arm.prepare([int(slot) for slot in self.rng.permutation(count)])
         arm.freeze()
         if self.evicted is not None:
@@ -126,7 +144,7 @@ class _CpuRounds(Rounds):
         seconds = arm.run(self.timeout_s) / count
         arm.freeze()
         try:
-            difference = check_outputs(self.operands, count, element_wise=self.check_elements)
+            difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
             self.operands.require_untouched(count)
         except WrongOutput as wrong:
             if name == CANDIDATE:

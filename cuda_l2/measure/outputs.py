@@ -5,6 +5,8 @@ for a random x of signs, which costs M N + N K + M K instead of M N K. Rounding 
 about 2^-11 of the row's norm, so stale, missing and narrowed results all stand out.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -54,8 +56,19 @@ class Operands:
         largest = max(words.shape[1] for words in self._words.values())
         self._signs = rng.integers(0, 2, largest + SIGN_PATTERNS, dtype=np.uint16) << 15
 
+    @property
+    def slots(self) -> int:
+        return self.arena.slots
+
+    def begin_warm_up(self) -> None:
+        """Whatever a warm-up meets, `refresh` changes."""
+
     def refresh(self, count: int) -> None:
-        """New operands in the first slots: random signs flip, so that nothing kept from before is of use."""
+        """New operands in the first slots: random signs flip, so that nothing kept from before is of use.
+
+        Outputs are poisoned.
+        """
+        self.arena.poison_outputs(count)
         for name, rows in self.arena.operands.items():
             words = self._words[name]
             for slot in range(count):
@@ -74,6 +87,10 @@ class Operands:
         if gemm.layout is Layout.NN:
             return self._matrices("b", count, (gemm.k, gemm.n))
         return self._matrices("b", count, (gemm.n, gemm.k)).transpose(1, 2)
+
+    def check(self, slots: Sequence[int], *, element_wise: bool) -> float:
+        """`check_outputs` of launches on the first slots, all of them, in whichever order they ran."""
+        return check_outputs(self, len(slots), element_wise)
 
     def require_untouched(self, count: int) -> None:
         """WrongOutput where a launch changed operands or wrote outside outputs and workspace."""

@@ -51,39 +51,61 @@ ARMS: dict[str, Callable[[dict[str, Any]], Launch]] = {
 }
 
 
+class GemmArms:
+    """What the arms of a matrix product work on."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0, dtype=torch.float16)
+        self.gemm: dict[str, Any] = {}
+        self.launches: dict[str, Launch] = {}
+        self.launch: Launch = half({})
+        self.prepared: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def handle(self, message: dict[str, Any]) -> bytes:
+        if message["op"] == "attach":
+            self.gemm, self.launches = message, {}
+            self.memory = attached(message).view(torch.float16)
+        else:
+            name = message["arm"]
+            if name not in self.launches:
+                self.launches[name] = ARMS[name](self.gemm)
+            self.launch = self.launches[name]
+            self.prepared = [_views(self.memory, self.gemm, call) for call in message["calls"]]
+        return b"D"
+
+    def run(self) -> None:
+        for a, b, c in self.prepared:
+            self.launch(a, b, c)
+
+
+def serve(acknowledge: int, handle: Callable[[dict[str, Any]], bytes], run: Callable[[], None]) -> None:
+    """Answer messages until standard input closes; torch needs no gradients here."""
+    os.write(acknowledge, b"R")
+    while True:
+        header = _read(4)
+        if not header:
+            return
+        (length,) = struct.unpack("i", header)
+        if length:
+            os.write(acknowledge, handle(json.loads(_read(length))))
+        else:
+            run()
+            os.write(acknowledge, b"D")
+
+
+def attached(message: dict[str, Any]) -> torch.Tensor:
+    """The shared memory that a message names, as bytes."""
+    descriptor = os.open(message["path"], os.O_RDWR)
+    memory = torch.frombuffer(mmap.mmap(descriptor, message["size"]), dtype=torch.uint8)
+    os.close(descriptor)
+    return memory
+
+
 def main() -> None:
     torch.set_num_threads(int(sys.argv[1]))
-    acknowledge = int(sys.argv[2])
-    prepared: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    memory = torch.empty(0, dtype=torch.float16)
-    gemm: dict[str, Any] = {}
-    launches: dict[str, Launch] = {}
-    launch: Launch = half({})
-    os.write(acknowledge, b"R")
+    arms = GemmArms()
     with torch.inference_mode():
-        while True:
-            header = _read(4)
-            if not header:
-                return
-            (length,) = struct.unpack("i", header)
-            if length == 0:
-                for a, b, c in prepared:
-                    launch(a, b, c)
-                os.write(acknowledge, b"D")
-                continue
-            message = json.loads(_read(length))
-            if message["op"] == "attach":
-                gemm, launches = message, {}
-                descriptor = os.open(message["path"], os.O_RDWR)
-                memory = torch.frombuffer(mmap.mmap(descriptor, message["size"]), dtype=torch.float16)
-                os.close(descriptor)
-            else:
-                name = message["arm"]
-                if name not in launches:
-                    launches[name] = ARMS[name](gemm)
-                launch = launches[name]
-                prepared = [_views(memory, gemm, call) for call in message["calls"]]
-            os.write(acknowledge, b"D")
+        serve(int(sys.argv[2]), arms.handle, arms.run)
 
 
 def _views(

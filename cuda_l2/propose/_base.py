@@ -16,7 +16,7 @@ import numpy as np
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import Choice, Family, Schedule
 from cuda_l2.llm._base import Messages
-from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.targets._base import Target
 
 Values = tuple[int, ...]
@@ -26,7 +26,7 @@ class Space(Protocol):
     """The schedules a proposer may write for one task."""
 
     @property
-    def gemm(self) -> Gemm: ...
+    def task(self) -> Task: ...
     @property
     def target(self) -> Target: ...
     @property
@@ -45,7 +45,7 @@ class FamilySpace:
     """All of one family's schedules for a task on a target."""
 
     family: Family
-    gemm: Gemm
+    task: Task
     target: Target
 
     @property
@@ -53,10 +53,10 @@ class FamilySpace:
         return self.family.choices
 
     def valid(self, prefix: Sequence[int]) -> Values:
-        return self.family.valid_values(self.gemm, self.target, prefix)
+        return self.family.valid_values(self.task, self.target, prefix)
 
     def render(self, values: Values, proposer: str) -> Candidate:
-        return self.family.render(Schedule(self.family, self.gemm, self.target, values), proposer)
+        return self.family.render(Schedule(self.family, self.task, self.target, values), proposer)
 
     def values_of(self, trial: Trial) -> Values:
         if trial.candidate.family not in ("", self.family.name):
@@ -65,7 +65,7 @@ class FamilySpace:
 
     def defaults(self) -> list[Values]:
         """What engineers would try first."""
-        return [self.family.default(self.gemm, self.target)]
+        return [self.family.default(self.task, self.target)]
 
 
 ABSENT = -1
@@ -77,7 +77,7 @@ class UnionSpace:
     """The schedules of several families: which one comes first, then the choices of all, those of others absent."""
 
     families: tuple[Family, ...]
-    gemm: Gemm
+    task: Task
     target: Target
 
     @property
@@ -93,7 +93,7 @@ class UnionSpace:
             end = start + len(family.choices)
             if len(prefix) < end:
                 own = index == prefix[0]
-                return family.valid_values(self.gemm, self.target, prefix[start:]) if own else (ABSENT,)
+                return family.valid_values(self.task, self.target, prefix[start:]) if own else (ABSENT,)
             start = end
         raise ValueError("the schedule is complete")
 
@@ -101,7 +101,7 @@ class UnionSpace:
         family = self.families[values[0]]
         start = 1 + sum(len(other.choices) for other in self.families[: values[0]])
         own = values[start : start + len(family.choices)]
-        return family.render(Schedule(family, self.gemm, self.target, own), proposer)
+        return family.render(Schedule(family, self.task, self.target, own), proposer)
 
     def values_of(self, trial: Trial) -> Values:
         names = [family.name for family in self.families]
@@ -112,7 +112,7 @@ class UnionSpace:
 
     def defaults(self) -> list[Values]:
         """What engineers would try first, of each family."""
-        return [self._whole(i, family.default(self.gemm, self.target)) for i, family in enumerate(self.families)]
+        return [self._whole(i, family.default(self.task, self.target)) for i, family in enumerate(self.families)]
 
     def _whole(self, chosen: int, own: Values) -> Values:
         parts = [own if i == chosen else (ABSENT,) * len(family.choices) for i, family in enumerate(self.families)]
@@ -123,13 +123,13 @@ def _or_absent(family: Family, choice: Choice) -> Choice:
     return Choice(f"{family.name}.{choice.name}", (ABSENT, *choice.values), choice.help)
 
 
-def space_for(families: Sequence[Family], gemm: Gemm, target: Target) -> "FamilySpace | UnionSpace":
+def space_for(families: Sequence[Family], task: Task, target: Target) -> "FamilySpace | UnionSpace":
     """All schedules of these families for a task; UserError where no family serves it."""
     if not families:
-        raise UserError(f"no kernel family serves {gemm} on {target.machine}")
+        raise UserError(f"no kernel family serves {task} on {target.machine}")
     if len(families) == 1:
-        return FamilySpace(families[0], gemm, target)
-    return UnionSpace(tuple(families), gemm, target)
+        return FamilySpace(families[0], task, target)
+    return UnionSpace(tuple(families), task, target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from cuda_l2.families._base import Choice
 from cuda_l2.propose._base import Exemplar, Space, Values
-from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.records import Accumulate, Gemm, Layout, Task
 
 MAX_EXEMPLARS = 3
 TASK_FEATURES = 13
@@ -74,7 +74,7 @@ class ScheduleTransformer(nn.Module):
 
     def context(self, space: Space, exemplars: Sequence[Exemplar]) -> torch.Tensor:
         """The prompt as vectors, P x width."""
-        parts = [self.task(task_features(space.gemm))[None], self.target(target_features(space))[None]]
+        parts = [self.task(task_features(space.task))[None], self.target(target_features(space))[None]]
         for exemplar in exemplars[:MAX_EXEMPLARS]:
             tokens = [self.vocabulary.token(i, value) for i, value in enumerate(exemplar.values)]
             parts.append(self.score(torch.tensor([exemplar.score]))[None])
@@ -104,14 +104,20 @@ def log_probabilities(
     return logits.log_softmax(-1).gather(-1, answer_GT[..., None]).squeeze(-1)
 
 
-def task_features(gemm: Gemm) -> torch.Tensor:
-    """Sizes, their logarithms and remainders, layout and accumulator, all of order one."""
-    sizes = (gemm.m, gemm.n, gemm.k)
+def task_features(task: Task) -> torch.Tensor:
+    """Sizes, their logarithms and remainders, layout and accumulator or type, all of order one."""
+    if isinstance(task, Gemm):
+        sizes = (task.m, task.n, task.k)
+        kind = [float(task.layout is Layout.TN), float(task.accumulate is Accumulate.FP16), 1.0]
+    else:  # rows and columns of the first tensor, and how much there is beside it
+        first = (*task.inputs, *task.weights)[0]
+        columns = max(1, first.shape[-1] if first.shape else 1)
+        sizes = (max(1, first.elements // columns), columns, max(1, task.bytes // max(1, first.bytes)))
+        kind = [float(task.dtype == "float16"), float(task.dtype == "bfloat16"), 0.0]
     logs = [math.log2(size) / 8 - 1 for size in sizes]
     tails = [float(size % 16 == 0) for size in sizes] + [float(size % 128 == 0) for size in sizes]
-    ratio = (math.log2(gemm.m) - math.log2(gemm.n)) / 8
-    kind = [float(gemm.layout is Layout.TN), float(gemm.accumulate is Accumulate.FP16)]
-    return torch.tensor([*logs, *tails, ratio, *kind, 1.0])
+    ratio = (math.log2(sizes[0]) - math.log2(sizes[1])) / 8
+    return torch.tensor([*logs, *tails, ratio, *kind])
 
 
 def target_features(space: Space) -> torch.Tensor:

@@ -30,6 +30,10 @@ class RecordedSpace:
                 children.setdefault(values[:i], set()).add(value)
         object.__setattr__(self, "_children", {prefix: tuple(sorted(values)) for prefix, values in children.items()})
 
+    @property
+    def task(self) -> Gemm:
+        return self.gemm
+
     def valid(self, prefix: Sequence[int]) -> Values:
         children: Mapping[Values, Values] = self._children  # type: ignore[attr-defined]
         return children[tuple(prefix)]

@@ -17,15 +17,15 @@ def markdown(results: list[Result]) -> str:
         offline = result.reports.get("offline")
         server = result.reports.get("server")
         if not offline or not server or not offline.timing or not server.timing:
-            missing.append(str(result.gemm))
+            missing.append(str(result.task))
             continue
         timing = offline.timing
         assert timing.candidate and timing.speedup and server.timing.speedup
         ours_us = timing.candidate.latency_us.estimate
-        share = result.gemm.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
+        share = result.task.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
         ratios.append(timing.speedup.estimate)
         lines.append(
-            f"| {result.gemm} | {ours_us:.3g} us | {_reference(timing)} | {_ratio(timing.speedup)}"
+            f"| {result.task} | {ours_us:.3g} us | {_reference(timing)} | {_ratio(timing.speedup)}"
             f" | {_ratio(server.timing.speedup)} | {share:.0%} |"
         )
     if ratios:
@@ -35,7 +35,7 @@ def markdown(results: list[Result]) -> str:
     notes = [
         "",
         f"Loop overhead (all but building, verifying, timing): at most {overhead:.1%} of a search's wall time.",
-        "Candidates: " + ", ".join(f"{r.gemm}: {r.search.proposed}" for r in results) + ".",
+        "Candidates: " + ", ".join(f"{r.task}: {r.search.proposed}" for r in results) + ".",
         "Machine: " + ", ".join(f"{name} {value}" for name, value in environment.items() if name != "flags") + ".",
     ]
     if missing:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cuda_l2.records import Gemm
+from cuda_l2.records import Task
 from cuda_l2.search import Progress
 
 LINE_EVERY_S = 5.0
@@ -16,15 +16,15 @@ LINE_EVERY_S = 5.0
 class LiveProgress:
     """Shows a search's progress: live on a terminal, as lines elsewhere, on standard error. A context manager."""
 
-    def __init__(self, gemm: Gemm, budget_s: float, quiet: bool = False) -> None:
-        self._gemm, self._budget_s, self._quiet = gemm, budget_s, quiet
+    def __init__(self, task: Task, budget_s: float, quiet: bool = False) -> None:
+        self._task, self._budget_s, self._quiet = task, budget_s, quiet
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
         self._last_line = 0.0
         self._on_terminal = self._console.is_terminal and not quiet
 
     def progress(self, progress: Progress) -> None:
-        text = describe(self._gemm, progress, self._budget_s)
+        text = describe(self._task, progress, self._budget_s)
         if self._on_terminal:
             self._live.update(Text(text))
         elif not self._quiet and time.monotonic() - self._last_line >= LINE_EVERY_S:
@@ -33,9 +33,9 @@ class LiveProgress:
 
     def stage(self, stage: str) -> None:
         if self._on_terminal:
-            self._live.update(Text(f"{self._gemm}: {stage} ..."))
+            self._live.update(Text(f"{self._task}: {stage} ..."))
         elif not self._quiet:
-            self._console.print(f"{self._gemm}: {stage} ...", highlight=False, soft_wrap=True)
+            self._console.print(f"{self._task}: {stage} ...", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> "LiveProgress":
         if self._on_terminal:
@@ -47,11 +47,11 @@ class LiveProgress:
             self._live.stop()
 
 
-def describe(gemm: Gemm, progress: Progress, budget_s: float) -> str:
+def describe(task: Task, progress: Progress, budget_s: float) -> str:
     """A search's state in a few lines."""
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
     lines = [
-        f"{gemm}: {progress.seconds:.0f} of {budget_s:.0f} s",
+        f"{task}: {progress.seconds:.0f} of {budget_s:.0f} s",
         f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct,"
         f" {progress.known} known before",
         f"rejected: {rejected}",

@@ -11,7 +11,7 @@ from cuda_l2 import contract
 from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
 from cuda_l2.plain import plain
-from cuda_l2.records import Arm, Candidate, Gemm, Interval, Review, Timing, Trial, to_json
+from cuda_l2.records import Arm, Candidate, Gemm, Interval, Review, Task, Timing, Trial, to_json
 
 CONSOLE_WIDTH = 110
 
@@ -24,11 +24,11 @@ def print_result(result: Result) -> None:
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
         console.print(
-            f"{result.gemm}: no correct kernel among {search.proposed} candidates; rejected: {rejected}{said}"
+            f"{result.task}: no correct kernel among {search.proposed} candidates; rejected: {rejected}{said}"
         )
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
-    table = Table(title=f"{result.gemm} on {result.target.model}", title_justify="left")
+    table = Table(title=f"{result.task} on {result.target.model}", title_justify="left")
     table.add_column("")
     for protocol in reports:
         table.add_column(protocol)
@@ -41,17 +41,13 @@ def print_result(result: Result) -> None:
         marks = [mark for t in timings for mark in (" *" if name == t.reference else "", "")]
         table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
     console.print(table)
+    laid_out = " that reads B as the shape lays it out" if isinstance(result.task, Gemm) else ""
     console.print(
-        "* the strongest baseline that reads B as the shape lays it out. Times are medians; a baseline left out of the"
+        f"* the strongest baseline{laid_out}. Times are medians; a baseline left out of the"
         " rounds for slowness has no interval."
     )
-    unit, gflops_a_unit = result.target.unit
-    assert timings[0].candidate
-    reached = result.gemm.flops / timings[0].candidate.latency_us.estimate * 1e-3 / gflops_a_unit
-    peak, _ = result.target.ceilings()
     console.print(
-        f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f};"
-        f" roofline bound {result.target.bound_us(result.gemm):.1f} us;"
+        f"{_reached(result, timings[0])}; roofline bound {result.target.bound_us(result.task):.1f} us;"
         f" a call that does nothing takes {timings[0].empty_call_us:.2g} us"
     )
     console.print(
@@ -68,6 +64,19 @@ def print_result(result: Result) -> None:
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")
+
+
+def _reached(result: Result, timing: Timing) -> str:
+    """How much of what the machine could do."""
+    assert timing.candidate
+    latency_us = timing.candidate.latency_us.estimate
+    peak, gbytes_per_s = result.target.ceilings()
+    if isinstance(result.task, Gemm):
+        unit, gflops_a_unit = result.target.unit
+        reached = result.task.flops / latency_us * 1e-3 / gflops_a_unit
+        return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
+    reached = result.task.bytes / latency_us * 1e-3
+    return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"
 
 
 def launches_early(candidate: Candidate) -> bool:
@@ -87,10 +96,11 @@ def print_trial(trial: Trial) -> None:
         check = f" in the check '{verdict.check}'" if verdict.check else ""
         console.print(f"verdict  {verdict.status}{check}{_because(verdict.reason)} ({verdict.seconds:.2f} s)")
         console.print(f"         passed: {', '.join(verdict.passed) or 'nothing'}")
+        bound = verdict.baseline_deviation
         if not math.isnan(verdict.rms_error):
             console.print(
-                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g};"
-                f" the paper's bound from baselines: {verdict.baseline_deviation:.3g}"
+                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g}"
+                + ("" if math.isnan(bound) else f"; the paper's bound from baselines: {bound:.3g}")
             )
     if timing and timing.candidate and timing.speedup:
         console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {timing.candidate.rounds} rounds")
@@ -103,10 +113,10 @@ def print_trial(trial: Trial) -> None:
     console.print(f"reward   {trial.reward:.4f}")
 
 
-def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
+def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     """The best kernels of a shape and how they were measured."""
     console = _console()
-    table = Table(title=f"{gemm} in {archive}", title_justify="left")
+    table = Table(title=f"{task} in {archive}", title_justify="left")
     for name in ("kernel", "protocol", "time", "speedup [95 %]", "against", "written by", "when", "machine"):
         table.add_column(name)
     for trial in trials:
@@ -125,14 +135,14 @@ def print_known(gemm: Gemm, trials: list[Trial], archive: Path) -> None:
         console.print(f"  family {family.name}")
     for name, value in best.candidate.schedule:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
-    console.print(f"source of the first: cuda-l2 show {gemm} --source")
+    console.print(f"source of the first: cuda-l2 show {task} --source")
 
 
 def result_json(result: Result) -> str:
     """One JSON object: the winner's trials by protocol, the search's counts, the path of the source."""
     return json.dumps(
         {
-            "gemm": str(result.gemm),
+            "gemm": str(result.task),
             "reports": {name: _plain(trial) for name, trial in result.reports.items()},
             "best": _plain(result.best) if result.best else None,
             "proposed": result.search.proposed,

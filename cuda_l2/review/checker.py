@@ -7,7 +7,7 @@ from pathlib import Path
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.records import Candidate, Review, ReviewStatus, Task, Timing, TimingStatus
+from cuda_l2.records import Review, ReviewStatus, Timing, TimingStatus, Trial
 from cuda_l2.review.jumps import withheld
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.targets._base import Target
@@ -27,8 +27,8 @@ class Checker(ABC):
     name: str
 
     @abstractmethod
-    def opinion(self, task: Task, target: Target, candidate: Candidate, timing: Timing, review: Review) -> Opinion:
-        """On a kernel that is correct and was measured again. timing: what counts so far."""
+    def opinion(self, trial: Trial, target: Target) -> Opinion:
+        """On a kernel that is correct, with its timing and its review as they stand so far."""
 
     @abstractmethod
     def summary(self) -> str:

@@ -12,8 +12,8 @@ from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.propose._prompt import Templates, describe_machine, describe_task, fenced
-from cuda_l2.records import Candidate, Gemm, Review, Task, Timing
+from cuda_l2.propose._prompt import Templates, describe_task, fenced
+from cuda_l2.records import Gemm, Trial
 from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.checker import Checker, Opinion
 from cuda_l2.review.settings import ReviewSettings
@@ -45,17 +45,17 @@ class ModelChecker(Checker):
         self._client = Client(open_model(review.checker, settings), ExchangeLog(archive), settings, PURPOSE)
         self.name = self._client.model.name
 
-    def opinion(self, task: Task, target: Target, candidate: Candidate, timing: Timing, review: Review) -> Opinion:
-        assert isinstance(task, Gemm)  # describe_task knows no others
+    def opinion(self, trial: Trial, target: Target) -> Opinion:
+        task, source = trial.task, without_comments(trial.candidate.source)
         try:
             if target.name not in self._cheats:
                 self._cheats[target.name] = Cheats(self._folders, target.name)
             messages = self._templates.check(
-                task=describe_task(task),
-                machine=describe_machine(target, task, target.environment()),
-                figures=_figures(timing, review),
-                cheats="\n\n".join(self._nearest(target, candidate)),
-                code=fenced(without_comments(candidate.source), _language(target), CODE_CHARS),
+                task=describe_task(task) if isinstance(task, Gemm) else str(task),
+                machine="\n".join(f"- {name}: {value}" for name, value in target.environment().items()),
+                figures=_figures(trial),
+                cheats="\n\n".join(self._nearest(target, source)),
+                code=fenced(source, _language(target), CODE_CHARS),
             )
             deadline = time.perf_counter() + TIMEOUT_S
             found = self._client.ask(str(task), target.machine, [Question(messages)], deadline)
@@ -72,8 +72,8 @@ class ModelChecker(Checker):
     def close(self) -> None:
         self._client.close()
 
-    def _nearest(self, target: Target, candidate: Candidate) -> list[str]:
-        found = self._cheats[target.name].nearest(without_comments(candidate.source), CHEATS_SHOWN)
+    def _nearest(self, target: Target, source: str) -> list[str]:
+        found = self._cheats[target.name].nearest(source, CHEATS_SHOWN)
         return [f"{name}:\n{fenced(text, _language(target), CHEAT_CHARS)}" for name, text in found]
 
     def _none(self, why: str) -> Opinion:
@@ -102,7 +102,9 @@ def without_comments(source: str) -> str:
     return source[:start] + "\n".join(kept)
 
 
-def _figures(timing: Timing, review: Review) -> str:
+def _figures(trial: Trial) -> str:
+    timing, review = trial.timing, trial.review
+    assert timing is not None and review is not None
     measured = ", ".join(f"{s.estimate:.3g}x [{s.low:.3g}, {s.high:.3g}]" for s in review.speedups)
     lines = [
         f"The speedup is over {timing.reference}, the strongest library. What drew attention: {review.jump}. Measured,"

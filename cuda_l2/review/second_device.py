@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cuda_l2.records import Candidate, Gemm, Interval
+from cuda_l2.records import Candidate, Interval, Task
 from cuda_l2.review.jumps import Elsewhere
 
 TIMEOUT_S = 600.0
@@ -22,13 +22,13 @@ def second_gpu(present: int) -> str:
     return devices[1] if min(present, len(devices)) > 1 else ""
 
 
-def judge_on(device: str, gemm: Gemm, candidate: Candidate, protocol: str, target: str = "cuda") -> Elsewhere:
+def judge_on(device: str, task: Task, candidate: Candidate, protocol: str, target: str = "cuda") -> Elsewhere:
     """What `cuda-l2 check` says of a candidate in a process that sees that GPU alone. Takes the machine's lock."""
     name = f"GPU {device}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "candidate"
         file.write_text(candidate.source)
-        command = [sys.executable, "-m", "cuda_l2.cli", "check", str(file), str(gemm), "--protocol", protocol]
+        command = [sys.executable, "-m", "cuda_l2.cli", "check", str(file), str(task), "--protocol", protocol]
         try:
             done = subprocess.run(
                 [*command, "--target", target, "--json"],

@@ -8,7 +8,7 @@ from typing import Any
 from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
-from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
+from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.targets._base import Target
 
@@ -19,7 +19,7 @@ rounds of single ones."""
 
 
 class Bench(ABC):
-    """The stages for one shape. A context manager."""
+    """The stages for one task. A context manager."""
 
     @abstractmethod
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
@@ -49,8 +49,7 @@ class Bench(ABC):
     def renew(self) -> None:
         """Let what comes next run in processes that ran nothing before."""
 
-    @abstractmethod
-    def redraw(self, seed: int) -> None:
+    def redraw(self, seed: int) -> None:  # noqa: B027 - some draw others every time anyway
         """Let what comes next be verified and timed on other inputs, which come from this seed."""
 
     @abstractmethod
@@ -87,12 +86,15 @@ class Rig(ABC):
     """Beginnings of the names of baselines that reports leave out."""
 
     @abstractmethod
-    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
-        """The stages for one shape; inputs come from the seed. both_layouts: for kernels that read either."""
+    def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
+        """The stages for one task; inputs come from the seed. both_layouts: for kernels that read either.
+
+        UserError where the task does not fit, or cannot be judged on this machine.
+        """
 
     @abstractmethod
-    def require_feasible(self, gemm: Gemm) -> None:
-        """UserError where the shape does not fit this machine."""
+    def require_feasible(self, task: Task) -> None:
+        """UserError where the task does not fit this machine."""
 
     def require_tools(self) -> None:  # noqa: B027 - the CPU's are needed to build at all
         """UserError where a program is missing that full verification needs."""
@@ -120,7 +122,7 @@ class Rig(ABC):
         """Write the algorithms that baselines have for these tasks to a file; how many tasks those are."""
         return 0
 
-    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+    def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         """What becomes of a candidate on a second device of this machine; None where there is none.
 
         Takes the machine's lock: not to be called by who holds it.

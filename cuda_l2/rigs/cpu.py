@@ -3,28 +3,36 @@
 import importlib.metadata
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from cuda_l2 import contract
 from cuda_l2.build.cpu import build_all
 from cuda_l2.errors import UserError
 from cuda_l2.execute.arena import Arena, operand_bytes
+from cuda_l2.execute.worker import Worker
 from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
 from cuda_l2.measure.cpu_rounds import measure_cpu
 from cuda_l2.measure.outputs import Operands
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.records import Build, Candidate, Gemm, Timing, Verdict
+from cuda_l2.measure.task_baselines import TaskBaselines
+from cuda_l2.records import Build, Candidate, Gemm, Operation, Task, Timing, Verdict
+from cuda_l2.rigs import cpu_task
 from cuda_l2.rigs._base import Bench, Rig
+from cuda_l2.rigs.cpu_task import CpuTaskBench
 from cuda_l2.targets import cpu
 from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
-from cuda_l2.verify import Cases, verify
+from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cpu import CpuReferences, CpuSession
 
 SLOT_BYTES = 32 << 20
 """Operands of all launches of a timed round together, and their outputs, take at most this, one launch more."""
 MAX_SLOTS = 128
+SLOWEST_GFLOPS = 0.2
+"""A timed launch slower than this is taken to hang."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 
@@ -41,14 +49,27 @@ class CpuRig(Rig):
         self.target.ceilings()  # measured while the machine is still idle
         self.protocols = CPU_PROTOCOLS
         self.baselines = TorchBaselines(self.target.cores)
+        self._task_baselines: TaskBaselines | None = None
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
-    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
-        self.require_feasible(gemm)
-        return CpuBench(self, gemm, seed)
+    def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
+        if isinstance(task, Operation):
+            return CpuTaskBench(self.target, self.task_baselines, task, seed)
+        self.require_feasible(task)
+        return CpuBench(self, task, seed)
 
-    def require_feasible(self, gemm: Gemm) -> None:
+    def task_baselines(self) -> TaskBaselines:
+        """PyTorch's process for tasks other than matrix products, started when it is first asked for."""
+        if self._task_baselines is None:
+            self._task_baselines = TaskBaselines(self.target.cores)
+        return self._task_baselines
+
+    def require_feasible(self, task: Task) -> None:
+        if isinstance(task, Operation):
+            cpu_task.require_feasible(task)
+            return
+        gemm = task
         # arena, private copies in fp16 and fp32, baselines' buffers, references in fp64
         need = 30 * (gemm.m * gemm.k + gemm.k * gemm.n) + 60 * gemm.m * gemm.n + WORKSPACE_BYTES
         available = available_memory_bytes()
@@ -67,6 +88,8 @@ class CpuRig(Rig):
     def close(self) -> None:
         torch.set_num_threads(self._threads)
         self.baselines.close()
+        if self._task_baselines:
+            self._task_baselines.close()
 
 
 class CpuBench(Bench):
@@ -85,7 +108,7 @@ class CpuBench(Bench):
         return iter(build_all(candidates, self._rig.target))
 
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
-        return verify(partial(CpuSession, candidate, build, self._arena, self._cases), full=full)
+        return verify(partial(CpuSession, candidate, build, self._arena, self._cases), all_checks(), full=full)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
         return self._time(candidate, build, protocol, beat)
@@ -94,15 +117,30 @@ class CpuBench(Bench):
         return self._time(None, None, protocol)
 
     def _time(self, candidate: Candidate | None, build: Build | None, protocol: Protocol, beat: float = 0.0) -> Timing:
-        baselines = self._rig.baselines
-        if baselines.arena is not self._arena:
-            baselines.attach(self._arena)
+        baselines, arena, gemm = self._rig.baselines, self._arena, self._gemm
+        if baselines.arena is not arena:
+            baselines.attach(arena)
         if self._operands is None:
-            self._operands = Operands(self._arena, self._rng)
+            self._operands = Operands(arena, self._rng)
         names = [PREALLOCATED]  # the usual strongest
         if not protocol.selects:
             names = sorted(self._rig.reported(baselines.names), key=lambda name: name != PREALLOCATED)
-        return measure_cpu(candidate, build, baselines, self._operands, protocol, names=names, beat=beat, rng=self._rng)
+
+        def open_candidate() -> Worker:
+            assert candidate and build
+            terms = contract.parse_cpu(candidate.source)
+            arena.poison_workspace(terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
+            return Worker(arena, Path(build.artifact), terms)
+
+        return measure_cpu(
+            open_candidate if candidate else None,
+            {name: baselines.arm(name) for name in names},
+            self._operands,
+            protocol,
+            timeout_s=5.0 + 64 * gemm.flops / SLOWEST_GFLOPS * 1e-9,
+            beat=beat,
+            rng=self._rng,
+        )
 
     def renew(self) -> None:
         """Every session and every timing has a process of its own anyway."""

@@ -26,13 +26,13 @@ from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Timing, Verdict
+from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.review.second_device import judge_on, second_gpu
 from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
-from cuda_l2.verify import Cases, deviation, verify
+from cuda_l2.verify import Cases, all_checks, deviation, verify
 from cuda_l2.verify._base import CACHE_BYTES
 from cuda_l2.verify._cuda import CudaReferences, CudaSession, Sanitize
 
@@ -81,14 +81,16 @@ class CudaRig(Rig):
             self._opened = stack.pop_all()
         self.shared = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
 
-    def open(self, gemm: Gemm, seed: int, *, both_layouts: bool = False) -> Bench:
+    def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
+        gemm = _product(task)
         self.require_feasible(gemm)
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
         self.baselines.retunes = self.retunes
         return CudaBench(self, gemm, seed, both_layouts)
 
-    def require_feasible(self, gemm: Gemm) -> None:
+    def require_feasible(self, task: Task) -> None:
+        gemm = _product(task)
         need = self._needed_bytes(gemm)
         free, _ = torch.cuda.mem_get_info()
         free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -136,15 +138,23 @@ class CudaRig(Rig):
         distinct = dict.fromkeys([*products, *wider])
         return choices.pack(path, self.baselines.machine, place, distinct, self.tune_settings.method)
 
-    def elsewhere(self, gemm: Gemm, candidate: Candidate) -> Elsewhere | None:
+    def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())
-        return judge_on(other, gemm, candidate, FINALS.name) if other else None
+        return judge_on(other, task, candidate, FINALS.name) if other else None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for
 
     def close(self) -> None:
         self._opened.close()
+
+
+def _product(task: Task) -> Gemm:
+    if not isinstance(task, Gemm):
+        raise UserError(
+            f"{task}: kernels for tasks other than matrix products cannot be judged on a GPU yet; use --target cpu"
+        )
+    return task
 
 
 class CudaBench(Bench):
@@ -175,11 +185,11 @@ class CudaBench(Bench):
             self._prepare()
         places = (self._arena, rig.workers, self._cases, rig.target.sms, self._stress_builds)
         open_session = partial(CudaSession, candidate, build, *places, rig.patience, rig.sanitize)
-        verdict = self._retried(lambda: verify(open_session, full=full))
+        verdict = self._retried(lambda: verify(open_session, all_checks(), full=full))
         if verdict.check == deviation.CHECK.name and not rig.baselines.tuned(self._gemm):
             self._prepare()
             self._cases.close()  # the baselines are more, and what they allow may be
-            verdict = self._retried(lambda: verify(open_session, full=full))
+            verdict = self._retried(lambda: verify(open_session, all_checks(), full=full))
         return verdict
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:

@@ -13,4 +13,8 @@ def parse(text: str) -> Task:
     name, revision, sizes, dtype = Operation.read_identity(text.strip())
     if revision:
         raise UserError(f"{text!r}: tasks of our own have no revision")
-    return definition(name).task(sizes, dtype)
+    try:
+        known = definition(name)
+    except UserError as error:
+        raise UserError(f"{text!r} is no shape, as 512x512x512:tn is, and {error}") from None
+    return known.task(sizes, dtype)

@@ -32,6 +32,7 @@ class Distribution(enum.StrEnum):
     UNIFORM = "uniform"  # 0 to 1: nothing cancels, sums grow
     OFFSET = "offset"  # mean 8, deviation 1: variances cancel
     WIDE = "wide"  # deviation 8: exponentials spread
+    LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first
     SMALL = "small"  # deviation 0.001
     SPARSE = "sparse"  # one in ten is not zero
     CONSTANT = "constant"  # one number everywhere; integers collide
@@ -108,6 +109,8 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
             return drawn + 8
         case Distribution.WIDE:
             return 8 * drawn
+        case Distribution.LARGE:
+            return 100 * drawn
         case Distribution.SMALL:
             return 1e-3 * drawn
         case Distribution.SPARSE:

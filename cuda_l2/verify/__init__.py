@@ -6,7 +6,8 @@ never enter it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self, TypeVar
 
 from cuda_l2.contract import ContractError
 from cuda_l2.execute.worker import Fault
@@ -14,9 +15,33 @@ from cuda_l2.records import Verdict, VerdictStatus
 from cuda_l2.verify._base import Cases, CheckFailed, References, Session, all_checks
 
 
-def verify(open_session: Callable[[], Session], *, full: bool = False) -> Verdict:
+class _Session(Protocol):
+    """What a verdict takes from a session."""
+
+    rms_error: float
+    max_error: float
+    baseline_deviation: float
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+S = TypeVar("S", bound=_Session)
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class _Check(Protocol[S_contra]):
+    name: str
+    full_only: bool
+
+    def applies(self, session: S_contra) -> bool: ...
+    def run(self, session: S_contra) -> None: ...
+
+
+def verify(open_session: Callable[[], S], checks: Sequence[_Check[S]], *, full: bool = False) -> Verdict:
     """Run every check that applies on one session.
 
+    checks: in order; those of matrix products are `all_checks()`.
     full: also the checks that are too slow for every candidate of a search.
     """
     start = time.perf_counter()
@@ -25,7 +50,7 @@ def verify(open_session: Callable[[], Session], *, full: bool = False) -> Verdic
     session = None
     try:
         with open_session() as session:
-            for check in all_checks():
+            for check in checks:
                 check_name = check.name
                 if (full or not check.full_only) and check.applies(session):
                     check.run(session)
@@ -50,4 +75,4 @@ def verify(open_session: Callable[[], Session], *, full: bool = False) -> Verdic
     )
 
 
-__all__ = ["Cases", "References", "Session", "verify"]
+__all__ = ["Cases", "References", "Session", "all_checks", "verify"]

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ class Session(ABC):
     def as_timed(self) -> None:  # noqa: B027 - on the CPU both are alike
         """From now on operands lie where timed launches have them: a kernel must not behave there alone."""
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,8 +177,14 @@ class Check(ABC):
 
 
 def all_checks() -> list[Check]:
-    """Every check in this folder, in order."""
-    package = importlib.import_module(__package__ or "")
+    """Every check of matrix products in this folder, in order."""
+    checks: list[Check] = checks_in(__package__ or "")
+    return checks
+
+
+def checks_in(package_name: str) -> list[Any]:
+    """The CHECK of every module of a package, in order."""
+    package = importlib.import_module(package_name)
     names = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
     return sorted((module.CHECK for module in modules if hasattr(module, "CHECK")), key=lambda check: check.order)

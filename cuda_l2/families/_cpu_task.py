@@ -1,0 +1,108 @@
+"""What CPU families of tasks share: a table of operations on matrices of floats, contracts and choices."""
+
+import platform
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.records import Operation
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cpu import CpuTarget
+
+VECTOR_BITS = Choice("VECTOR_BITS", (128, 256, 512), "vector width in bits")
+THREADS = Choice("THREADS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128), "threads that share the work")
+UNROLL = Choice("UNROLL", (1, 2, 4, 8), "vectors in flight")
+STREAM = Choice("STREAM", (0, 1), "1 stores around the caches")
+DEGREE = Choice("DEGREE", (5, 6), "of the exponential's polynomial")
+SHAPES = {"matrix": ["rows", "columns"], "row": ["rows"], "column": ["columns"], "number": []}
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """One operation of a source. given, out: how each of the task's tensors lies, in its order."""
+
+    number: int
+    given: tuple[str, ...] = ("matrix",)
+    out: str = "matrix"
+    exponential: bool = False
+    kept: bool = False  # whether exponentials may be kept in the output
+    total: bool = False  # whether rows' numbers are added up in the workspace
+
+
+class CpuTaskFamily(Family):
+    """A CPU kernel for several tasks on float32 matrices."""
+
+    kind = Operation
+    entry: str
+    table: ClassVar[Mapping[str, Computed]]
+
+    def serves(self, task: Operation, target: Target) -> bool:
+        return (
+            isinstance(task, Operation)
+            and isinstance(target, CpuTarget)
+            and task.name in self.table
+            and task.dtype == "float32"
+            and not task.revision
+        )
+
+    def fits(self, name: str, value: int, chosen: dict[str, int], task: Operation, target: Target) -> bool:
+        """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
+        assert isinstance(target, CpuTarget)
+        computed = self.table[task.name]
+        match name:
+            case "VECTOR_BITS":
+                return max(128, target.vector_bits // 2) <= value <= target.vector_bits
+            case "THREADS":
+                return value <= target.cores
+            case "STREAM":
+                able = platform.machine() == "x86_64" and chosen["VECTOR_BITS"] > 128 and computed.out == "matrix"
+                return not value or (able and not chosen.get("KEEP"))
+            case "KEEP":
+                return not value or computed.kept
+            case "DEGREE":
+                return computed.exponential or value == DEGREE.values[-1]
+        return self.fits_work(name, value, task, chosen)
+
+    @abstractmethod
+    def fits_work(self, name: str, value: int, task: Operation, chosen: dict[str, int]) -> bool:
+        """The same for the choices of this family alone."""
+
+    @abstractmethod
+    def wanted(self, task: Operation, target: CpuTarget) -> dict[str, int]:
+        """What an engineer would try first; the nearest valid values are taken."""
+
+    def default(self, task: Operation, target: Target) -> tuple[int, ...]:
+        assert isinstance(target, CpuTarget)
+        far = task.bytes > max(target.cache_bytes)
+        wanted = {"VECTOR_BITS": target.vector_bits, "THREADS": target.cores, "UNROLL": 4, "STREAM": int(far)}
+        wanted |= {"DEGREE": 6, **self.wanted(task, target)}
+        values: list[int] = []
+        for choice in self.choices:
+            valid = self.valid_values(task, target, values)
+            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
+        return tuple(values)
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        return {"OPERATION": self._computed(schedule).number}
+
+    def contract(self, schedule: Schedule) -> str:
+        task, computed = schedule.task, self._computed(schedule)
+        lines = ['target = "cpu"', f'entry = "{self.entry}"', f"threads = {schedule.named['THREADS']}"]
+        if computed.total:
+            lines.append('workspace = "4 * rows"')
+        kinds = [("input", tensor) for tensor in task.inputs] + [("weight", tensor) for tensor in task.weights]
+        buffers = [(kind, tensor, lies) for (kind, tensor), lies in zip(kinds, computed.given, strict=True)]
+        buffers += [("output", tensor, computed.out) for tensor in task.outputs]
+        for kind, tensor, lies in buffers:
+            shape = ", ".join(f'"{dim}"' for dim in SHAPES[lies])
+            lines += ["", "[[buffer]]", f'name = "{tensor.name}"', f"shape = [{shape}]"]
+            lines += [f'dtype = "{tensor.dtype}"'] * (tensor.dtype != "float32") + [f'kind = "{kind}"'] * (
+                kind != "input"
+            )
+        return "\n".join(lines)
+
+    def _computed(self, schedule: Schedule) -> Computed:
+        assert isinstance(schedule.task, Operation)
+        return self.table[schedule.task.name]

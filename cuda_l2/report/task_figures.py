@@ -1,0 +1,146 @@
+"""Figures over many tasks as CUDA-L1 reports them, by level and by baseline; fast_p as KernelBench defines it."""
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_l2.measure.intervals import geometric_mean
+from cuda_l2.records import Arm, Interval
+from cuda_l2.task_bench import TaskResult
+
+FASTER = 1.01
+"""CUDA-L1 counts a kernel as faster from here on."""
+FAST_P = (0.5, 0.8, 1.0, 1.5, 2.0)
+EVERY_LEVEL = "all"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of the tasks of a level against one baseline. Shares are of all tasks that the baseline was timed on."""
+
+    level: str
+    baseline: str
+    tasks: int
+    working: int  # a kernel was correct and timed
+    faster: int  # by more than 1 %
+    speedups: tuple[float, ...]  # of those that work
+
+    def fast(self, p: float) -> float:
+        """KernelBench's fast_p: the share of tasks with a correct kernel more than p times as fast."""
+        return sum(speedup > p for speedup in self.speedups) / self.tasks if self.tasks else 0.0
+
+
+def figures(results: Sequence[TaskResult], level: str, baseline: str) -> Figures:
+    """Of the results of one level, or of all. Tasks without a kernel count, where the baseline was left out do not."""
+    chosen = [result for result in results if level in (EVERY_LEVEL, result.level)]
+    speedups, tasks = [], 0
+    for result in chosen:
+        timing = result.trial.timing if result.trial else None
+        ratio = dict(timing.speedups).get(baseline) if timing else None
+        tasks += timing is None or ratio is not None
+        if ratio is not None:
+            speedups.append(ratio.estimate)
+    faster = sum(speedup > FASTER for speedup in speedups)
+    return Figures(level, baseline, tasks, len(speedups), faster, tuple(speedups))
+
+
+def baselines(results: Sequence[TaskResult]) -> list[str]:
+    """Of any of the results, in the order in which they come."""
+    timings = [result.trial.timing for result in results if result.trial and result.trial.timing]
+    return list(dict.fromkeys(name for timing in timings for name, _ in timing.speedups))
+
+
+def markdown(results: Sequence[TaskResult]) -> str:
+    """Figures by baseline and level, then every task, then those without a kernel with their reasons."""
+    levels = [*dict.fromkeys(result.level for result in results), EVERY_LEVEL]
+    lines = ["# Tasks", ""]
+    for baseline in baselines(results):
+        lines += [f"## Against {baseline}", ""]
+        lines.append(
+            "| level | tasks | work | faster than 1.01x | mean | geometric mean | median | 75 % | max | "
+            + " | ".join(f"fast_{p:g}" for p in FAST_P)
+            + " |"
+        )
+        lines.append("|---" * (9 + len(FAST_P)) + "|")
+        lines += [_row(figures(results, level, baseline)) for level in levels]
+        lines.append("")
+    lines += _each(results)
+    missing = [result for result in results if result.trial is None]
+    if missing:
+        lines += ["", f"## Without a kernel: {len(missing)}", ""]
+        lines += [f"- {result.task}: {result.reason}" for result in missing]
+    environment = next((result.trial.environment for result in results if result.trial), {})
+    lines += ["", "Machine: " + ", ".join(f"{name} {value}" for name, value in environment.items()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(of: Figures) -> str:
+    cells = [of.level, str(of.tasks), _share(of.working, of.tasks), _share(of.faster, of.tasks)]
+    if of.speedups:
+        speedups = of.speedups
+        quarter = float(np.percentile(speedups, 75))
+        numbers = (statistics.fmean(speedups), geometric_mean(speedups), statistics.median(speedups), quarter)
+        cells += [f"{number:.2f}x" for number in (*numbers, max(speedups))]
+    else:
+        cells += ["-"] * 5
+    cells += [f"{of.fast(p):.0%}" for p in FAST_P]
+    return f"| {' | '.join(cells)} |"
+
+
+def _each(results: Sequence[TaskResult]) -> list[str]:
+    names = baselines(results)
+    lines = [
+        "## Every task",
+        "",
+        f"| task | level | ours | {' | '.join(f'{name} | speedup [95 %]' for name in names)} |",
+    ]
+    lines.append("|---" * (3 + 2 * len(names)) + "|")
+    for result in results:
+        timing = result.trial.timing if result.trial else None
+        if timing and timing.candidate:
+            arms, ratios = {arm.name: arm for arm in timing.baselines}, dict(timing.speedups)
+            cells = [text for name in names for text in (_time(arms.get(name)), _ratio(ratios.get(name)))]
+            lines.append(f"| {result.task} | {result.level} | {_time(timing.candidate)} | {' | '.join(cells)} |")
+    return lines
+
+
+def table(results: Sequence[TaskResult]) -> str:
+    """One line a task as CSV: times in microseconds, speedups with their intervals."""
+    names = baselines(results)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ratios = [f"{name} {what}" for name in names for what in ("us", "speedup", "low", "high")]
+    writer.writerow(["task", "level", "kernel", "family", "proposer", "ours us", *ratios, "reason"])
+    for result in results:
+        trial, timing = result.trial, result.trial.timing if result.trial else None
+        cells: list[object] = ["" for _ in range(4 + len(ratios))]
+        if trial and timing and timing.candidate:
+            arms, speedups = {arm.name: arm for arm in timing.baselines}, dict(timing.speedups)
+            candidate = trial.candidate
+            latency_us = timing.candidate.latency_us.estimate
+            cells = [candidate.id, candidate.family, candidate.proposer, latency_us]
+            for name in names:
+                ratio = speedups.get(name)
+                cells.append(arms[name].latency_us.estimate if name in arms else "")
+                cells += [ratio.estimate, ratio.low, ratio.high] if ratio else [""] * 3
+        writer.writerow([str(result.task), result.level, *cells, result.reason])
+    return text.getvalue()
+
+
+def _share(part: int, of: int) -> str:
+    return f"{part} ({part / of:.0%})" if of else "-"
+
+
+def _time(arm: Arm | None) -> str:
+    return f"{arm.latency_us.estimate:.1f} us" if arm else "-"
+
+
+def _ratio(ratio: Interval | None) -> str:
+    if ratio is None:
+        return "-"
+    known = np.isfinite(ratio.low) and np.isfinite(ratio.high)
+    return f"{ratio.estimate:.2f}x" + (f" [{ratio.low:.2f}, {ratio.high:.2f}]" if known else "")

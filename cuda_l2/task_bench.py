@@ -1,0 +1,81 @@
+"""Many tasks one after the other: each searched and its winner reported, figures as CUDA-L1 tells them.
+
+The archive is what an interrupted run goes on from: a task whose winner was reported there is not searched again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cuda_l2 import tasks
+from cuda_l2.errors import UserError
+from cuda_l2.measure.protocols import OFFLINE
+from cuda_l2.optimizer import Optimizer
+from cuda_l2.records import Operation, TimingStatus, Trial
+from cuda_l2.search import Progress
+from cuda_l2.tasks._base import definition, definitions
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What became of one task. level: KernelBench's, or the group of ours; reason: why there is no trial."""
+
+    task: Operation
+    level: str
+    trial: Trial | None = None
+    reason: str = ""
+
+
+def read_tasks(text: str) -> list[Operation]:
+    """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
+
+    A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
+    """
+    known = definitions()
+    found: list[Operation] = []
+    for part in _parts(text):
+        group = [other for other in known.values() if part in (ALL, other.group)]
+        if group:
+            found += [other.task() for other in group]
+            continue
+        task = tasks.parse(part)
+        if not isinstance(task, Operation):
+            raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
+        found.append(task)
+    if not found:
+        raise UserError("give tasks to --tasks: all, a group as reduction, or tasks as softmax,gelu:rows=64")
+    return list(dict.fromkeys(found))
+
+
+def _parts(text: str) -> list[str]:
+    parts: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if parts and ":" in parts[-1] and "=" in part and ":" not in part.partition("=")[0]:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def run(
+    optimizer: Optimizer,
+    wanted: Sequence[Operation],
+    on_task: Callable[[Operation], tuple[Callable[[Progress], None], Callable[[str], None]]],
+) -> Iterator[TaskResult]:
+    """Every task's result in turn; ends early where one is interrupted. on_task: shows a task's progress and stages."""
+    for task in wanted:
+        level = definition(task.name).group
+        reported = optimizer.archive.trials(task, optimizer.target.machine, OFFLINE.name)
+        if reported and reported[-1].status == TimingStatus.MEASURED:
+            yield TaskResult(task, level, reported[-1])
+            continue
+        try:
+            result = optimizer.optimize(task, *on_task(task))
+        except UserError as error:
+            yield TaskResult(task, level, reason=str(error))
+            continue
+        if result.search.interrupted:
+            return
+        trial = result.reports.get(OFFLINE.name)
+        yield TaskResult(task, level, trial, "" if trial else "no correct kernel was found")

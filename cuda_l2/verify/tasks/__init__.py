@@ -1,0 +1,1 @@
+"""Checks of candidates for tasks other than matrix products, one file each with a CHECK."""

@@ -1,0 +1,26 @@
+"""Results within tolerance at sizes that nobody was shown, wherever the contract takes them.
+
+A contract that names its dimensions says that it serves every size. One with numbers in their place serves its own.
+"""
+
+from cuda_l2.tasks.values import Distribution
+from cuda_l2.verify.tasks._base import TaskCheck, TaskSession, require_right
+
+
+class Shapes(TaskCheck):
+    name = "other shapes"
+    order = 30
+
+    def applies(self, session: TaskSession) -> bool:
+        return any(session.serves(task) for task in session.cases.others)
+
+    def run(self, session: TaskSession) -> None:
+        for task in session.cases.others:
+            if session.serves(task):
+                for distribution in (Distribution.NORMAL, Distribution.WIDE):
+                    case = session.cases.drawn("shape", distribution, task)
+                    sizes = ", ".join(f"{name} {size}" for name, size in task.sizes)
+                    require_right(case, session.launch(case), f"at {sizes}, on {distribution} values")
+
+
+CHECK = Shapes()

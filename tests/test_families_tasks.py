@@ -1,0 +1,64 @@
+"""families/cpu_elementwise.c and cpu_rows.c: every task in their tables comes out right, and searches choose among them."""
+
+import numpy as np
+import pytest
+from test_families import OTHER_MACHINES
+
+from cuda_l2 import contract, tasks
+from cuda_l2.families._base import families_for
+from cuda_l2.families.cpu_elementwise import FAMILY as ELEMENTWISE
+from cuda_l2.families.cpu_rows import FAMILY as ROWS
+from cuda_l2.optimizer import Optimizer, Settings
+from cuda_l2.propose._base import space_for
+from cuda_l2.propose.random import draw
+from cuda_l2.records import Gemm, VerdictStatus
+from cuda_l2.tasks._base import definition
+from cuda_l2.verify.tasks._base import task_checks
+
+SERVED = [*ELEMENTWISE.table, *ROWS.table]
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_default_schedule_is_right(name, rig) -> None:
+    task = definition(name).task()
+    (family,) = families_for(task, rig.target)
+    space = space_for([family], task, rig.target)
+    candidate = space.render(space.defaults()[0], "default")
+    with rig.open(task, 1) as bench:
+        build = next(bench.build([candidate]))
+        verdict = bench.verify(candidate, build)
+    assert verdict.status is VerdictStatus.CORRECT, build.reason or verdict.reason
+    assert verdict.passed == tuple(check.name for check in task_checks())  # other shapes too
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_schedule_that_can_be_drawn_can_be_written(name, target) -> None:
+    task = definition(name).task()
+    rng = np.random.default_rng(1)
+    for machine in [target, *OTHER_MACHINES] * 5:
+        space = space_for(families_for(task, machine), task, machine)
+        candidate = space.render(draw(space, rng), "random")
+        assert contract.parse_cpu_task(candidate.source).interface.bind(task) == {"rows": task.inputs[0].shape[0]} | {
+            "columns": task.inputs[0].shape[1]
+        }
+
+
+@pytest.mark.parametrize("text", ["softmax:rows=8,columns=9:float16", "conv2d_bias_relu", "sum_rows:rows=2:bfloat16"])
+def test_other_tasks_are_left_to_others(text, target) -> None:
+    assert families_for(tasks.parse(text), target) == ()
+
+
+def test_families_of_tasks_do_not_serve_products(target) -> None:
+    families = families_for(Gemm(64, 64, 64), target)
+    assert families and not {ELEMENTWISE, ROWS} & set(families)
+
+
+def test_a_task_is_searched_and_reported_like_a_product(tmp_path) -> None:
+    task = tasks.parse("softmax:rows=33,columns=70")
+    with Optimizer(Settings(trials=2, archive=tmp_path / "archive.db", protocol="offline", target="cpu")) as optimizer:
+        result = optimizer.optimize(task)
+        kept = optimizer.archive.trials(task)
+    assert result.search.proposed == 2 and set(result.reports) == {"offline"}
+    assert result.best and result.best.task == task and result.best.candidate.family == "cpu_rows"
+    assert {trial.protocol for trial in kept} == {"search", "offline"}
+    assert {trial.task for trial in kept} == {task} and result.source_path.exists()

@@ -1,0 +1,148 @@
+"""cuda-l2 bench --tasks: which tasks, what an interrupted run goes on from, and figures as CUDA-L1 tells them."""
+
+import csv
+import io
+import sys
+
+import pytest
+
+from cuda_l2 import cli
+from cuda_l2.archive import Archive
+from cuda_l2.errors import UserError
+from cuda_l2.optimizer import Result
+from cuda_l2.records import (
+    Arm,
+    Build,
+    BuildStatus,
+    Candidate,
+    Interval,
+    Timing,
+    TimingStatus,
+    Trial,
+    Verdict,
+    VerdictStatus,
+)
+from cuda_l2.report.task_figures import figures, markdown, table
+from cuda_l2.search import Progress
+from cuda_l2.task_bench import TaskResult, read_tasks, run
+from cuda_l2.tasks._base import definition, definitions
+
+EAGER, COMPILED = "torch eager", "torch.compile"
+
+
+def trial(name: str, ours_us: float, **baselines_us: float) -> Trial:
+    """A reported trial; baselines by name with _ for a blank or dot."""
+    times = {{"eager": EAGER, "compiled": COMPILED}[key]: us for key, us in baselines_us.items()}
+
+    def arm(name: str, us: float) -> Arm:
+        return Arm(name, Interval(us, us, us), 12, 120)
+
+    def ratio(us: float) -> Interval:
+        return Interval(us / ours_us, us / ours_us, us / ours_us)
+
+    timing = Timing(
+        TimingStatus.MEASURED,
+        "offline",
+        candidate=arm("candidate", ours_us),
+        baselines=tuple(arm(key, us) for key, us in times.items()),
+        reference=min(times, key=times.get),
+        speedup=ratio(min(times.values())),
+        speedups=tuple((key, ratio(us)) for key, us in times.items()),
+    )
+    task, candidate = definition(name).task(), Candidate("source", "schedule", family="cpu_rows")
+    build = Build(candidate.id, BuildStatus.BUILT, artifact="kernel.so")
+    return Trial(task, candidate, "here", "offline", build, Verdict(VerdictStatus.CORRECT), timing)
+
+
+RESULTS = [
+    TaskResult(definition("softmax").task(), "reduction", trial("softmax", 10, eager=20, compiled=5)),
+    TaskResult(definition("rms_norm").task(), "reduction", trial("rms_norm", 10, eager=10, compiled=40)),
+    TaskResult(definition("gelu").task(), "elementwise", trial("gelu", 10, eager=11)),
+    TaskResult(definition("cumsum").task(), "reduction", reason="no kernel family serves it"),
+]
+
+
+def test_figures_are_over_what_works_and_shares_over_all() -> None:
+    eager = figures(RESULTS, "all", EAGER)
+    assert eager.speedups == (2.0, 1.0, 1.1) and (eager.tasks, eager.working, eager.faster) == (4, 3, 2)
+    assert [eager.fast(p) for p in (0, 1, 1.5, 2)] == [0.75, 0.5, 0.25, 0.0]
+    reductions = figures(RESULTS, "reduction", EAGER)
+    assert (reductions.tasks, reductions.working, reductions.faster) == (3, 2, 1)
+
+
+def test_a_task_counts_only_against_baselines_it_was_timed_beside() -> None:
+    compiled = figures(RESULTS, "all", COMPILED)
+    assert compiled.speedups == (0.5, 4.0) and (compiled.tasks, compiled.working, compiled.faster) == (3, 2, 1)
+    assert figures(RESULTS, "elementwise", COMPILED).tasks == 0
+
+
+def test_the_report_tells_mean_median_upper_quarter_and_largest() -> None:
+    text = markdown(RESULTS)
+    assert (
+        "| all | 4 | 3 (75%) | 2 (50%) | 1.37x | 1.30x | 1.10x | 1.55x | 2.00x | 75% | 75% | 50% | 25% | 0% |" in text
+    )
+    assert "| elementwise | 0 | - | - | - | - | - | - | - | 0% | 0% | 0% | 0% | 0% |" in text
+    assert f"- {RESULTS[3].task}: no kernel family serves it" in text
+    rows = list(csv.DictReader(io.StringIO(table(RESULTS))))
+    assert [row[f"{COMPILED} speedup"] for row in rows] == ["0.5", "4.0", "", ""]
+    assert rows[0]["ours us"] == "10" and rows[3]["reason"] == "no kernel family serves it"
+
+
+def test_tasks_are_named_by_group_or_text() -> None:
+    names = [str(task) for task in read_tasks("softmax:rows=3,columns=5,gelu,softmax:columns=5,rows=3")]
+    assert names == ["softmax:rows=3,columns=5", str(definition("gelu").task())]
+    assert len(read_tasks("all")) == len(definitions())
+    assert {task.name for task in read_tasks("loss")} == {d.name for d in definitions().values() if d.group == "loss"}
+    for text, says in (("64x64x64", "matrix product"), ("", "give tasks"), ("nothing", "no task")):
+        with pytest.raises(UserError, match=says):
+            read_tasks(text)
+
+
+class Stand:
+    """An optimizer whose searches are over at once."""
+
+    def __init__(self, archive, target) -> None:
+        self.archive, self.target, self.searched = archive, target, []
+
+    def optimize(self, task, on_progress, on_stage):
+        self.searched.append(task.name)
+        if task.name == "cumsum":
+            raise UserError("no kernel family serves it")
+        progress = Progress(interrupted=task.name == "gelu")
+        return Result(task, self.target, progress, {"offline": trial(task.name, 10, eager=20)}, None)
+
+
+def test_what_was_reported_is_not_searched_again_and_an_interrupt_ends_the_run(tmp_path, target) -> None:
+    class Here:
+        machine = "here"
+
+    with Archive(tmp_path / "archive.db") as archive:
+        archive.append(trial("softmax", 10, eager=30))
+        optimizer = Stand(archive, Here())
+        wanted = read_tasks("softmax,rms_norm,cumsum,gelu,relu")
+        found = list(run(optimizer, wanted, lambda task: (print, print)))
+    assert optimizer.searched == ["rms_norm", "cumsum", "gelu"]
+    assert [(each.task.name, each.trial.speedup if each.trial else each.reason) for each in found] == [
+        ("softmax", 3.0),
+        ("rms_norm", 2.0),
+        ("cumsum", "no kernel family serves it"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["64x64x64", "--tasks", "softmax"], "not both"),
+        (["--tasks", "softmax", "--full"], "--full"),
+        (["--tasks", "softmax", "--budget", "0"], "budget"),
+        (["--tasks", "nothing"], "no task"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+def test_bad_options_are_one_clear_line(arguments, says, monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and says in error and len(error.splitlines()) == 1
