@@ -11,7 +11,7 @@ from cuda_l2.errors import UserError
 PACKAGED = Path(__file__).with_name("stages")
 STAGES = ("pretrain", "sft", "self-supervised", "general-rl", "hgemm-rl")
 NOT_YET = ("general-rl",)
-"""Stages whose tasks no evaluator serves."""
+"""Stages on tasks other than matrix products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +163,7 @@ def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> S
         raise UserError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
     if stage in NOT_YET:
         raise UserError(
-            f"the stage {stage} has no tasks yet: kernels for tasks other than matrix products cannot be judged; go on"
-            " with hgemm-rl"
+            f"the stage {stage} is not there yet: training is on matrix products alone; go on with hgemm-rl"
         )
     values = tomllib.loads(packaged(stage).read_text())
     if path is not None:
