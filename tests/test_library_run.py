@@ -19,6 +19,7 @@ class StandIn:
     """A rig and its bench; keeps what it is asked to time."""
 
     target = TARGET
+    gpu = "0000:1B:00.0"
 
     def __init__(self, status: BuildStatus = BuildStatus.BUILT) -> None:
         self.status, self.asked = status, []
