@@ -19,7 +19,7 @@ demo: $(VENV)/.run
 
 DEMO_TASKS := softmax:rows=128,columns=2048 layer_norm:rows=128,columns=2048 gelu:rows=128,columns=2048
 demo-tasks: $(VENV)/.run
-	$(BIN)/cuda-l2 optimize $(DEMO_TASKS) --budget 10s --target cpu
+	$(BIN)/cuda-l2 optimize $(DEMO_TASKS) --budget 6s --target cpu
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
