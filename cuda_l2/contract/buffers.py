@@ -120,7 +120,7 @@ def take(fields: dict[str, Any]) -> tuple[Interface, dict[str, Any]]:
         raise ContractError("sizes must be a list of names")
     interface = Interface(
         tuple(_buffer(item, f"[[buffer]] {index + 1}") for index, item in enumerate(listed)),
-        tuple(_name(size, "sizes") for size in own_sizes),
+        tuple(identifier(size, "sizes") for size in own_sizes),
     )
     taken = list(RESERVED)
     for name in (*interface.sizes, *interface.names):
@@ -140,7 +140,7 @@ def _buffer(item: Any, where: str) -> Buffer:
     if not isinstance(item, Mapping):
         raise ContractError(f"{where} must be a table")
     fields = dict(item)
-    name, dtype = _name(fields.pop("name", None), f"{where}: name"), fields.pop("dtype", "float32")
+    name, dtype = identifier(fields.pop("name", None), f"{where}: name"), fields.pop("dtype", "float32")
     shape, kind = fields.pop("shape", None), fields.pop("kind", "input")
     if dtype not in DTYPE_BYTES:
         raise ContractError(f"{where}: dtype must be one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
@@ -165,7 +165,8 @@ def _check(dim: str, ones: Mapping[str, int], buffer: str) -> None:
             raise ContractError(f"{buffer}: {error}") from None
 
 
-def _name(value: Any, where: str) -> str:
+def identifier(value: Any, where: str) -> str:
+    """A name that C takes; ContractError for anything else."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ContractError(f"{where} must be a C identifier, not {value!r}")
     return value

@@ -1,6 +1,5 @@
 """Reads the contract of a CUDA candidate from its fields, as TOML gave them; errors name the place."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -27,8 +26,6 @@ from cuda_l2.contract.cuda import (
 )
 from cuda_l2.contract.expressions import ContractError
 
-_NAME = re.compile(r"[A-Za-z_]\w{0,62}")
-
 
 def parse(fields: dict[str, Any]) -> CudaContract:
     """The contract from its fields, target taken off; ContractError where they cannot be."""
@@ -38,7 +35,10 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     if interface != buffers.GEMM and "layouts" in fields:
         raise ContractError("layouts: only a matrix product's B has them")
     layouts = reader.some_of("layouts", LAYOUTS)
-    names = tuple((_name(name, "names"), _expression(value, f"names.{name}")) for name, value in reader.table("names"))
+    names = tuple(
+        (buffers.identifier(name, "names"), _expression(value, f"names.{name}"))
+        for name, value in reader.table("names")
+    )
     workspaces = tuple(_workspace(item) for item in reader.list_of("workspace"))
     tables = tuple(_table(item) for item in reader.list_of("table"))
     tensors = (*interface.names, *(w.name for w in workspaces))
@@ -85,7 +85,7 @@ class _Fields:
         return tuple(value for value in values if value in found)
 
     def name(self, key: str) -> str:
-        return _name(self.fields.pop(key, None), f"{self.where}: {key}")
+        return buffers.identifier(self.fields.pop(key, None), f"{self.where}: {key}")
 
     def boolean(self, key: str) -> bool:
         value = self.fields.pop(key, False)
@@ -199,12 +199,6 @@ def _argument(value: Any, kinds: Mapping[str, str], reader: _Fields) -> Argument
 def _three(values: tuple[str, ...]) -> tuple[str, str, str]:
     x, y, z = (*values, "1", "1")[:3]
     return x, y, z
-
-
-def _name(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ContractError(f"{where} must be a C identifier, not {value!r}")
-    return value
 
 
 def _expression(value: Any, where: str) -> str:

@@ -186,15 +186,16 @@ class CudaRounds(Rounds):
         self._launch_s[name] = seconds
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())
-        if name not in self.kernels and not self.check_elements:
-            return seconds  # a library's result is looked at less often where many shapes or candidates wait
+        elif name not in self.kernels and not self.check_elements:
+            return seconds  # a library's result is looked at less often where many candidates wait
+        element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)
         # where they rotate, the outputs of the last few launches, else the last one's
         windows = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._rotates else [sequence[-1]]
         try:
             outputs = torch.stack([self._output(name, window) for window in windows])
             # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
             least = self.gemm.accumulate if name in self.kernels else Accumulate.FP16
-            difference = self.operands.check(outputs, windows, self.check_elements, least)
+            difference = self.operands.check(outputs, windows, element_wise, least)
         except WrongOutput as wrong:
             if name in self.kernels:
                 raise
@@ -202,7 +203,7 @@ class CudaRounds(Rounds):
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
-        if name in self.kernels and self.check_elements:
+        if name in self.kernels and element_wise:
             self.max_difference = max(self.max_difference, difference)
         return seconds
 

@@ -60,7 +60,8 @@ CUDA_PROTOCOLS = {
 def brief(protocol: Protocol) -> Protocol:
     """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs.
 
-    What libraries compute is looked at in every third round, and the usually weaker ones are timed in every second.
+    What libraries compute is compared element by element in every third round, and by projection in all; the usually
+    weaker ones are timed in every second.
     """
     if protocol.measure_s:
         return protocol
