@@ -171,6 +171,7 @@ def examine(
             *(name, Readiness.READY, ""),
             task=found.task,
             written_bytes=written.given_bytes + written.made_bytes if written else 0,
+            sizes=tuple((loaded.written | chosen).items()),
             variable=loaded.variable(),
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,

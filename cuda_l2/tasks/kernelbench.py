@@ -170,9 +170,15 @@ class OpenedFile:
         with self._failing():
             return _read_case(self._do(job), self.entry)
 
-    def inputs(self, *, seeds: Sequence[int], sizes: Mapping[str, int] | None = None) -> list[Tensors]:
-        """The file's own inputs by name, numbers left out, one set a seed; UserError where it does not give them."""
-        job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds)}
+    def inputs(
+        self,
+        *,
+        seeds: Sequence[int],
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+    ) -> list[Tensors]:
+        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none."""
+        job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds), "distribution": distribution or ""}
         with self._failing():
             return _read_inputs(self._do(job), len(seeds))
 
@@ -273,6 +279,8 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
             raise ValueError("no number")
         for task in filter(None, (examined.task, *examined.parts)):
             _require_line(str(task))
+        if not all(isinstance(size, int) for _, size in examined.sizes):
+            raise ValueError("no number")
         to_json(examined)
     except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
         raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None

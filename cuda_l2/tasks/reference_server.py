@@ -129,13 +129,17 @@ def _inputs(path: Path, job: dict[str, Any]) -> None:
 
     from cuda_l2.tasks import foreign  # noqa: PLC0415
     from cuda_l2.tasks.foreign_file import Loaded  # noqa: PLC0415
+    from cuda_l2.tasks.values import Distribution  # noqa: PLC0415
 
-    loaded = Loaded(path, job["sizes"])
+    loaded, distribution = (
+        Loaded(path, job["sizes"]),
+        Distribution(job["distribution"]) if job["distribution"] else None,
+    )
     names = foreign.parameter_names(loaded.model(0), len(loaded.inputs(0)))
     listed = [
         (index, name, value)
         for index, seed in enumerate(job["seeds"])
-        for name, value in zip(names, loaded.inputs(seed + 1), strict=True)
+        for name, value in zip(names, loaded.inputs(seed + 1, distribution), strict=True)
         if isinstance(value, torch.Tensor)
     ]
     tensors = [(index, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for index, name, t in listed]
