@@ -30,8 +30,8 @@ _NAMESPACE_SCRIPT = """
 set -e
 IFS='
 '
-root=$1 work=$2 reads=$3 devices=$4
-shift 4
+root=$1 work=$2 reads=$3 devices=$4 proc=$5
+shift 5
 mount -t tmpfs -o size=16m,mode=755 tmpfs "$root"
 for folder in $reads; do
     if [ -L "$folder" ]; then ln -s "$(readlink "$folder")" "$root$folder"
@@ -52,7 +52,7 @@ mount -t proc proc "$root/proc" # umount looks there
 cd "$root"
 pivot_root . .old
 umount -l /.old
-[ -n "$devices" ] || umount /proc # a GPU's driver reads there too
+[ "$proc" ] || umount /proc
 cd "$work"
 exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
 """
@@ -104,11 +104,12 @@ def wrap(
     using: Kind | None = None,
     reads: Sequence[Path] = (),
     devices: Sequence[Path] = (),
+    proc: bool = False,
 ) -> list[str]:
     """The argument list that runs `command` in the sandbox with `work` as its only writable folder.
 
-    reads: further folders it may read, besides the system's. devices: files under /dev that it may use, a GPU's; with
-    them it sees a /proc of its own.
+    reads: further folders it may read, besides the system's. devices: files under /dev that it may use, a GPU's.
+    proc: it sees a /proc, of its own processes; libraries that look up the processor and a GPU's driver need one.
     """
     using = using or kind()
     work = work.resolve()
@@ -122,7 +123,7 @@ def wrap(
             "--new-session",  # /dev/tty is there, and what is pushed into the user's terminal the user's shell runs
             *("--dev", "/dev", "--tmpfs", "/tmp", *binds, "--bind", str(work), str(work)),
             *[part for device in devices for part in ("--dev-bind", str(device), str(device))],
-            *(("--proc", "/proc") if devices else ()),
+            *(("--proc", "/proc") if proc else ()),
             *("--chdir", str(work), *limited),
         ]
     if using is Kind.NAMESPACES:
@@ -131,7 +132,7 @@ def wrap(
         return [
             *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
             *("--fork", "--kill-child", "/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox"),
-            *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices)), *limited),
+            *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices)), "1" if proc else "", *limited),
         ]
     return limited
 

@@ -405,7 +405,7 @@ def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkey
     monkeypatch.setattr(
         sandbox,
         "wrap",
-        lambda arguments, work, reads, devices: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
+        lambda arguments, work, reads, **_: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
     )
     found = references.examine(entry(tmp_path, text()))
     assert (found.status, "took the process" in found.reason) == (Readiness.CRASHED, True)

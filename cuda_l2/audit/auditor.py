@@ -61,14 +61,11 @@ def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
 class Auditor:
     """One file's reference, its cases and baselines, for any number of candidates. A context manager.
 
-    allowed: PyTorch's operators that candidates may call, without `aten::`, or `all`. one_shape: judge at the shape
-    shown alone. UserError where the file cannot be a task on this machine.
+    UserError where the file cannot be a task on this machine.
     """
 
-    def __init__(
-        self, entry: Entry, effort: Effort = Effort(), *, allowed: Collection[str] = (), one_shape: bool = False
-    ) -> None:
-        self._allowed, self._one_shape, self._effort = frozenset(allowed), one_shape, effort
+    def __init__(self, entry: Entry, effort: Effort = Effort()) -> None:
+        self._effort = effort
         self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
         self._stack = contextlib.ExitStack()
         try:
@@ -85,8 +82,19 @@ class Auditor:
             self.close()
             raise
 
-    def judge(self, candidate: Candidate, protocol: str = "offline") -> Trial:
-        """What becomes of a candidate: its file executed, checked, and timed in turn with the reference."""
+    def judge(
+        self,
+        candidate: Candidate,
+        protocol: str = "offline",
+        *,
+        allowed: Collection[str] = (),
+        one_shape: bool = False,
+    ) -> Trial:
+        """What becomes of a candidate: its file executed, checked, and timed in turn with the reference.
+
+        allowed: PyTorch's operators that it may call, without `aten::`, or `all`. one_shape: judge at the shape shown
+        alone.
+        """
         if protocol not in CPU_PROTOCOLS:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
         verdict: Verdict | None = None
@@ -103,7 +111,7 @@ class Auditor:
                 seconds=time.perf_counter() - start,
             )
             if not failure:
-                session = ModuleSession(module, self._book, self._allowed, self._one_shape)
+                session = ModuleSession(module, self._book, frozenset(allowed), one_shape)
                 verdict = replace(verify(lambda: session, module_checks()), notes=tuple(session.notes))
             if verdict and verdict.status is VerdictStatus.CORRECT:
                 timing = measure_module(module, self._timed_baselines(), self._book, CPU_PROTOCOLS[protocol])

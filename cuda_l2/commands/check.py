@@ -88,8 +88,8 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
     gpu = target == "cuda" or (target == "auto" and "cuda" in text.lower() and gpu_present())
     effort = effort_for(gpu=gpu, as_written=settings.as_written)
     entry = find_entry(checkout, task)
-    with Auditor(entry, effort, allowed=settings.pytorch, one_shape=settings.one_shape) as auditor:
-        return auditor.judge(Candidate(text), protocol)
+    with Auditor(entry, effort) as auditor:
+        return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, one_shape=settings.one_shape)
 
 
 def _judge(text: str, task: str, protocol: str, target: str, full: bool) -> Trial:

@@ -57,7 +57,7 @@ class ForeignProcess:
             (self.folder / name).write_bytes(content)
         search = [str(Path(path).absolute()) for path in sys.path if path]
         command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(search), *arguments]
-        wrapped = sandbox.wrap(command, self.folder, reads=readable(), devices=devices)
+        wrapped = sandbox.wrap(command, self.folder, reads=readable(), devices=devices, proc=True)
         try:
             with theirs, tempfile.TemporaryFile() as log:
                 self._process = sandbox.start(

@@ -1,7 +1,9 @@
-# task: kernelbench/level2/1
-# expect: measured
-# allow: all
-"""The reference's own operators, allowed: right, and no faster."""
+"""The reference's own operators, allowed: right, and no faster.
+
+task: kernelbench/level2/1
+expect: measured
+allow: all
+"""
 
 import torch
 from torch import nn

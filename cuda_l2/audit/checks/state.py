@@ -1,4 +1,4 @@
-"""State: repeats are bit-equal, new inputs at the old place get new answers, and answers stay as later calls are made."""
+"""State: repeats are bit-equal, new inputs at the old place get new answers, and answers stay as others are given."""
 
 import torch
 
