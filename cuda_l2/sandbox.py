@@ -176,6 +176,16 @@ def gpu_devices() -> list[Path]:
     return sorted(path for path in found if path.is_char_device())
 
 
+def gpu_libraries() -> list[str]:
+    """Folders of the GPU driver's libraries: the sandbox has no list of the loader's, and a cleared environment."""
+    named = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    listed = ""
+    if program := shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin"):
+        listed = subprocess.run([program, "-p"], capture_output=True, text=True, check=False).stdout
+    found = [line.rpartition("=> ")[2] for line in listed.splitlines() if "libcuda.so.1" in line]
+    return list(dict.fromkeys([*named, *(str(Path(path).parent) for path in found)]))
+
+
 def receive_line(connection: socket.socket, timeout_s: float, most_bytes: int) -> bytes:
     """A line that a process in a sandbox sends; TimeoutError without a whole one in time, however it comes in parts.
 

@@ -1,5 +1,6 @@
 """Candidates in KernelBench's own style go the whole way: executed in the sandbox, checked, timed beside the reference."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -135,3 +136,30 @@ def test_the_command_prints_the_trial(monkeypatch, capsys) -> None:
         cli.main()
     out = capsys.readouterr().out
     assert ended.value.code == 1 and "forbidden in the check 'PyTorch's operators': calls aten::linear" in out
+
+
+GPU_EFFORT = Effort(timeout_s=120, memory_bytes=16 << 30, budget_bytes=1 << 26, budget_flops=10**9, device="cuda")
+
+
+@pytest.fixture(scope="module")
+def gpu_audit(own_folders) -> Iterator[object]:
+    """The same on the GPU."""
+    with contextlib.ExitStack() as stack:
+        auditors: dict[str, Auditor] = {}
+
+        def run(source: str, task: str, allowed: str = "") -> Trial:
+            if task not in auditors:
+                auditors[task] = stack.enter_context(Auditor(find_entry(CHECKOUT, task), GPU_EFFORT))
+            return auditors[task].judge(Candidate(source), "search", allowed=allowed.split())
+
+        yield run
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", sorted((CHEATS / "cuda").glob("*.py")), ids=lambda path: path.stem)
+def test_a_candidate_for_the_gpu_ends_as_its_file_says(path, gpu_audit) -> None:
+    text, task, expected, allowed = said(path)
+    trial = gpu_audit(text, task, allowed)
+    assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
+    if path.stem == "extra_stream":
+        assert trial.timing.candidate.latency_us.estimate > 10_000, "the other stream sleeps so long"

@@ -295,4 +295,6 @@ def _environment(on_gpu: bool) -> dict[str, str]:
     environment = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
     if on_gpu and compiler:
         path.insert(0, str(Path(compiler).parent))
+    if on_gpu and (libraries := sandbox.gpu_libraries()):
+        environment["TRITON_LIBCUDA_PATH"] = libraries[-1]
     return environment | {"PATH": ":".join(dict.fromkeys(path))}

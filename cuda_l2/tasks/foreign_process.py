@@ -57,7 +57,12 @@ class ForeignProcess:
             (self.folder / name).write_bytes(content)
         search = [str(Path(path).absolute()) for path in sys.path if path]
         command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(search), *arguments]
-        wrapped = sandbox.wrap(command, self.folder, reads=readable(), devices=devices, proc=True)
+        reads = readable()
+        if devices:
+            libraries = sandbox.gpu_libraries()
+            command = ["/usr/bin/env", f"LD_LIBRARY_PATH={':'.join(libraries)}", *command]
+            reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
+        wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
         try:
             with theirs, tempfile.TemporaryFile() as log:
                 self._process = sandbox.start(
