@@ -6,6 +6,7 @@ from test_families import OTHER_MACHINES
 
 from cuda_l2 import contract, tasks
 from cuda_l2.families._base import families_for
+from cuda_l2.families.cpu_columns import FAMILY as COLUMNS
 from cuda_l2.families.cpu_elementwise import FAMILY as ELEMENTWISE
 from cuda_l2.families.cpu_rows import FAMILY as ROWS
 from cuda_l2.optimizer import Optimizer, Settings
@@ -15,7 +16,7 @@ from cuda_l2.records import Gemm, VerdictStatus
 from cuda_l2.tasks._base import definition
 from cuda_l2.verify.tasks._base import task_checks
 
-SERVED = [*ELEMENTWISE.table, *ROWS.table]
+SERVED = [*ELEMENTWISE.table, *ROWS.table, *COLUMNS.table]
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -50,7 +51,7 @@ def test_other_tasks_are_left_to_others(text, target) -> None:
 
 def test_families_of_tasks_do_not_serve_products(target) -> None:
     families = families_for(Gemm(64, 64, 64), target)
-    assert families and not {ELEMENTWISE, ROWS} & set(families)
+    assert families and not {ELEMENTWISE, ROWS, COLUMNS} & set(families)
 
 
 def test_a_task_is_searched_and_reported_like_a_product(tmp_path) -> None:

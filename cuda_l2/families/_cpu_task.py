@@ -84,14 +84,18 @@ class CpuTaskFamily(Family):
             values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
         return tuple(values)
 
+    def workspace(self, schedule: Schedule) -> str:
+        """Bytes of workspace as the contract states them; empty for none."""
+        return "4 * rows" if self._computed(schedule).total else ""
+
     def macros(self, schedule: Schedule) -> dict[str, int]:
         return {"OPERATION": self._computed(schedule).number}
 
     def contract(self, schedule: Schedule) -> str:
         task, computed = schedule.task, self._computed(schedule)
         lines = ['target = "cpu"', f'entry = "{self.entry}"', f"threads = {schedule.named['THREADS']}"]
-        if computed.total:
-            lines.append('workspace = "4 * rows"')
+        if workspace := self.workspace(schedule):
+            lines.append(f'workspace = "{workspace}"')
         kinds = [("input", tensor) for tensor in task.inputs] + [("weight", tensor) for tensor in task.weights]
         buffers = [(kind, tensor, lies) for (kind, tensor), lies in zip(kinds, computed.given, strict=True)]
         buffers += [("output", tensor, computed.out) for tensor in task.outputs]

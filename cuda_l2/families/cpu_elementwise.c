@@ -26,7 +26,7 @@ static inline vec mish(vec x) {
 #elif OPERATION == 7 /* hardswish */
 #define OF(x, y, g, h) (x * (1.0f / 6) * clipped(x + 3, 0, 6))
 #elif OPERATION == 8 /* relu_squared */
-#define OF(x, y, g, h) (larger(every(0), x) * x)
+#define OF(x, y, g, h) (larger(every(0), x) * larger(every(0), x))
 #elif OPERATION == 9 /* silu_gate */
 #define USES_Y 1
 #define OF(x, y, g, h) (x * y / (exponential(-x) + 1))

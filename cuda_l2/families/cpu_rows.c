@@ -19,9 +19,9 @@
 #define S falling(x - m)
 #define SETUP const float log_s = logarithm(s);
 #define EACH (x - m) - log_s
-#elif OPERATION == 2 /* logsumexp */
+#elif OPERATION == 2 /* logsumexp; where m is infinite, x - m would be NaN at the elements that are m */
 #define MOST 1
-#define S falling(x - m)
+#define S falling(choose(x == m, every(0), x - m))
 #define ROW m + logarithm(s)
 #elif OPERATION == 3 /* layer_norm */
 #define WEIGHTS 2
@@ -37,7 +37,7 @@
 #define EACH x * scale * g
 #elif OPERATION == 5 /* normalise_rows */
 #define S x * x
-#define SETUP const float scale = s > 1e-24f ? inverse_root(s) : 1e12f;
+#define SETUP const float scale = s <= 1e-24f ? 1e12f : inverse_root(s);
 #define EACH x * scale
 #elif OPERATION == 6 /* sum_rows */
 #define S x
@@ -49,7 +49,7 @@
 #define ROW t / (columns - 1)
 #elif OPERATION == 8 /* l2_norm_rows */
 #define S x * x
-#define ROW s > 0 ? s * inverse_root(s) : s
+#define ROW s > 0 && s < __builtin_inff() ? s * inverse_root(s) : s
 #elif OPERATION == 9 /* sum_all */
 #define S x
 #define ROW s
@@ -238,12 +238,14 @@ void by_rows(const int64_t *sizes, void *const *buffers, void *workspace, parall
     float *result = call.out;
     call.out = workspace; /* a number a row, added up in an order of its own */
     parallel_for((rows + ROWS - 1) / ROWS, some_rows, &call);
-    float total = 0, lost = 0; /* Kahan's sum: rows are many, and their numbers of one sign */
+    float total = 0, lost = 0, plain = 0; /* Kahan's sum: rows are many, and their numbers of one sign */
     for (int64_t i = 0; i < rows; ++i) {
         const float next = call.out[i] - lost, sum = total + next;
         lost = (sum - total) - next;
         total = sum;
+        plain += call.out[i];
     }
+    if (total != total) total = plain; /* it makes NaN of infinity */
     *result = TOTAL;
 #else
     parallel_for((rows + ROWS - 1) / ROWS, some_rows, &call);

@@ -107,8 +107,11 @@ static inline vec falling(vec x) {
     return (vec)((ints)p + (((ints)shifted - 0x4b400000) << 23));
 }
 
-/* e^x, 88 at most is taken. */
-static inline vec exponential(vec x) { return falling(smaller(every(88.0f), x)); }
+/* e^x with infinity above 88 and zero below -87. */
+static inline vec exponential(vec x) {
+    const vec e = choose(x > 88.0f, every(__builtin_inff()), falling(smaller(every(88.0f), x)));
+    return choose(x < -87.0f, every(0), e);
+}
 
 /* ln(1 + u) for u from 0 to 1, as 2 artanh(u / (2 + u)) in its series, within 1e-8. */
 static inline vec log_one_plus(vec u) {
@@ -135,8 +138,9 @@ static inline vec error_function(vec x) {
     return choose(x < 0, -y, y);
 }
 
-/* ln(x) of one positive number: exponent and artanh's series of the rest. */
+/* ln(x) of one positive number or NaN: exponent and artanh's series of the rest. */
 static inline float logarithm(float x) {
+    if (!(x < __builtin_inff())) return x; /* NaN too */
     union { float f; int32_t i; } bits = {x};
     const int32_t power = ((bits.i - 0x3f3504f3) >> 23); /* the rest from sqrt(1/2) to sqrt(2) */
     bits.i -= power * (1 << 23);
@@ -145,8 +149,9 @@ static inline float logarithm(float x) {
     return (float)power * 0.693359375f + ((2 * s * series + 2 * s) - (float)power * 2.12194440e-4f);
 }
 
-/* 1 / sqrt(x) of one positive number by Newton's steps from a rough start. */
+/* 1 / sqrt(x) of one positive number or NaN by Newton's steps from a rough start. */
 static inline float inverse_root(float x) {
+    if (x == __builtin_inff()) return 0;
     union { float f; uint32_t u; } y = {x};
     y.u = 0x5f375a86u - (y.u >> 1);
     for (int i = 0; i < 4; ++i) y.f *= 1.5f - 0.5f * x * y.f * y.f;

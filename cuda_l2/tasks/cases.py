@@ -17,6 +17,12 @@ from cuda_l2.tasks.values import Distribution, Domain
 CACHE_BYTES = 2 << 30
 OTHER_SIZES = 2
 MANY_FLOPS = 1 << 30
+INFINITY, NAN = float("inf"), float("nan")
+SPECIAL = {
+    **{"NaN": (NAN,), "infinity": (INFINITY,), "minus infinity": (-INFINITY,)},
+    "NaN and infinities": (INFINITY, -INFINITY, NAN, -INFINITY, INFINITY),
+}
+"""What stands in place of elements, each at a random place, by what it is called."""
 ALONE = (Domain.REAL, Domain.POSITIVE, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
 """Where one element may change without the others."""
 
@@ -98,6 +104,30 @@ class TaskCases:
             return self._case(case.task, {**case.tensors, tensor: other})
 
         return self._get(key, make)
+
+    @property
+    def real_tensors(self) -> list[str]:
+        """Inputs and weights in which any real number may stand."""
+        return [
+            name
+            for name, values in {**self._known.inputs, **self._known.weights}.items()
+            if values.domain is Domain.REAL
+        ]
+
+    def special(self, tensor: str, kind: str) -> TaskCase | None:
+        """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
+        base, key = self.drawn("special"), f"special {tensor} {kind}"
+        new = base.tensors[tensor].clone()
+        if not new.numel():
+            return None
+        for place, value in zip(
+            np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5), SPECIAL[kind], strict=False
+        ):
+            new.view(-1)[int(place)] = value
+        try:
+            return self._get(key, lambda: self._case(self.task, {**base.tensors, tensor: new}))
+        except RuntimeError:  # a factorisation that finds no numbers
+            return None
 
     def close(self) -> None:
         """Give the memory of every case back."""

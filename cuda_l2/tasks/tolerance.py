@@ -140,9 +140,10 @@ def _bounds(
         return Bounds(exact.to(dtype), dtype, free)
     rounded = exact.to(dtype)
     finite = rounded.isfinite()
-    free = eager.isfinite() != finite  # PyTorch itself overflows there, or rounding decides
+    kind = _kinds(rounded)
+    free = _kinds(eager) != kind  # PyTorch itself overflows there, or rounding decides
     for other in (*moved, *choices):
-        free |= other.to(dtype).isfinite() != finite
+        free |= _kinds(other.to(dtype)) != kind
     measured = finite & ~free
     eager_rms, eager_max, _ = _errors(eager, exact, measured)
     factors = [*[ROUNDING_FACTOR] * (len(moved) - 1), SAME_WAY_FACTOR]
@@ -161,6 +162,11 @@ def _bounds(
         eager_rms=eager_rms,
         eager_max=eager_max,
     )
+
+
+def _kinds(tensor: torch.Tensor) -> torch.Tensor:
+    """0 for numbers, 1 and -1 for infinities, 2 for NaN."""
+    return torch.where(tensor.isfinite(), 0, torch.where(tensor.isnan(), 2, tensor.sign())).to(torch.int8)
 
 
 def _errors(found: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> tuple[float, float, torch.Tensor]:

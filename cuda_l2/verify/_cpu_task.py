@@ -21,6 +21,8 @@ SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 0.2, 0.05
 class CpuTaskSession(TaskSession):
     """One candidate in its sandboxed worker on an arena, which is laid out for the sizes of each case."""
 
+    judges_special = True
+
     def __init__(self, candidate: Candidate, build: Build, arena: TaskArena, cases: TaskCases) -> None:
         self.task, self.cases, self.arena = cases.task, cases, arena
         self.contract = contract.parse_cpu_task(candidate.source)

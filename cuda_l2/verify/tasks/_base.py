@@ -22,6 +22,8 @@ class TaskSession(ABC):
     task: Operation
     contract: CpuContract
     cases: TaskCases
+    judges_special = False
+    """Whether NaN and infinities among the inputs are tried."""
     rms_error: float = float("nan")
     max_error: float = float("nan")
     baseline_deviation: float = float("nan")
