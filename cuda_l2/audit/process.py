@@ -7,7 +7,8 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from cuda_l2 import process_tree, sandbox
 from cuda_l2.audit import runner
+from cuda_l2.audit.samples import Sampler
 from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
@@ -175,11 +177,30 @@ class Module:
 
     def run(self) -> Spent:
         """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then."""
-        timeout_s = self._resources.timeout_s
         self.thaw()
+        spent = self._run(lambda: None)
+        self.freeze()
+        return spent
+
+    def sampled(self, seconds: float, most: int) -> Counter[str] | None:
+        """Samples of where it is, by the mapped file, as it launches what was prepared again and again; None without.
+
+        It cannot tell these runs from those that are timed, but by looking for who traces it.
+        """
+        self.thaw()
+        deadline = time.perf_counter() + seconds
+        with Sampler(self._process.pid) as sampler:
+            while sampler.able and sampler.counts.total() < most and time.perf_counter() < deadline:
+                self._run(lambda: sampler.until(self._process.waiting))
+        self.freeze()
+        return sampler.counts if sampler.able else None
+
+    def _run(self, meanwhile: Callable[[], None]) -> Spent:
+        timeout_s = self._resources.timeout_s
         try:
             start = time.perf_counter()
             self._process.send({"op": "run"})
+            meanwhile()
             said = self._process.signal(timeout_s)
             done = time.perf_counter()
             if said == b"D":
@@ -194,7 +215,6 @@ class Module:
                 raise Gone
         except (Gone, TimeoutError) as error:
             raise self._fault(error) from None
-        self.freeze()
         return Spent(done - start, collected - done)
 
     def output(self, index: int = 0) -> Tensors:

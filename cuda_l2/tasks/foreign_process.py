@@ -5,6 +5,7 @@ nothing that it says is believed: answers are data.
 """
 
 import json
+import select
 import shutil
 import socket
 import sys
@@ -122,6 +123,10 @@ class ForeignProcess:
         if not said:
             raise Gone(self._why())
         return said
+
+    def waiting(self) -> bool:
+        """Whether there is something to read, its end too."""
+        return bool(select.select([self._connection], [], [], 0)[0])
 
     def end(self) -> None:
         """End it with every process of its namespace; its folder stays, and nobody changes it any more."""

@@ -2,7 +2,8 @@
 
 PyTorch's profiler watches every thread, calls from C++ too; beside it stands what the candidate's own libraries import
 of ATen, read here from their files. Both are what a file in that process says or leaves: one that detects the profiler
-can hide from the first, one that looks functions up by name from the second.
+can hide from the first, one that looks functions up by name from the second. So program counters are sampled from
+outside too, in runs like those that are timed: on the CPU what is inside PyTorch's libraries is seen there.
 """
 
 import io
@@ -15,10 +16,17 @@ from elftools.elf.sections import SymbolTableSection
 
 from cuda_l2 import sandbox
 from cuda_l2.audit._base import ModuleCheck, ModuleSession, require_right
-from cuda_l2.audit.process import Call
+from cuda_l2.audit.process import Call, Module
 from cuda_l2.records import VerdictStatus
+from cuda_l2.tasks.kernelbench import Case, Tensors
 from cuda_l2.verify._base import CheckFailed
 
+SAMPLING_S, LEAST_SAMPLES, MOST_SAMPLES = 2.0, 40, 400
+CALLS_SAMPLED = 4
+TOLD_SHARE, MOST_SHARE = 0.1, 0.5
+"""Of samples inside PyTorch's libraries: said from the first on, and forbidden beyond the second where no operator was
+seen. Allocating takes some, of small tasks more."""
+_TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
 MAX_LIBRARIES = 16
 MAX_LIBRARY_BYTES = 64 << 20
 FREE = set(
@@ -61,9 +69,23 @@ class Operators(ModuleCheck):
         vendors = [name for name in watched.kernels if re.search(r"cublas|cudnn|cutlass|gemm|flash", name, re.I)]
         if vendors:
             session.notes.append(f"runs the kernels {', '.join(name[:60] for name in vendors[:4])}")
+        inside = _share_inside_torch(session.module, CALLS_SAMPLED, case, weights)
+        if inside is not None and inside >= TOLD_SHARE:
+            session.notes.append(f"spends {inside:.0%} of its time inside PyTorch's libraries, seen from outside")
         forbidden = [name for name in (*computing, *imported) if name not in session.allowed]
         if forbidden and "all" not in session.allowed:
             raise CheckFailed(VerdictStatus.FORBIDDEN, f"calls {_list(forbidden)}; allow them where that is meant")
+        if not computing and inside is not None and inside > MOST_SHARE and not session.allowed:
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"{session.notes[-1]}, where no profiler watches")
+
+
+def _share_inside_torch(module: Module, calls: int, case: Case, weights: Tensors) -> float | None:
+    """Of samples of running threads, those in PyTorch's computing libraries; None where none can be had."""
+    module.prepare([Call(case.task, case.tensors, case.numbers)] * calls, weights)
+    counts = module.sampled(SAMPLING_S, MOST_SAMPLES)
+    if not counts or counts.total() < LEAST_SAMPLES:
+        return None
+    return sum(count for path, count in counts.items() if _TORCH.search(path)) / counts.total()
 
 
 def _list(names: Sequence[str]) -> str:
