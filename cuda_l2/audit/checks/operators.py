@@ -21,12 +21,14 @@ from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.kernelbench import Case, Tensors
 from cuda_l2.verify._base import CheckFailed
 
-SAMPLING_S, LEAST_SAMPLES, MOST_SAMPLES = 2.0, 40, 400
-CALLS_SAMPLED = 4
+SAMPLING_S, LEAST_SAMPLES, MOST_SAMPLES = 2.0, 15, 2000
+CALLS_SAMPLED, SAMPLED_BYTES = 16, 64 << 20
 TOLD_SHARE, MOST_SHARE = 0.1, 0.5
-"""Of samples inside PyTorch's libraries: said from the first on, and forbidden beyond the second where no operator was
-seen. Allocating takes some, of small tasks more."""
+"""Of samples in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was seen.
+Allocating takes some, of small tasks more."""
 _TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
+_WAITING = re.compile(r"/lib(gomp|c|m|pthread|stdc\+\+|python[\w.]*|torch_python|c10\w*)\.so|/python\d|/ld-|^\[v")
+"""Waiting, the interpreter, memory: of whoever called."""
 MAX_LIBRARIES = 16
 MAX_LIBRARY_BYTES = 64 << 20
 FREE = set(
@@ -69,7 +71,7 @@ class Operators(ModuleCheck):
         vendors = [name for name in watched.kernels if re.search(r"cublas|cudnn|cutlass|gemm|flash", name, re.I)]
         if vendors:
             session.notes.append(f"runs the kernels {', '.join(name[:60] for name in vendors[:4])}")
-        inside = _share_inside_torch(session.module, CALLS_SAMPLED, case, weights)
+        inside = None if watched.kernels else _share_inside_torch(session.module, case, weights)
         if inside is not None and inside >= TOLD_SHARE:
             session.notes.append(f"spends {inside:.0%} of its time inside PyTorch's libraries, seen from outside")
         forbidden = [name for name in (*computing, *imported) if name not in session.allowed]
@@ -79,13 +81,14 @@ class Operators(ModuleCheck):
             raise CheckFailed(VerdictStatus.FORBIDDEN, f"{session.notes[-1]}, where no profiler watches")
 
 
-def _share_inside_torch(module: Module, calls: int, case: Case, weights: Tensors) -> float | None:
-    """Of samples of running threads, those in PyTorch's computing libraries; None where none can be had."""
+def _share_inside_torch(module: Module, case: Case, weights: Tensors) -> float | None:
+    """Of samples in code that computes, those in PyTorch's libraries; None where there are too few to say."""
+    calls = max(1, min(CALLS_SAMPLED, SAMPLED_BYTES // max(1, case.task.bytes)))
     module.prepare([Call(case.task, case.tensors, case.numbers)] * calls, weights)
     counts = module.sampled(SAMPLING_S, MOST_SAMPLES)
-    if not counts or counts.total() < LEAST_SAMPLES:
-        return None
-    return sum(count for path, count in counts.items() if _TORCH.search(path)) / counts.total()
+    computing = {path: count for path, count in (counts or {}).items() if not _WAITING.search(path)}
+    inside = sum(count for path, count in computing.items() if _TORCH.search(path))
+    return inside / sum(computing.values()) if sum(computing.values()) >= LEAST_SAMPLES else None
 
 
 def _list(names: Sequence[str]) -> str:
