@@ -17,10 +17,12 @@ from cuda_l2.audit._base import CaseBook
 from cuda_l2.audit.process import Call, Module
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
+from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds
 from cuda_l2.records import Timing, TimingStatus
+from cuda_l2.targets import cpu
 from cuda_l2.tasks.kernelbench import Case, Tensors
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
@@ -59,6 +61,8 @@ class _ModuleRounds(Rounds):
         self.case: Case = book.get("timed", weights_seed=16)
         self.eager = next(iter(modules))
         self._distribution: Distribution | None = None
+        last_level = max(cpu.detect().cache_bytes) or LAST_LEVEL_BYTES
+        self._evicted = torch.zeros(2 * last_level, dtype=torch.uint8) if protocol.evict else None  # a GPU's stay
         self._collect_s: dict[int, list[float]] = {}
         self.begin_round()
 
@@ -92,6 +96,8 @@ class _ModuleRounds(Rounds):
                 module.run()
             first = self._used[name]
             module.prepare([self._call(self._next(name)) for _ in range(count)], {})
+            if self._evicted is not None:
+                self._evicted += 1
             time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
             spent = module.run()
         kept = self._found if name == CANDIDATE else self._right

@@ -1,5 +1,6 @@
 """cuda-l2 check: judge a kernel of one's own."""
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
     from cuda_l2.rigs import gpu_present
 
     require_target(target)
-    gpu = target == "cuda" or (target == "auto" and "cuda" in text.lower() and gpu_present())
+    gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
     effort = effort_for(gpu=gpu, as_written=settings.as_written)
     entry = find_entry(checkout, task)
     with Auditor(entry, effort) as auditor:
