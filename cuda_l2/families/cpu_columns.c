@@ -4,6 +4,7 @@
  * (of the rows, reduced apart and put together afterwards). Sums are taken of CHUNK rows, then of such sums. */
 #define DEGREE 6
 #define STREAM 0
+#define ELEMENT 0
 #include "cpu_vectors.h"
 
 #define CHUNK 64

@@ -22,9 +22,9 @@ class CpuColumns(CpuTaskFamily):
     entry = "by_columns"
     choices = (VECTOR_BITS, THREADS, UNROLL, BLOCK, PARTS)
     table: ClassVar[Mapping[str, Computed]] = {
-        "sum_columns": Computed(0, out="column"),
-        "mean_columns": Computed(1, out="column"),
-        "max_columns": Computed(2, out="column"),
+        "sum_columns": Computed(0, out="column", dtypes=("float32",)),
+        "mean_columns": Computed(1, out="column", dtypes=("float32",)),
+        "max_columns": Computed(2, out="column", dtypes=("float32",)),
     }
 
     @property
@@ -40,6 +40,9 @@ class CpuColumns(CpuTaskFamily):
     def wanted(self, task: Operation, target: CpuTarget) -> dict[str, int]:
         tasks = -(-task.inputs[0].shape[1] // 1024)
         return {"BLOCK": 1024, "PARTS": max(1, 2 * target.cores // tasks)}
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        return {"OPERATION": self._computed(schedule).number}
 
     def workspace(self, schedule: Schedule) -> str:
         parts = schedule.named["PARTS"]
