@@ -90,6 +90,11 @@ def test_what_is_left_to_pytorch_is_said(audit) -> None:
     assert audit(text, task).verdict.notes == ()
 
 
+def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "not_repeatable.py")
+    assert "is not repeatable bit for bit" in audit(text, task, allowed).verdict.notes
+
+
 def test_only_the_operators_that_are_named_are_allowed(audit) -> None:
     text, task, _, _ = said(CHEATS / "honest_torch.py")
     trial = audit(text, task, "linear mul")

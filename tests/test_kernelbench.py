@@ -186,6 +186,19 @@ def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(referen
     assert found.status is Readiness.READY and 1 < dict(found.task.sizes)["n"] < 2**20
 
 
+def test_sizes_that_inputs_are_made_of_in_other_functions_are_found(references, tmp_path) -> None:
+    found = references.examine(entry(tmp_path, text(given="made()") + "\ndef made():\n    return torch.rand(n, 3)\n"))
+    assert found.status is Readiness.READY and found.sizes == (("n", 8),) and found.variable == ("n",)
+
+
+def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path) -> None:
+    steps = "\nsteps = []\ndef step():\n    steps.append(1)\n    return 1 + len(steps) % 2 * 2.0**-23\n"
+    assert references.examine(entry(tmp_path, text("x * step()") + steps)).status is Readiness.READY
+    assert references.examine(
+        entry(tmp_path, text("x * step()") + steps.replace("2.0**-23", "2.0**-9"))
+    ).status is not (Readiness.READY)
+
+
 def test_sizes_that_may_change_are_those_no_weight_depends_on(examined) -> None:
     assert examined["level2/2_Conv_BatchNorm_Min"].variable == ("batch_size", "side")
     assert examined["level2/1_Linear_Swish_Scale"].variable == ("batch_size",)

@@ -75,12 +75,14 @@ class Runner:
         from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
         from cuda_l2.tasks.arguments import decode  # noqa: PLC0415
+        from cuda_l2.tasks.warm import warm_vector_math  # noqa: PLC0415
 
         self.torch, self._leaves, self._decode = torch, tree_leaves, decode
         self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
         self._device = torch.device(settings["device"])
         self._synchronize: Callable[[], None] = lambda: None
         torch.set_num_threads(settings["threads"])
+        warm_vector_math()
         self._map = mmap.mmap(settings["arena_fd"], settings["arena_bytes"])
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         if self._device.type == "cuda":

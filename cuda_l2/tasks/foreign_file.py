@@ -171,7 +171,7 @@ class Loaded:
         """Whole numbers of the file that these functions read; those of a tuple are named shape_0, shape_1."""
         names: list[str] = []
         for function in functions:
-            names += _names_read(getattr(getattr(self.namespace, function), "__code__", None))
+            names += self._names_read(function, set())
         sizes: dict[str, int] = {}
         for name in dict.fromkeys(names):
             value = getattr(self.namespace, name, None)
@@ -180,6 +180,15 @@ class Loaded:
             elif _is_size(value):
                 sizes[name] = value
         return sizes
+
+    def _names_read(self, function: str, seen: set[str]) -> list[str]:
+        """Global names that a function of the file reads, and those it calls."""
+        names = _names_read(getattr(getattr(self.namespace, function, None), "__code__", None))
+        seen.add(function)
+        for name in names.copy():
+            if name not in seen and isinstance(getattr(self.namespace, name, None), types.FunctionType):
+                names += self._names_read(name, seen)
+        return names
 
     def _get(self, name: str) -> int:
         return self._sizes("get_inputs", "get_init_inputs")[name]

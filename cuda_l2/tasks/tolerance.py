@@ -18,6 +18,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from cuda_l2.tasks.warm import warm_vector_math
+
 EAGER_FACTOR = 1.25
 """As for matrix products: a candidate's error over that of the baseline."""
 ROUNDING = 2.0**-24
@@ -110,6 +112,7 @@ class Bounds:
 
 def bounds(function: Function, tensors: Mapping[str, torch.Tensor], seed: int = 0) -> tuple[Bounds, ...]:
     """What each output may be on these tensors. The function works in the type of its arguments; they are kept."""
+    warm_vector_math()
     with torch.no_grad():
         eager = function(**{name: tensor.clone() for name, tensor in tensors.items()})
         exact = function(**widened(tensors))

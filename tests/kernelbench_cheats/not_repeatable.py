@@ -1,7 +1,7 @@
 """Another result every time, within the tolerance.
 
 task: kernelbench/level2/1
-expect: unhygienic
+expect: measured
 allow: all
 """
 
