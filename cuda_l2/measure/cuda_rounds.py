@@ -109,6 +109,11 @@ def _uneven(conditions: dict[str, Any]) -> str:
     return ""
 
 
+def heavy_round_s(launch_s: float, protocol: Protocol) -> float:
+    """How long a timed replay is to take: of launches that heat the chip long enough to tell what it takes hot."""
+    return max(protocol.round_s, protocol.heat_s if launch_s >= HEAVY_S else 0.0)
+
+
 def warm_replays(launch_s: float, count: int, heat_s: float) -> int:
     """How often to replay a graph of so many launches before the replay that is timed."""
     if launch_s < HEAVY_S:
@@ -173,6 +178,9 @@ class CudaRounds(Rounds):
     def count(self, wanted: float) -> int:
         """A power of two: the baselines' graphs of one candidate serve the next."""
         return min(self.most, 1 << max(0, round(math.log2(max(wanted, 1)))))
+
+    def round_s(self, fastest_s: float) -> float:
+        return heavy_round_s(fastest_s, self.protocol)
 
     def begin_round(self) -> None:
         self.operands.refresh()
