@@ -29,6 +29,7 @@ from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.gpu_state import Drift, GpuState
+from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds
@@ -39,7 +40,8 @@ SLOWEST_GFLOPS = 100.0
 START_S = 10.0
 HOST_ROUNDS = 15
 HEAVY_S = 30e-6
-"""Launches this long draw what power the chip may, and then its clock depends on what ran before."""
+"""Launches this long draw what power the chip may, and then its clock depends on what ran before: with a protocol that
+heats they follow a while of the same, and between samples the chip is kept at work."""
 MAX_WARM_REPLAYS = 64
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
 
@@ -99,6 +101,11 @@ def _state() -> GpuState:
     return GpuState(bus_id())
 
 
+@functools.cache
+def _heater() -> Heater:
+    return Heater()
+
+
 def _uneven(conditions: dict[str, Any]) -> str:
     """Why the two processes do not launch alike, in one line; empty where they do."""
     times = conditions.get("empty_us", {})
@@ -154,6 +161,8 @@ class CudaRounds(Rounds):
         self.evictions = 0
         self._launch_s: dict[str, float] = {}
         """Of every arm, as last seen."""
+        self._sampled_at, self._pause_s = time.perf_counter(), 0.0
+        """When the last sample ended, and how long after it the next one began."""
         self.slots = {name: slot for slot, name in enumerate(kernels)}
         self._plans: dict[str, Plan] = {}
         self._places: dict[str, list[dict[str, Place]]] = {}
@@ -189,9 +198,12 @@ class CudaRounds(Rounds):
         replays = warm_replays(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
         self.timeout_s = START_S + (replays + 1) * count * self.gemm.flops / SLOWEST_GFLOPS * 1e-9
         sequence = self._sequence(name, count)
+        self._pause_s = time.perf_counter() - self._sampled_at
         self._poison(name)
         seconds = self._replay(name, count, replays) / count if self.protocol.round_s else self._single(name, count)
-        self._launch_s[name] = seconds
+        self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
+        if seconds >= HEAVY_S and self.protocol.heat_s:
+            _heater().run(self._pause_s)
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())
         elif name not in self.kernels and not self.check_elements:

@@ -28,8 +28,8 @@ class Protocol:
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
-HEAT_S = 0.005
-"""So that the pauses between samples, a millisecond or two, do not leave the chip cooler than work does."""
+HEAT_S = 0.004
+"""So that a heavy kernel is timed at the clock that it leaves itself; between samples a heater keeps the chip busy."""
 MIN_BRIEF_ROUNDS = 9
 """With so many the interval lies within the second smallest and second largest."""
 
