@@ -77,7 +77,7 @@ def proposing(policy: str, evaluator, archive, settings: ModelSettings = ONE):
             Templates(),
             history,
             np.random.default_rng(0),
-            contract=contract_text(target.name),
+            contract=contract_text(target.name, GEMM),
             environment=target.environment(),
         )
 
@@ -344,7 +344,7 @@ def tiny(tmp_path_factory) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=512, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator([honest_source(), contract_text("cpu")], trainer)
+    bpe.train_from_iterator([honest_source(), contract_text("cpu", GEMM)], trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", pad_token="<end>")
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
     folder = tmp_path_factory.mktemp("tiny")
