@@ -241,7 +241,8 @@ def test_a_round_without_a_kernel_is_an_error_that_says_what_to_do(folder, tmp_p
         ("hgemm-rl", ("64x64x64",), ["tuning.steps=0"], "above 0"),
         ("hgemm-rl", ("64x64",), [], "64x64"),
         ("self-supervised", ("16x16x16",), [], "every task is held out"),
-        ("general-rl", ("64x64x64",), [], "not there yet"),
+        ("hgemm-rl", ("softmax",), [], "take general-rl for other tasks"),
+        ("general-rl", ("softmux",), [], "no task 'softmux'"),
     ],
 )
 def test_bad_requests_are_one_clear_line(folder, tmp_path, stage, shapes, changes, says) -> None:
