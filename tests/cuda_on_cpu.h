@@ -147,6 +147,54 @@ static inline __nv_bfloat16 __float2bfloat16_rn(float x) {
   return {(uint16_t)((b + 0x7FFF + (b >> 16 & 1)) >> 16)};
 }
 
+/* Tensor cores: a warp's fragments meet in one place. */
+struct Fragments { unsigned a[32][4], b[32][2]; const void *rows[32]; };
+static thread_local Fragments fragments[32];
+static inline void copy_or_zero(void *shared, const void *global, bool some) {
+  if (some) memcpy(shared, global, 16);
+  else memset(shared, 0, 16);
+}
+static inline void load_matrices_as(unsigned (&r)[4], const void *row, bool transposed) {
+  Fragments &f = fragments[warp()];
+  const unsigned lane = block->current % 32;
+  f.rows[lane] = row;
+  __syncwarp();
+  for (unsigned i = 0; i < 4; i++) {
+    uint16_t two[2];
+    for (unsigned j = 0; j < 2; j++) {
+      const unsigned down = transposed ? lane % 4 * 2 + j : lane / 4, across = transposed ? lane / 4 : lane % 4 * 2 + j;
+      memcpy(&two[j], (const char *)f.rows[i * 8 + down] + 2 * across, 2);
+    }
+    memcpy(&r[i], two, 4);
+  }
+  __syncwarp();
+}
+static inline void load_matrices(unsigned (&r)[4], const void *row) { load_matrices_as(r, row, false); }
+static inline void load_transposed(unsigned (&r)[4], const void *row) { load_matrices_as(r, row, true); }
+static inline float sixteen_bits(uint16_t bits) {
+#if DTYPE == 17
+  return float_of((uint32_t)bits << 16);
+#else
+  _Float16 x;
+  memcpy(&x, &bits, 2);
+  return (float)x;
+#endif
+}
+static inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  Fragments &f = fragments[warp()];
+  const unsigned lane = block->current % 32, group = lane / 4;
+  memcpy(f.a[lane], a, 16);
+  f.b[lane][0] = b0, f.b[lane][1] = b1;
+  __syncwarp();
+  for (unsigned i = 0; i < 4; i++)
+    for (unsigned k = 0; k < 16; k++) { /* PTX ISA, fragments of mma.m16n8k16 */
+      const unsigned column = lane % 4 * 2 + i % 2;
+      const unsigned of_a = f.a[group * 4 + k % 8 / 2][i / 2 + k / 8 * 2], of_b = f.b[column * 4 + k % 8 / 2][k / 8];
+      d[i] += sixteen_bits(of_a >> k % 2 * 16) * sixteen_bits(of_b >> k % 2 * 16);
+    }
+  __syncwarp();
+}
+
 /* One launch: arguments as the driver takes them, a pointer to each. */
 template <typename... A, size_t... I> static void call(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
   kernel(*(std::remove_cv_t<A> *)arguments[I]...);

@@ -26,7 +26,8 @@ class Compiled:
         text = folder / f"{digest}.cpp"
         code = "\n".join(line for line in contract.code(source).splitlines() if not line.startswith("#include <cuda_"))
         kernels = "".join(f"KERNEL({name})\n" for name in self.contract.kernels)
-        text.write_text(f'#include "{HEADER}"\n{code}\n{kernels}')
+        defines, rest = _defines(code)
+        text.write_text(f'{defines}#include "{HEADER}"\n{rest}\n{kernels}')
         library = text.with_suffix(".so")
         command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-w", "-shared", "-fPIC"]
         done = subprocess.run([*command, "-pthread", str(text), "-o", str(library)], capture_output=True, text=True)
@@ -62,6 +63,13 @@ class Compiled:
             tensor.name: memory[tensor.name][GUARD_BYTES:-GUARD_BYTES].view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
             for tensor in task.outputs
         }
+
+
+def _defines(code: str) -> tuple[str, str]:
+    """The macros that a schedule sets, and what follows: the header needs to know the type."""
+    lines = code.lstrip().splitlines(keepends=True)
+    count = next(i for i, line in enumerate(lines) if not line.startswith("#define"))
+    return "".join(lines[:count]), "".join(lines[count:])
 
 
 def _guarded(tensor: torch.Tensor) -> torch.Tensor:

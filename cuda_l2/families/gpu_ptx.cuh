@@ -45,6 +45,11 @@ DEVICE void copy(void *shared, const void *global) {
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(BYTES == 16 ? 4 : BYTES) : "memory");
 }
+/* 16 bytes, or as many zeros. */
+DEVICE void copy_or_zero(void *shared, const void *global, bool some) {
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared), bytes = some ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
 DEVICE void copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /* Clusters: this block's place, the meeting of all threads, a word into the same place of another block. */
@@ -60,6 +65,32 @@ DEVICE void cluster_store(void *shared, unsigned rank, unsigned word) {
   unsigned other;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(own), "r"(rank));
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(other), "r"(word) : "memory");
+}
+
+/* Four 8 x 8 matrices of 16-bit elements from the rows whose addresses lanes 0-7, 8-15, 16-23 and 24-31 bring. */
+DEVICE void load_matrices(unsigned (&r)[4], const void *row) {
+  const unsigned from = (unsigned)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+DEVICE void load_transposed(unsigned (&r)[4], const void *row) {
+  const unsigned from = (unsigned)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
+}
+/* d += A B: A 16 x 16, B 16 x 8, both of the task's 16-bit type. */
+DEVICE void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if DTYPE == 17
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #endif

@@ -139,13 +139,13 @@
 #define S exponential(y) * (y - x)
 #define ROW state.s
 #define TOTAL total / rows
-#elif OPERATION == 20 /* cosine_distance */
+#elif OPERATION == 20 /* cosine_distance: the similarity rounds to the task's type before it is taken from one */
 #define KIND SUMS
 #define MATRICES 2
 #define S x * y
 #define T x * x
 #define U y * y
-#define ROW 1 - state.s * (rsqrtf(larger(state.t, 1e-16f)) * rsqrtf(larger(state.u, 1e-16f)))
+#define ROW 1 - widened(narrowed(state.s / (larger(sqrtf(state.t), 1e-8f) * larger(sqrtf(state.u), 1e-8f))))
 #elif OPERATION == 21 /* gaussian_likelihood: z variance */
 #define KIND SUMS
 #define MATRICES 3
