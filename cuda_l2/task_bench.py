@@ -12,6 +12,7 @@ from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
+from cuda_l2.tasks import gpu_bench
 from cuda_l2.tasks._base import definition, definitions
 
 ALL = "all"
@@ -28,10 +29,11 @@ class TaskResult:
 
 
 def read_tasks(text: str) -> list[Operation]:
-    """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
+    """Tasks from a list with commas: texts of tasks, names of groups, `gpu-families`, or `all`; UserError otherwise.
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
+    text = ",".join(",".join(gpu_bench.texts()) if part == gpu_bench.WORD else part for part in text.split(","))
     known = definitions()
     found: list[Operation] = []
     for part in _parts(text):

@@ -65,7 +65,7 @@ static inline void meet(Meeting &m, unsigned count) {
   const unsigned generation = m.generation;
   if (++m.arrived == count) { m.arrived = 0, m.generation++; return; }
   for (unsigned turns = 0; m.generation == generation; turns++) {
-    if (turns > 1000000) abort(); /* not all of them came */
+    if (turns > 20000) abort(); /* not all of them came */
     next_fiber();
   }
 }

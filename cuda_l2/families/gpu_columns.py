@@ -62,9 +62,8 @@ class GpuColumns(GpuTaskFamily):
             case "THREADS":
                 return value * choice["VEC"] * self.table[task.name].state_bytes <= MAX_STATIC_BYTES
             case "WIDE":
-                return value == WIDE.values[0] or (
-                    value < 2 * columns // choice["VEC"] and choice["THREADS"] // value < 2 * rows
-                )
+                useful = value < 2 * columns // choice["VEC"] and choice["THREADS"] // value < 2 * rows
+                return value == WIDE.values[0] or (value <= choice["THREADS"] and useful)
             case "ITEMS":
                 registers = value * choice["VEC"] * element_bytes(task) // 4
                 useful = value * choice["THREADS"] // choice["WIDE"] < 2 * rows

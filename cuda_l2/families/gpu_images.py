@@ -9,6 +9,7 @@ from cuda_l2.families._base import Choice, Schedule
 from cuda_l2.families._gpu_task import (
     LOAD,
     QUICK,
+    SPARE_SHARED_BYTES,
     STORE,
     VEC,
     VECTOR_BYTES,
@@ -24,7 +25,7 @@ from cuda_l2.targets.cuda import CudaTarget
 WIDE = Choice("WIDE", (8, 16, 32, 64, 128), "outputs of a block along a row, and threads")
 TALL = Choice("TALL", (1, 2, 4, 8, 16, 32), "threads down a block's tile")
 DOWN = Choice("DOWN", (1, 2, 4, 8, 16), "outputs below one another that a thread computes")
-MAX_STATIC_BYTES = 48 << 10
+MAX_STATIC_BYTES = (48 << 10) - SPARE_SHARED_BYTES
 PLANES = "batch channels height width"
 
 

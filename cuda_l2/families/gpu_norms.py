@@ -11,7 +11,6 @@ from cuda_l2.families._gpu_task import (
     MAX_THREADS_PER_SM,
     STORE,
     THREADS,
-    VEC,
     VECTOR_BYTES,
     Computed,
     GpuTaskFamily,
@@ -24,6 +23,7 @@ from cuda_l2.families._gpu_task import (
 from cuda_l2.records import Operation
 from cuda_l2.targets.cuda import CudaTarget
 
+VEC = Choice("VEC", (1, 2, 4), "elements a load")
 ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
 BLOCKS = Choice("BLOCKS", (1, 2, 4, 8, 16), "a multiprocessor", compiled=False)
 BACKWARDS = Choice("BACKWARDS", (0, 1), "1 reads the second time from the end on, where the cache still has it")
@@ -56,8 +56,6 @@ class GpuNorms(GpuTaskFamily):
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         measured = self.table[task.name]
         match name:
-            case "VEC":
-                return value * element_bytes(task) <= VECTOR_BYTES
             case "ITEMS":
                 registers = value * choice["VEC"] * measured.operands * element_bytes(task) // 4
                 return value == 1 or registers <= min(64, 24576 // choice["THREADS"])
