@@ -29,9 +29,10 @@ class TaskResult:
 
 
 def read_tasks(text: str) -> list[Operation]:
-    """Tasks from a list with commas: texts of tasks, names of groups, `gpu-families`, or `all`; UserError otherwise.
+    """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
 
-    A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
+    A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two. `gpu-families` stands for the
+    tasks that a GPU's figures are about.
     """
     text = ",".join(",".join(gpu_bench.texts()) if part == gpu_bench.WORD else part for part in text.split(","))
     known = definitions()

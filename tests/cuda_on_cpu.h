@@ -108,12 +108,19 @@ template <typename T> static inline void __stcs(T *p, T value) { *p = value; }
 template <typename T> static inline void __stcg(T *p, T value) { *p = value; }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 static inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
-static inline float rsqrtf(float x) { return (float)(1 / sqrt((double)x)); }
 
-/* Off by 2^-22 of itself, up or down by its own bits. */
-static inline float off(float exact) {
-  return exact * ((__float_as_int(exact) * 0x9E3779B9u >> 31) ? 1 + 0x1p-22f : 1 - 0x1p-22f);
+/* Off by so much of itself, up or down by its own bits. */
+static inline float off(float exact, float share = 0x1p-22f) {
+  return exact * ((__float_as_int(exact) * 0x9E3779B9u >> 31) ? 1 + share : 1 - share);
 }
+/* Within 2 units in the last place on a GPU (CUDA C++ Programming Guide, mathematical functions). */
+#define OFF(function) static inline float cuda_##function(float x) { return off(function(x), 0x1p-23f); }
+OFF(expf) OFF(erff) OFF(logf) OFF(log1pf)
+#define expf(x) ((x) == 0 ? 1 : cuda_expf(x))
+#define erff cuda_erff
+#define logf(x) ((x) == 1 ? 0 : cuda_logf(x))
+#define log1pf cuda_log1pf
+static inline float rsqrtf(float x) { return off((float)(1 / sqrt((double)x)), 0x1p-23f); }
 static inline float quick_exp2(float x) { return x == 0 ? 1 : off(exp2f(x)); } /* PTX: 2^0 is 1 */
 static inline float __fdividef(float x, float y) { return fabsf(y) > 0x1p126f ? (isinf(x) && isinf(y) ? NAN : x * 0) : off(x / y); }
 template <typename T> static inline T read_around(const T *p) { return *p; }

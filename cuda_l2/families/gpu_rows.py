@@ -34,6 +34,8 @@ ROWS = Choice("ROWS", (1, 2, 4, 8, 16, 32), "rows a block")
 AGAIN, REGISTERS, SHARED = 0, 1, 2
 LEAST_CLUSTER_BYTES = 1 << 14
 """Of a row that several blocks share."""
+MANY_BLOCKS = 8
+"""A multiprocessor, beyond which a fence in each costs more than a second launch."""
 MATRIX, COLUMN = "rows columns", "columns"
 IMAGES = "batch channels height width"
 
@@ -197,7 +199,7 @@ class GpuRows(GpuTaskFamily):
         return a_thread * choice["LANES"] * choice["ROWS"] * choice["VEC"] * element_bytes(task)
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
-        row, (_, columns) = self.table[task.name], self.extent(task)
+        row, (rows, columns) = self.table[task.name], self.extent(task)
         vec = VECTOR_BYTES // element_bytes(task)
         while columns % vec:
             vec //= 2
@@ -206,11 +208,14 @@ class GpuRows(GpuTaskFamily):
         while lanes < min(512, vectors / (8 // row.matrices if row.mapped else 16)) or (lanes < 32 and lanes < vectors):
             lanes *= 2
         choice = {"VEC": vec, "LANES": lanes, "CLUSTER": 1}
-        while row.mapped and not self._held(choice, task) and choice["CLUSTER"] < 8 and target.capability >= (9, 0):
-            choice["CLUSTER"] *= 2
-        if not self._held(choice, task):
-            choice["CLUSTER"] = 1
-        return {**choice, "KEEP": REGISTERS, "ITEMS": 4, "ROWS": max(1, 128 // lanes), "TAIL": 1}
+        if row.mapped and not 0 < self._held(choice, task) <= 8:  # more registers leave no second block to load meanwhile
+            if target.capability >= (9, 0):
+                clusters = [{**choice, "CLUSTER": blocks} for blocks in CLUSTER.values]
+                choice = next((other for other in clusters if 0 < self._held(other, task) <= 8), choice)
+            else:
+                choice["LANES"] = LANES.values[-1]
+        many = cdiv(rows, max(1, 128 // lanes)) > MANY_BLOCKS * target.sms
+        return {**choice, "KEEP": REGISTERS, "ITEMS": 4, "ROWS": max(1, 128 // lanes), "TAIL": int(not many)}
 
     def contract(self, schedule: Schedule) -> str:
         task, choice, target = operation(schedule), schedule.named, schedule.target
