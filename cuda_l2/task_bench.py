@@ -12,8 +12,8 @@ from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
-from cuda_l2.tasks import gpu_bench
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
 
 ALL = "all"
 
@@ -31,10 +31,9 @@ class TaskResult:
 def read_tasks(text: str) -> list[Operation]:
     """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
 
-    A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two. `gpu-families` stands for the
-    tasks that a GPU's figures are about.
+    A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
-    text = ",".join(",".join(gpu_bench.texts()) if part == gpu_bench.WORD else part for part in text.split(","))
+    text = ",".join(",".join(texts()) if part == GPU_FAMILIES else part for part in text.split(","))
     known = definitions()
     found: list[Operation] = []
     for part in _parts(text):

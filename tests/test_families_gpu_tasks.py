@@ -23,9 +23,9 @@ from cuda_l2.propose.random import draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation
 from cuda_l2.task_bench import read_tasks
 from cuda_l2.targets.cuda import CudaTarget, compile_only
-from cuda_l2.tasks import gpu_bench
 from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks.gpu_bench import GPU_FAMILIES
 from cuda_l2.tasks.values import Distribution
 
 FAMILIES = [family for family in all_families() if isinstance(family, GpuTaskFamily)]
@@ -159,7 +159,7 @@ def test_clusters_are_for_hopper_and_later() -> None:
 
 
 def test_the_tasks_of_the_gpus_figures_have_families() -> None:
-    listed = read_tasks(gpu_bench.WORD)
+    listed = read_tasks(GPU_FAMILIES)
     assert len(listed) >= 20
     for task in listed:
         assert families_for(task, HOPPER) and dict(task.sizes) == dict(definition(task.name).gpu)

@@ -2,7 +2,7 @@
 
 from cuda_l2.tasks._base import definition
 
-WORD = "gpu-families"
+GPU_FAMILIES = "gpu-families"
 """In a list of tasks: all of these, at their sizes for GPUs."""
 NAMES = (
     *("gelu", "silu_gate", "bias_gelu_residual"),  # element by element
