@@ -7,8 +7,8 @@
  *
  * An operation reduces a State over x (y, z: more matrices; g, h: vectors over the columns; r: a number of the row):
  * LOG_SUM, a largest element m and the sum s of e^(x - m), with a plain sum t; MOMENTS, n elements, their mean and the sum of
- * squares around it; SUMS, sums of S, T, U; BEST, the largest value and the first index where it stands. Then either ROW, a
- * number a row, and TOTAL if these are added up, or EACH, which sets o (p) from the State and SETUP's scalars. */
+ * squares around it; SUMS, sums of S, T, U; BEST, the largest value and the first index where it stands; COPY, nothing. Then
+ * either ROW, a number a row, and TOTAL if these are added up, or EACH, which sets o (p) from the State and SETUP's scalars. */
 #include "gpu_task.cuh"
 #include "gpu_total.cuh"
 
@@ -41,6 +41,7 @@
 #define MOMENTS 2
 #define SUMS 3
 #define BEST 4
+#define COPY 5
 
 #if OPERATION == 0 /* softmax */
 #define KIND LOG_SUM
@@ -211,6 +212,17 @@
 #define GATHER 2
 #define S x * y
 #define ROW state.s
+#elif OPERATION == 31 /* embedding: rows of a table by number */
+#define KIND COPY
+#define LABEL 1
+#define GATHER 1
+#define EACH o = x;
+#elif OPERATION == 32 /* group_norm: a row is a group of one image, gain and shift are of its planes */
+#define KIND MOMENTS
+#define VECTORS 2
+#define OF_PLANES 1
+#define SETUP const float scale = rsqrtf(state.squares / columns + 1e-5f);
+#define EACH o = (x - state.mean) * scale * g + h;
 #endif
 
 #ifndef MATRICES
@@ -230,6 +242,9 @@
 #endif
 #ifndef OUT
 #define OUT real
+#endif
+#ifndef OF_PLANES
+#define OF_PLANES 0
 #endif
 #ifndef LABEL
 #define LABEL 0
@@ -398,6 +413,12 @@ DEVICE void take(State &state, const Elements &e, int column) {
 }
 #endif
 
+#if KIND == COPY
+struct State {};
+DEVICE State none() { return State(); }
+DEVICE void take(State &, const Elements &, int) {}
+DEVICE State across(State state) { return state; }
+#else
 DEVICE State of_lane(State state, int mask) {
   int words[sizeof(State) / 4];
 #pragma unroll
@@ -436,6 +457,8 @@ DEVICE State across(State state) {
   return state;
 }
 
+#endif
+
 #if LABEL
 typedef long long Number;
 #else
@@ -450,7 +473,7 @@ struct Packs {
 extern "C" __global__ void __launch_bounds__(THREADS)
     by_rows(const real *x, const SECOND *y, const real *z, const real *g, const real *h, const Number *numbers, OUT *out,
             real *more, ROW_TYPE *of_rows, long long *indices, unsigned *ended, real *result, int rows, int columns,
-            int period) {
+            int period, int plane) {
 #if CLUSTER > 1
   cluster_arrive();
   const int lane = threadIdx.x + LANES * cluster_rank();
@@ -476,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if CHOSEN
   const float chosen = widened(px[label]);
 #endif
-  (void)pz, (void)py;
+  (void)pz, (void)py, (void)plane;
 
   /* A vector's elements as the operation sees them. */
   const auto elements = [&](const Packs &p, const Pack<real, VEC> &vg, const Pack<real, VEC> &vh) {
@@ -556,8 +579,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const auto finish = [&](const Packs &packs, int vector) {
     const int column = vector * VEC;
     Pack<real, VEC> vg = nothing, vh = nothing;
+#if OF_PLANES
+    const int channel = here % period * (columns / plane) + column / plane;
+    const real gain = __ldg(g + channel), shift = __ldg(h + channel);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) vg.at[k] = gain, vh.at[k] = shift;
+#else
     if (VECTORS > 0) vg = read<VEC>(g + column);
     if (VECTORS > 1) vh = read<VEC>(h + column);
+#endif
     const Elements e = elements(packs, vg, vh);
     Pack<OUT, VEC> vo;
     Pack<real, VEC> vp;

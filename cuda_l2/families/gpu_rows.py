@@ -1,5 +1,6 @@
 """The schedule space of gpu_rows.cu: threads, blocks and clusters a row, where a row stays, vectors in flight, caches."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ LEAST_CLUSTER_BYTES = 1 << 14
 MANY_BLOCKS = 8
 """A multiprocessor, beyond which a fence in each costs more than a second launch."""
 MATRIX, COLUMN = "rows columns", "columns"
-IMAGES = "batch channels height width"
+IMAGES, GROUPS = "batch channels height width", "batch groups*channels height width"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Rowwise(Computed):
     rows: str = "rows"
     columns: str = "columns"
     period: str = "1"
+    plane: str = "1"
+    own_sizes: tuple[str, ...] = ()  # of the task's, that expressions use
 
     @property
     def matrices(self) -> int:
@@ -121,6 +124,19 @@ class GpuRows(GpuTaskFamily):
             rows="batch * length",
             period="length",
         ),
+        "embedding": Rowwise(
+            31, ("batch length", "vocabulary columns", "batch length columns"), roles="n x out", rows="batch * length"
+        ),
+        "group_norm": Rowwise(
+            32,
+            (GROUPS, "groups*channels", "groups*channels", GROUPS),
+            roles="x g h out",
+            rows="batch * groups",
+            columns="channels * height * width",
+            period="groups",
+            plane="height * width",
+            own_sizes=("groups", "channels"),
+        ),
     }
 
     @property
@@ -133,7 +149,8 @@ class GpuRows(GpuTaskFamily):
         bytes_a_vector = choice["VEC"] * element_bytes(task)
         match name:
             case "VEC":
-                return value * element_bytes(task) <= VECTOR_BYTES and columns % value == 0
+                whole = columns if task.name != "group_norm" else math.prod(task.inputs[0].shape[2:])
+                return value * element_bytes(task) <= VECTOR_BYTES and whole % value == 0
             case "LANES":
                 return value == LANES.values[0] or value < 2 * vectors
             case "CLUSTER":
@@ -164,8 +181,11 @@ class GpuRows(GpuTaskFamily):
         role = row.roles.split().index("x")
         x = (*task.inputs, *task.weights)[role]
         match task.name:
-            case "embedding_position_norm" | "embedding_similarity":
+            case "embedding" | "embedding_position_norm" | "embedding_similarity":
                 return task.inputs[0].elements, x.shape[-1]
+            case "group_norm":
+                rows = x.shape[0] * dict(task.sizes)["groups"]
+                return rows, x.elements // rows
             case "instance_norm" | "global_average_pool":
                 return x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
         return x.shape[0], x.shape[1]
@@ -201,7 +221,7 @@ class GpuRows(GpuTaskFamily):
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         row, (rows, columns) = self.table[task.name], self.extent(task)
         vec = VECTOR_BYTES // element_bytes(task)
-        while columns % vec:
+        while not self.fits_work("VEC", vec, {"VEC": vec}, task, target):
             vec //= 2
         vectors = columns // vec
         lanes = 8
@@ -224,20 +244,24 @@ class GpuRows(GpuTaskFamily):
         tensors = (*task.inputs, *task.weights, *task.outputs)
         role = {role: tensor.name for role, tensor in zip(row.roles.split(), tensors, strict=True)}
         stride = choice["LANES"] * cluster
-        rules = {"whole_vectors": f"0 - ({row.columns}) % {choice['VEC']}"}
+        whole = row.columns if row.plane == "1" else row.plane
+        rules = {"whole_vectors": f"0 - ({whole}) % {choice['VEC']}"}
         shared = "0"
         if choice["KEEP"] == REGISTERS:
             rules["row_fits"] = f"{choice['ITEMS'] * stride * choice['VEC']} - {row.columns}"
         if choice["KEEP"] == SHARED:
             a_round = stride // cluster * choice["ROWS"] * choice["VEC"] * element_bytes(task) * row.matrices
             shared = f"cdiv({row.columns}, {stride * choice['VEC']}) * {a_round}"
-        lines = ['target = "cuda"', f'arch = "{target.arch if cluster > 1 else "sm_80"}"', "[names]"]
+        lines = ['target = "cuda"', f'arch = "{target.arch if cluster > 1 else "sm_80"}"']
+        if row.own_sizes:
+            lines.append("sizes = [" + ", ".join(f'"{size}"' for size in row.own_sizes) + "]")
+        lines.append("[names]")
         lines += [*(f'{name} = "{rule}"' for name, rule in rules.items()), "", *self.buffers(task)]
         if row.total:
             lines += workspace("of_rows", f"4 * {row.rows}")
         if choice["TAIL"]:
             lines += workspace("ended", "4", persistent=True)
-        sizes = [f'int32 = "{size}"' for size in (row.rows, row.columns, row.period)]
+        sizes = [f'int32 = "{size}"' for size in (row.rows, row.columns, row.period, row.plane)]
         of_rows = "of_rows" if row.total else role.get("row", role["x"])
         names = [role.get(name, role["x"]) for name in ("x", "y", "z", "g", "h", "n", "out", "more")]
         ended = "ended" if choice["TAIL"] else role["x"]
