@@ -13,6 +13,7 @@ from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
 
 ALL = "all"
 
@@ -32,6 +33,7 @@ def read_tasks(text: str) -> list[Operation]:
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
+    text = ",".join(",".join(texts()) if part == GPU_FAMILIES else part for part in text.split(","))
     known = definitions()
     found: list[Operation] = []
     for part in _parts(text):
