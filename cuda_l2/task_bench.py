@@ -27,8 +27,10 @@ class TaskResult:
     reason: str = ""
 
 
-def read_tasks(text: str) -> list[Operation]:
+def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
     """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
+
+    target: cpu or cuda, for the sizes that are left out.
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
@@ -37,9 +39,9 @@ def read_tasks(text: str) -> list[Operation]:
     for part in _parts(text):
         group = [other for other in known.values() if part in (ALL, other.group)]
         if group:
-            found += [other.task() for other in group]
+            found += [other.task(target=target) for other in group]
             continue
-        task = tasks.parse(part)
+        task = tasks.parse(part, target)
         if not isinstance(task, Operation):
             raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
         found.append(task)

@@ -135,10 +135,11 @@ def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
+    from cuda_l2.rigs import chosen
     from cuda_l2.task_bench import read_tasks, run
 
     assert settings.tasks is not None
-    wanted = read_tasks(settings.tasks)
+    wanted = read_tasks(settings.tasks, chosen(settings.target))
     budget_s = seconds(settings.budget or "20s")
     out = settings.out or Path("bench-tasks")
     require_writable(out / "tasks.md")

@@ -45,14 +45,14 @@ class Definition:
     dtypes: tuple[str, ...] = FLOATS
     group: str = ""  # set from the table it stands in
 
-    def task(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> Operation:
-        """The record at these sizes, those left out as on the CPU; UserError where they or the dtype cannot be."""
+    def task(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32", target: str = "cpu") -> Operation:
+        """The record at these sizes, those left out as on the target, cpu or cuda; UserError where it cannot be."""
         unknown = set(sizes or {}) - set(self.cpu)
         if unknown:
             raise UserError(f"{self.name} has no size {', '.join(sorted(unknown))}; its sizes: {', '.join(self.cpu)}")
         if dtype not in self.dtypes:
             raise UserError(f"{self.name} is defined for {', '.join(self.dtypes)}, not {dtype}")
-        chosen = {**self.cpu, **(sizes or {})}
+        chosen = {**(self.gpu if target == "cuda" else self.cpu), **(sizes or {})}
         if min(chosen.values(), default=1) < 1:
             raise UserError(f"{self.name}: sizes must be at least 1")
 
