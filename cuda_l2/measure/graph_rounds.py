@@ -114,7 +114,8 @@ class GraphRounds(Rounds):
         super().__init__(arms, protocol, rng, **terms)
         self.device_arena, self._stream = arena, stream
         self.drift = Drift()
-        self.evicted = torch.empty(2 * gpu.l2_bytes if protocol.evict else 0, dtype=torch.uint8, device="cuda")
+        evicted_bytes = 2 * gpu.l2_bytes if protocol.evict else 0
+        self.evicted = torch.empty(evicted_bytes, dtype=torch.uint8, device=stream.device)
         self._graphs: dict[tuple[str, int], tuple[int, list[int]]] = {}
         """The kernels', by number of launches: the worker's index of the graph, and the windows."""
         self.evictions = 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DEVICE = "cuda"
 LEAST_WINDOWS, MOST_WINDOWS = 2, 4
 CACHE_SHARE = 0.5
 """Of the L2 cache, that the windows of a timed round may take together where they are more than the least."""
@@ -56,7 +57,7 @@ class CudaTaskBench(Bench):
         self._rng = np.random.default_rng(seed)
         need = needed_bytes(task, rig.target.l2_bytes)
         cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
-        self._cases = TaskCases(task, seed, "cuda", cached)
+        self._cases = TaskCases(task, seed, DEVICE, cached)
         self._arenas: dict[bool, CudaTaskArena] = {}
         self._operands: dict[bool, CudaTaskOperands] = {}
         """By whether they rotate."""
