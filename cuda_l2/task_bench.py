@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from cuda_l2 import tasks
 from cuda_l2.errors import UserError
+from cuda_l2.families._base import families_for
 from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
+from cuda_l2.targets._base import Target
 from cuda_l2.tasks._base import definition, definitions
 
-ALL = "all"
+ALL, SERVED = "all", "served"
+"""Every task of our own; those that a kernel family serves on the machine."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,16 @@ class TaskResult:
 
 
 def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
-    """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
+    """Tasks from a list with commas: texts of tasks, names of groups, `all`, `served`; UserError where one is none.
 
-    target: cpu or cuda, for the sizes that are left out.
+    target: cpu or cuda, for the sizes that are left out. `served` reads as `all`; the function of that name chooses.
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
     known = definitions()
     found: list[Operation] = []
     for part in _parts(text):
-        group = [other for other in known.values() if part in (ALL, other.group)]
+        group = [other for other in known.values() if part in (ALL, SERVED, other.group)]
         if group:
             found += [other.task(target=target) for other in group]
             continue
@@ -48,6 +51,14 @@ def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
     if not found:
         raise UserError("give tasks to --tasks: all, a group as reduction, or tasks as softmax,gelu:rows=64")
     return list(dict.fromkeys(found))
+
+
+def served(wanted: Sequence[Operation], target: Target) -> list[Operation]:
+    """Those that a kernel family serves on a target; UserError where there is none."""
+    found = [task for task in wanted if families_for(task, target)]
+    if not found:
+        raise UserError(f"no kernel family serves any task on {target.machine}")
+    return found
 
 
 def _parts(text: str) -> list[str]:
