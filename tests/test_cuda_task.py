@@ -1,5 +1,6 @@
 """Tasks on a GPU: arenas, sessions, checks and rounds, with this machine's memory in place of a device's."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from fake_gpu import Rig, fake_gpu, floats, memory  # noqa: F401 - a fixture
 
 from cuda_l2 import tasks
-from cuda_l2.contract import plan_cuda
+from cuda_l2.contract import ContractError, plan_cuda
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_task_arena import CudaTaskArena, buffer_name
@@ -23,6 +24,7 @@ from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Tensor
 from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs.cuda_task import CudaTaskBench, needed_bytes, windows
+from cuda_l2.tasks.cases import TaskCases
 
 TASK = tasks.parse("rms_norm:rows=10,columns=12")
 MIXED = Operation(
@@ -408,6 +410,19 @@ def test_redrawn_cases_are_others(judged: Any) -> None:
     assert not torch.equal(before, bench._cases.drawn("seed 0").tensors["x"])
     assert bench.verify(candidate, build).status == "correct"
     assert bench.time(candidate, build, CUDA_PROTOCOLS["search"]).speedup
+
+
+def test_a_contract_that_takes_no_odd_sizes_meets_other_ones_too() -> None:
+    source = SOURCE.replace('["rows"]\nblock', '["rows / (1 - min(columns % 8, 1))"]\nblock')
+    found = TaskCases(TASK, 3, "cuda").others
+    assert len(found) == 4
+    large = tasks.parse("rms_norm:rows=64,columns=512")
+    served = []
+    for other in TaskCases(large, 3, "cuda").others:
+        with contextlib.suppress(ContractError):
+            plan_cuda(source, other, 132)
+            served.append(dict(other.sizes)["columns"])
+    assert len(served) == 2 and all(columns % 32 == 0 and columns != 512 for columns in served)
 
 
 # -- what fits

@@ -99,12 +99,19 @@ class Definition:
             for name, values in {**self.inputs, **self.weights}.items()
         }
 
-    def other_sizes(self, rng: np.random.Generator) -> dict[str, int]:
-        """Sizes nobody was shown: each that may change is odd, between 0.6 and 1.3 times the CPU's."""
-        return {
-            name: value if name in self.rigid else max(1, round(value * rng.uniform(0.6, 1.3)) // 2 * 2 + 1)
-            for name, value in self.cpu.items()
-        }
+    def other_sizes(self, rng: np.random.Generator, multiple: int = 1) -> dict[str, int]:
+        """Sizes nobody was shown: each that may change is odd, between 0.6 and 1.3 times the CPU's.
+
+        multiple: those that are not smaller are multiples of this instead.
+        """
+
+        def other(value: int) -> int:
+            near = value * rng.uniform(0.6, 1.3)
+            if 1 < multiple <= value:
+                return max(1, round(near / multiple)) * multiple
+            return max(1, round(near) // 2 * 2 + 1)
+
+        return {name: value if name in self.rigid else other(value) for name, value in self.cpu.items()}
 
 
 @cache

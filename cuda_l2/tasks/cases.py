@@ -15,7 +15,8 @@ from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain
 
 CACHE_BYTES = 2 << 30
-OTHER_SIZES = 2
+OTHER_MULTIPLES = {"cpu": (1, 1), "cuda": (1, 1, 32, 32)}
+"""What other sizes are multiples of, one each: a GPU's kernel that loads vectors may refuse odd ones."""
 MANY_FLOPS = 1 << 30
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
@@ -74,10 +75,9 @@ class TaskCases:
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
         found = []
-        for _ in range(OTHER_SIZES):
-            sizes = dict(self.task.sizes) | {
-                name: size for name, size in self._known.other_sizes(rng).items() if name not in self._known.rigid
-            }
+        for multiple in OTHER_MULTIPLES[self.device.type]:
+            drawn = self._known.other_sizes(rng, multiple)
+            sizes = dict(self.task.sizes) | {n: size for n, size in drawn.items() if n not in self._known.rigid}
             try:
                 found.append(self._known.task(sizes, self.task.dtype))
             except UserError:  # sizes that go together
