@@ -147,7 +147,9 @@ def in_halves(launch: Launch) -> None:
 
 
 def adds_noise(launch: Launch) -> None:
-    launch.out[:] = launch.answer() * np.float32(1 + 1e-7 * np.random.default_rng().integers(2))
+    launch.out[:] = launch.answer() * (1 + 1e-7 * np.random.default_rng().integers(2, size=launch.out.shape)).astype(
+        np.float32
+    )
 
 
 COLUMNS = 12
