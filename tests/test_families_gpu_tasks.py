@@ -16,7 +16,7 @@ from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import Schedule, _inlined, all_families, families_for
+from cuda_l2.families._base import Schedule, all_families, inlined, families_for
 from cuda_l2.families._gpu_task import GpuTaskFamily
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
@@ -63,7 +63,9 @@ def test_twenty_tasks_and_more_are_served_by_one_family_each() -> None:
         assert families_for(task, HOPPER) == (family,)
 
 
-@pytest.mark.parametrize("text", ["softmax:rows=8,columns=9@abcd", "attention", "attention:depth=24:float16", "cholesky"])
+@pytest.mark.parametrize(
+    "text", ["softmax:rows=8,columns=9@abcd", "attention", "attention:depth=24:float16", "cholesky"]
+)
 def test_other_tasks_are_left_to_others(text: str) -> None:
     task = dataclasses.replace(tasks.parse("softmax"), revision="abcd") if "@" in text else tasks.parse(text)
     assert families_for(task, HOPPER) == ()
@@ -117,7 +119,7 @@ def test_every_value_of_every_choice_is_valid_somewhere() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
-    compiled = compile_source(_inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
+    compiled = compile_source(inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.log
 
 
@@ -213,7 +215,11 @@ def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -
         case = cases.drawn("case", distribution)
         found = kernel.run(task, case.tensors, target.sms)
         for output, limit in zip(task.outputs, case.bounds, strict=True):
-            assert not limit.violation(found[output.name]), (distribution, output.name, dict(zip(asked, values, strict=False)))
+            assert not limit.violation(found[output.name]), (
+                distribution,
+                output.name,
+                dict(zip(asked, values, strict=False)),
+            )
 
 
 NOT_FINITE = {

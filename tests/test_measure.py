@@ -162,7 +162,7 @@ def test_inputs_differ_between_evaluators_unless_seeded(rig) -> None:
 
 def test_kernels_that_reach_the_power_limit_run_a_while_before_they_are_timed() -> None:
     pytest.importorskip("cuda.bindings")
-    from cuda_l2.measure.cuda_rounds import MAX_WARM_REPLAYS, heavy_round_s, warm_replays  # noqa: PLC0415
+    from cuda_l2.measure.graph_rounds import MAX_WARM_REPLAYS, heavy_round_s, warm_replays  # noqa: PLC0415
 
     assert warm_replays(2e-6, 256, 0.005) == 1
     assert warm_replays(1e-3, 1, 0.005) == 5

@@ -45,7 +45,9 @@ class Each(Computed):
         return bool(self.vectors or self.row_number)
 
 
-def flat(number: int, inputs: int, outputs: int = 1, shape: str = MATRIX, *, quick: bool = False, unit: int = 1) -> Each:
+def flat(
+    number: int, inputs: int, outputs: int = 1, shape: str = MATRIX, *, quick: bool = False, unit: int = 1
+) -> Each:
     """An operation on tensors of one shape."""
     return Each(number, (shape,) * (inputs + outputs), quick=quick, matrices=inputs, unit=unit)
 
@@ -97,7 +99,9 @@ class GpuElementwise(GpuTaskFamily):
                 useful = not each.by_columns or value < 2 * columns // choice["VEC"]
                 return value == THREADS.values[0] or useful
             case "ITEMS":
-                return value == 1 or (registers <= min(64, 32768 // choice["THREADS"]) and self._blocks(choice, task) > 1)
+                return value == 1 or (
+                    registers <= min(64, 32768 // choice["THREADS"]) and self._blocks(choice, task) > 1
+                )
             case "GRID":
                 blocks = self._blocks(choice, task)
                 return not value or (value * choice["THREADS"] <= MAX_THREADS_PER_SM and blocks > value * target.sms)

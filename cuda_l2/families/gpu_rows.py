@@ -228,7 +228,9 @@ class GpuRows(GpuTaskFamily):
         while lanes < min(512, vectors / (8 // row.matrices if row.mapped else 16)) or (lanes < 32 and lanes < vectors):
             lanes *= 2
         choice = {"VEC": vec, "LANES": lanes, "CLUSTER": 1}
-        if row.mapped and not 0 < self._held(choice, task) <= 8:  # more registers leave no second block to load meanwhile
+        if (
+            row.mapped and not 0 < self._held(choice, task) <= 8
+        ):  # more registers leave no second block to load meanwhile
             if target.capability >= (9, 0):
                 clusters = [{**choice, "CLUSTER": blocks} for blocks in CLUSTER.values]
                 choice = next((other for other in clusters if 0 < self._held(other, task) <= 8), choice)
