@@ -96,11 +96,11 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
 def _judge(text: str, task: str, protocol: str, target: str, full: bool) -> Trial:
     from cuda_l2 import contract
     from cuda_l2.optimizer import evaluate
+    from cuda_l2.rigs import chosen
 
-    judged = tasks.parse(task)
     if target == "auto":
         try:
             target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
         except contract.ContractError:
             pass  # the build says what is wrong with it
-    return evaluate(text, judged, protocol=protocol, target=target, full=full)
+    return evaluate(text, tasks.parse(task, chosen(target)), protocol=protocol, target=target, full=full)

@@ -5,7 +5,7 @@ in which PyTorch itself gives another kind than the exact result has, nor where 
 """
 
 from cuda_l2.tasks.cases import SPECIAL
-from cuda_l2.verify.tasks._base import TaskCheck, TaskSession, require_right
+from cuda_l2.verify.tasks._base import GpuTaskSession, TaskCheck, TaskSession, require_right
 
 MAX_TENSORS = 3
 """Of a task with more tensors of real numbers, so many drawn at random."""
@@ -16,7 +16,7 @@ class SpecialValues(TaskCheck):
     order = 40
 
     def applies(self, session: TaskSession) -> bool:
-        return session.judges_special
+        return not isinstance(session, GpuTaskSession)
 
     def run(self, session: TaskSession) -> None:
         names = session.cases.real_tensors
