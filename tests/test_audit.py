@@ -26,6 +26,7 @@ pytestmark = [
 
 
 REASONS = {
+    "hides_from_profiler": "seen from outside",
     "pass_through": "aten::linear",
     "pass_through_thread": "aten::linear",
     "lazy_tensor": "gives a Later",
