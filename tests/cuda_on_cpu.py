@@ -60,7 +60,9 @@ class Compiled:
             else:
                 assert torch.equal(block, before[name]), f"changes {name}"
         return {
-            tensor.name: memory[tensor.name][GUARD_BYTES:-GUARD_BYTES].view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
+            tensor.name: memory[tensor.name][GUARD_BYTES:-GUARD_BYTES]
+            .view(getattr(torch, tensor.dtype))
+            .reshape(tensor.shape)
             for tensor in task.outputs
         }
 
