@@ -172,6 +172,7 @@ ON_CPU = {
     "gelu_tanh:rows=5,columns=77": "QUICK=1",
     "bias_gelu_residual:rows=9,columns=24:bfloat16": "VEC=8",
     "complex_multiply:rows=3,columns=35:float16": "VEC=8",
+    "rotary_embedding:batch=1,heads=2,length=7,half=12": "VEC=4",
     "adamw:count=4099": "",
     "softmax:rows=7,columns=500": "KEEP=1",
     "layer_norm:rows=5,columns=300": "KEEP=2 LANES=64",

@@ -40,6 +40,9 @@ class Each(Computed):
     vectors: int = 0
     row_number: str = ""  # the operand that has one number a row
     unit: int = 1
+    rows: str = "rows"
+    columns: str = "columns"
+    period: str = "1"  # rows after which vectors over the columns repeat
 
     @property
     def by_columns(self) -> bool:
@@ -82,6 +85,14 @@ class GpuElementwise(GpuTaskFamily):
         "rmsprop": _flat(20, 3, 2, "count"),
         "adagrad": _flat(21, 3, 2, "count"),
         "moving_average": _flat(22, 2, 1, "count"),
+        "rotary_embedding": Each(
+            23,
+            ("batch heads length 2*half", "length half", "length half", "batch heads length 2*half"),
+            vectors=2,
+            rows="batch * heads * length",
+            columns="half",
+            period="length",
+        ),
     }
 
     @property
@@ -90,15 +101,12 @@ class GpuElementwise(GpuTaskFamily):
 
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         each = self.table[task.name]
-        columns = task.outputs[0].shape[-1]
+        _, columns = self._extent(task)
         registers = choice["VEC"] * choice.get("ITEMS", 1) * each.matrices * element_bytes(task) // 4
         match name:
             case "VEC":
                 fits = value * element_bytes(task) <= VECTOR_BYTES and value >= each.unit
                 return fits and not (each.by_columns and columns % value)
-            case "THREADS":
-                useful = not each.by_columns or value < 2 * columns // choice["VEC"]
-                return value == THREADS.values[0] or useful
             case "ITEMS":
                 room = min(64, 32768 // choice["THREADS"])
                 return value == 1 or (registers <= room and self._blocks(choice, task) > 1)
@@ -109,10 +117,30 @@ class GpuElementwise(GpuTaskFamily):
 
     def _blocks(self, choice: dict[str, int], task: Operation) -> int:
         """With GRID 0."""
-        width, out = choice["THREADS"] * choice["VEC"], task.outputs[0]
+        width = choice["THREADS"] * choice["VEC"]
         if self.table[task.name].by_columns:
-            return cdiv(out.shape[-1], width) * cdiv(out.shape[0], choice["ITEMS"])
-        return cdiv(out.elements, width * choice["ITEMS"])
+            rows, columns = self._extent(task)
+            wide = self._wide(choice, task)
+            return cdiv(columns, wide * choice["VEC"]) * cdiv(rows, choice["THREADS"] // wide * choice["ITEMS"])
+        return cdiv(task.outputs[0].elements, width * choice["ITEMS"])
+
+    def _wide(self, choice: dict[str, int], task: Operation) -> int:
+        """Threads along a row: a power of two that a row has work for."""
+        wide, vectors = 1, self._extent(task)[1] // choice["VEC"]
+        while 2 * wide <= choice["THREADS"] and wide < vectors:
+            wide *= 2
+        return wide
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        task = operation(schedule)
+        wide = {"WIDE": self._wide(schedule.named, task)} if self.table[task.name].by_columns else {}
+        return {**super().macros(schedule), **wide}
+
+    def _extent(self, task: Operation) -> tuple[int, int]:
+        """Rows and columns, of a half where a row has two."""
+        out = task.outputs[0]
+        columns = out.shape[-1] // (2 if task.name == "rotary_embedding" else 1)
+        return out.elements // out.shape[-1], columns
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         each, vec = self.table[task.name], VECTOR_BYTES // element_bytes(task)
@@ -125,13 +153,15 @@ class GpuElementwise(GpuTaskFamily):
         each, vec, threads, items = self.table[task.name], choice["VEC"], choice["THREADS"], choice["ITEMS"]
         outputs = [tensor.name for tensor in task.outputs]
         if each.by_columns:
-            along, down = f"cdiv(columns, {vec * threads})", f"cdiv(rows, {items})"
+            wide = self._wide(choice, task)
+            along, down = f"cdiv({each.columns}, {vec * wide})", f"cdiv({each.rows}, {threads // wide * items})"
             limit = f"cdiv({choice['GRID']} * sms, {along})" if choice["GRID"] else "65535"
             given = [tensor.name for tensor in (*task.inputs, *task.weights)]
             vectors = given[len(given) - each.vectors :] if each.vectors else [given[0]]
             number = each.row_number or given[0]
-            args = [*_padded(given[: each.matrices], 2), *_padded(vectors, 2), number, *outputs, "rows", "columns"]
-            names = {"whole_vectors": f"0 - columns % {vec}"}
+            args = [*_padded(given[: each.matrices], 2), *_padded(vectors, 2), number, *outputs]
+            args += [f'int32 = "{size}"' for size in (each.rows, each.columns, each.period)]
+            names = {"whole_vectors": f"0 - {each.columns} % {vec}"}
             started = launch("by_columns", [along, f"min({limit}, {down})"], threads, args)
         else:
             count = product(each.shapes[0])
