@@ -17,7 +17,7 @@ from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import Schedule, _inlined, all_families, families_for
+from cuda_l2.families._base import Schedule, all_families, families_for, inlined
 from cuda_l2.families._gpu_task import GpuTaskFamily
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
@@ -120,7 +120,7 @@ def test_every_value_of_every_choice_is_valid_somewhere() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
-    compiled = compile_source(_inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
+    compiled = compile_source(inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.log
 
 
