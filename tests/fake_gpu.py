@@ -218,6 +218,19 @@ class Rig:
         return [Build(candidate.id, BuildStatus.FAILED, "none here")]
 
 
+class Trace:
+    """Of launches that all take 5 us."""
+
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
+
+    @classmethod
+    def detach(cls) -> None: ...
+
+    def span_s(self) -> float:
+        return 5e-6
+
+
 class State:
     def sample(self) -> GpuSample:
         return GpuSample(1500, 2600, 400.0, 50, ())
@@ -258,8 +271,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
     monkeypatch.setattr(cuda_worker_main, "Loaded", _Loaded)
-    trace = SimpleNamespace(detach=lambda: None)
-    monkeypatch.setattr(graph_rounds, "KernelTrace", trace)
+    for module in (graph_rounds, cuda_worker_main):
+        monkeypatch.setattr(module, "KernelTrace", Trace)
     monkeypatch.setattr(graph_rounds, "_state", State)
     monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)
     monkeypatch.setattr(cuda_task, "DEVICE", "cpu")
