@@ -29,6 +29,42 @@ from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda_task
 from cuda_l2.verify import _cuda, _cuda_task
 
+RMS_NORM = """/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[buffer]]
+name = "x"
+shape = ["rows", "columns"]
+
+[[buffer]]
+name = "gain"
+shape = ["columns"]
+kind = "weight"
+
+[[buffer]]
+name = "out"
+shape = ["rows", "columns"]
+kind = "output"
+
+[[workspace]]
+name = "kept"
+bytes = "4 * rows * (columns + 1)"
+
+[[workspace]]
+name = "calls"
+bytes = 4
+kind = "persistent"
+fill = 7
+
+[[launch]]
+kernel = "rms_norm"
+grid = ["rows"]
+block = [128]
+args = ["x", "gain", "out", "kept", "calls", "rows", "columns"]
+*/
+"""
+"""A contract of rms_norm with a workspace of each kind, for kernels in Python."""
 OK = driver.CUresult.CUDA_SUCCESS
 GRAIN = 1 << 16
 SMS, L2_BYTES = 132, 1 << 20
@@ -51,7 +87,7 @@ class Buffer:
     def __init__(self, size: int) -> None:
         self.grain, self.fd = GRAIN, -1
         self.size = -(-max(size, 1) // GRAIN) * GRAIN
-        self._bytes = torch.empty(self.size + GRAIN, dtype=torch.uint8)  # behind it a GPU has nothing mapped
+        self._bytes = torch.zeros(self.size + GRAIN, dtype=torch.uint8)  # behind it a GPU has nothing mapped
         self.address = self._bytes.data_ptr()
         assert self.address % 16 == 0
 
