@@ -40,7 +40,8 @@ class CudaTaskBaselines:
     def arms(self, task: Operation, names: Sequence[str], operands: CudaTaskOperands) -> list[str]:
         """Those of the names that compute the task, in their order. Compiles on first use."""
         if task != self._task:
-            torch.compiler.reset()
+            if self._functions.keys() - {EAGER}:
+                torch.compiler.reset()  # imports the compiler, which takes seconds
             self._task, self._functions, self._left_out, self._tried = task, {}, {}, set()
         if not set(names) <= self._tried:
             operands.refresh()
