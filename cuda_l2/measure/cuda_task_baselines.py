@@ -5,6 +5,7 @@ with candidates. Precision is the task's: no TF32, no sums in fp16. An arm that 
 results are wrong, is left out with its reason.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -67,7 +68,8 @@ class CudaTaskBaselines:
         """Why an arm is left out, in one line; empty where it is not."""
         assert self._task is not None
         try:
-            with torch.cuda.stream(operands.stream):
+            with torch.cuda.stream(operands.stream), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler recommends TF32
                 for _ in range(WARM_CALLS):
                     self._function(name)(**operands.arena.given())
             played = self.play(name, operands, [0])
