@@ -1,6 +1,7 @@
 """The device memory of a task, its sizes and what fits: execute/cuda_task_arena.py, rigs/cuda_task.py."""
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from fake_gpu import RMS_NORM, fake_gpu  # noqa: F401 - a fixture
 from cuda_l2 import tasks
 from cuda_l2.contract import ContractError, plan_cuda
 from cuda_l2.errors import UserError
-from cuda_l2.execute.cuda_task_arena import CudaTaskArena, buffer_name
+from cuda_l2.execute import sanitizer
+from cuda_l2.execute.cuda_alone import Job
+from cuda_l2.execute.cuda_alone_main import _given
+from cuda_l2.execute.cuda_task_arena import CudaTaskArena, buffer_name, given_file
 from cuda_l2.execute.device_arena import GUARD_BYTES, OUTSIDE
 from cuda_l2.execute.fills import GUARD_BYTE, POISON_WORDS, POISONS
-from cuda_l2.records import Operation, Tensor
+from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
 from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs.cuda_task import needed_bytes, windows
 from cuda_l2.tasks.cases import TaskCases
@@ -95,6 +99,21 @@ def test_tensors_of_every_type_and_of_no_elements_are_held(fake_gpu: Any) -> Non
     arena.tensor(flags).fill_(True)
     assert arena.output(flags).tolist() == [True] * 3
     assert arena.record_stride == 32 and [output[4] for output in arena.written()] == [0, 16]
+
+
+def test_a_process_that_launches_alone_is_given_the_same_tensors() -> None:
+    plan, given = plan_cuda(RMS_NORM, TASK, 132), {"x": torch.rand(2, 7).bfloat16(), "n": torch.tensor(5)}
+    given["record"] = torch.empty(0, 3)
+    with given_file(MIXED, given) as path:
+        job = sanitizer.job(sanitizer.Tool.INITCHECK, Path("kernel.cubin"), plan, MIXED, path)
+        assert from_json(Job, to_json(job)) == job and not job.fills_scratch
+        found = _given(job)
+    assert list(found) == ["x", "n", "record"]
+    assert found["x"].tobytes() == given["x"].view(torch.uint8).numpy().tobytes()
+    assert found["n"].view("<i8").tolist() == [5] and not found["record"].size
+    product = Job("kernel.cubin", plan, Gemm(3, 5, 7), 1)
+    assert from_json(Job, to_json(product)) == product
+    assert {name: values.nbytes for name, values in _given(product).items()} == {"a": 42, "b": 70}
 
 
 def test_a_smaller_task_lies_in_the_same_memory(arena: CudaTaskArena) -> None:
