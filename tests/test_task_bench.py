@@ -109,6 +109,8 @@ class Stand:
         self.searched.append(task.name)
         if task.name == "cumsum":
             raise UserError("no kernel family serves it")
+        if task.name == "mish":
+            raise RuntimeError("CUDA error: out of luck\nCompile with device-side assertions")
         progress = Progress(interrupted=task.name == "gelu")
         return Result(task, self.target, progress, {"offline": trial(task.name, 10, eager=20)}, None)
 
@@ -147,6 +149,13 @@ def test_bad_options_are_one_clear_line(arguments, says, monkeypatch, capsys, tm
         cli.main()
     error = capsys.readouterr().err
     assert ended.value.code == 2 and says in error and len(error.splitlines()) == 1
+
+
+def test_a_task_that_the_machine_fails_at_does_not_end_the_run(tmp_path, target) -> None:
+    with Archive(tmp_path / "archive.db") as archive:
+        results = list(run(Stand(archive, target), read_tasks("mish,relu"), lambda task: (print, print)))
+    assert [bool(result.trial) for result in results] == [False, True]
+    assert results[0].reason == "CUDA error: out of luck Compile with device-side assertions"
 
 
 def test_served_tasks_are_those_that_a_family_writes_kernels_for(target: CpuTarget) -> None:
