@@ -230,10 +230,7 @@ class Optimizer:
     ) -> Proposer:
         """The language model asked for, going on from the exchanges in the archive."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        task = evaluator.task
-        if not isinstance(task, Gemm):
-            raise UserError(f"{task}: language models write kernels for matrix products alone so far")
-        return model.proposer(task, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
+        return model.proposer(evaluator.task, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
 
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
         """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""

@@ -15,6 +15,7 @@ from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
 from cuda_l2.targets._base import Target
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
 
 ALL, SERVED = "all", "served"
 """Every task of our own; those that a kernel family serves on the machine."""
@@ -38,6 +39,7 @@ def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
+    text = ",".join(",".join(texts()) if part == GPU_FAMILIES else part for part in text.split(","))
     known = definitions()
     found: list[Operation] = []
     for part in _parts(text):

@@ -26,6 +26,7 @@ from cuda_l2.execute.cupti import KernelTrace
 from cuda_l2.execute.device_arena import DeviceArena, Place
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.gpu_state import Drift, GpuState
+from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds
@@ -35,7 +36,8 @@ MAX_LAUNCHES = 512
 START_S = 10.0
 HOST_ROUNDS = 15
 HEAVY_S = 30e-6
-"""Launches this long draw what power the chip may, and then its clock depends on what ran before."""
+"""Launches this long draw what power the chip may, and then its clock depends on what ran before: with a protocol that
+heats they follow a while of the same, and between samples the chip is kept at work."""
 MAX_WARM_REPLAYS = 64
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
 Output = list[Any]
@@ -80,6 +82,11 @@ def _state() -> GpuState:
     return GpuState(bus_id())
 
 
+@functools.cache
+def _heater() -> Heater:
+    return Heater()
+
+
 def _uneven(conditions: dict[str, Any]) -> str:
     """Why the two processes do not launch alike, in one line; empty where they do."""
     times = conditions.get("empty_us", {})
@@ -88,6 +95,11 @@ def _uneven(conditions: dict[str, Any]) -> str:
             f"{us:.2f} us in the process of {name}" for name, us in times.items()
         )
     return ""
+
+
+def heavy_round_s(launch_s: float, protocol: Protocol) -> float:
+    """How long a timed replay is to take: of launches that heat the chip long enough to tell what it takes hot."""
+    return max(protocol.round_s, protocol.heat_s if launch_s >= HEAVY_S else 0.0)
 
 
 def warm_replays(launch_s: float, count: int, heat_s: float) -> int:
@@ -121,6 +133,8 @@ class GraphRounds(Rounds):
         self.evictions = 0
         self._launch_s: dict[str, float] = {}
         """Of every arm, as last seen."""
+        self._sampled_at, self._pause_s = time.perf_counter(), 0.0
+        """When the last sample ended, and how long after it the next one began."""
         self.slots = {name: slot for slot, name in enumerate(self.kernels)}
         self._plans: dict[str, Plan] = {}
         if protocol.round_s:
@@ -193,14 +207,20 @@ class GraphRounds(Rounds):
         """A power of two: the baselines' graphs of one candidate serve the next."""
         return min(self.most, 1 << max(0, round(math.log2(max(wanted, 1)))))
 
+    def round_s(self, fastest_s: float) -> float:
+        return heavy_round_s(fastest_s, self.protocol)
+
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         replays = warm_replays(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
         self.timeout_s = START_S + (replays + 1) * count * self.slowest_launch_s
         sequence = self._sequence(name, count)
+        self._pause_s = time.perf_counter() - self._sampled_at
         self.poison(name)
         torch.cuda.synchronize()
         seconds = self._replay(name, count, replays) / count if self.protocol.round_s else self._single(name, count)
-        self._launch_s[name] = seconds
+        self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
+        if seconds >= HEAVY_S and self.protocol.heat_s:
+            _heater().run(self._pause_s)
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())
         elif name not in self.kernels and not self.check_elements:

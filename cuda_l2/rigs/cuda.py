@@ -20,7 +20,7 @@ from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure import choices
-from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers, TuneSettings
+from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import measure_cuda
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines
@@ -28,6 +28,7 @@ from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.measure.tuned import TuneSettings
 from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.review.second_device import judge_on, second_gpu
