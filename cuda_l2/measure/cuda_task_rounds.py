@@ -41,6 +41,8 @@ def measure_cuda_task(
 
 
 class CudaTaskRounds(GraphRounds):
+    draws_power = False  # most tasks move data
+
     def __init__(
         self,
         gpu: Gpu,
