@@ -91,11 +91,13 @@ class CudaTaskBench(Bench):
         self._draw(seed)
 
     def close(self) -> None:
+        torch.cuda.synchronize()  # nothing may be at work in memory that goes
         for operands in self._operands.values():
             operands.close()
         for arena in self._arenas.values():
             arena.close()
         self._cases.close()
+        torch.cuda.empty_cache()  # the driver, which gives the next arena its memory, does not see it as free
 
     def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         return self._on_the_gpu(lambda: self._timed(kernel, protocol, beat))
