@@ -96,6 +96,7 @@ class CudaTaskBench(Bench):
             operands.close()
         for arena in self._arenas.values():
             arena.close()
+        self._operands, self._arenas = {}, {}
         self._cases.close()
         torch.cuda.empty_cache()  # the driver, which gives the next arena its memory, does not see it as free
 
