@@ -49,11 +49,7 @@ class Each(Computed):
         return bool(self.vectors or self.row_number)
 
 
-<<<<<<< HEAD
 def _flat(
-=======
-def flat(
->>>>>>> 1f0b96fa0867e0ba4dbed5ff7422b4e733f41d60
     number: int, inputs: int, outputs: int = 1, shape: str = MATRIX, *, quick: bool = False, unit: int = 1
 ) -> Each:
     """An operation on tensors of one shape."""
@@ -112,14 +108,8 @@ class GpuElementwise(GpuTaskFamily):
                 fits = value * element_bytes(task) <= VECTOR_BYTES and value >= each.unit
                 return fits and not (each.by_columns and columns % value)
             case "ITEMS":
-<<<<<<< HEAD
                 room = min(64, 32768 // choice["THREADS"])
                 return value == 1 or (registers <= room and self._blocks(choice, task) > 1)
-=======
-                return value == 1 or (
-                    registers <= min(64, 32768 // choice["THREADS"]) and self._blocks(choice, task) > 1
-                )
->>>>>>> 1f0b96fa0867e0ba4dbed5ff7422b4e733f41d60
             case "GRID":
                 blocks = self._blocks(choice, task)
                 return not value or (value * choice["THREADS"] <= MAX_THREADS_PER_SM and blocks > value * target.sms)

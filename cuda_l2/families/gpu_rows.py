@@ -228,13 +228,7 @@ class GpuRows(GpuTaskFamily):
         while lanes < min(512, vectors / (8 // row.matrices if row.mapped else 16)) or (lanes < 32 and lanes < vectors):
             lanes *= 2
         choice = {"VEC": vec, "LANES": lanes, "CLUSTER": 1}
-<<<<<<< HEAD
         if row.mapped and not 0 < self._held(choice, task) <= 8:  # with more, no second block loads meanwhile
-=======
-        if (
-            row.mapped and not 0 < self._held(choice, task) <= 8
-        ):  # more registers leave no second block to load meanwhile
->>>>>>> 1f0b96fa0867e0ba4dbed5ff7422b4e733f41d60
             if target.capability >= (9, 0):
                 clusters = [{**choice, "CLUSTER": blocks} for blocks in CLUSTER.values]
                 choice = next((other for other in clusters if 0 < self._held(other, task) <= 8), choice)

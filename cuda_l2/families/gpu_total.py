@@ -68,17 +68,7 @@ class GpuTotal(GpuTaskFamily):
         task, choice = operation(schedule), schedule.named
         given, result = [tensor.name for tensor in task.inputs], task.outputs[0].name
         parts = f"cdiv(rows * columns, {choice['THREADS'] * choice['VEC'] * choice['ITEMS']})"
-<<<<<<< HEAD
         lines = head({"blocks": f"min({choice['BLOCKS']} * sms, {parts})"})
-=======
-        lines = [
-            'target = "cuda"',
-            'arch = "sm_80"',
-            "[names]",
-            f'blocks = "min({choice["BLOCKS"]} * sms, {parts})"',
-            "",
-        ]
->>>>>>> 1f0b96fa0867e0ba4dbed5ff7422b4e733f41d60
         lines += [*self.buffers(task), *workspace("of_blocks", "4 * blocks")]
         if choice["TAIL"]:
             lines += workspace("ended", "4", persistent=True)
