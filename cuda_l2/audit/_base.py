@@ -76,12 +76,10 @@ class ModuleSession:
     rms_error: float = float("nan")
     max_error: float = float("nan")
     baseline_deviation: float = float("nan")
-    _weights_seed: int | None = None
 
     def make(self, case: Case, weights_seed: int) -> None:
         """A new instance for a case's arguments, under the seed of its weights."""
         self.module.make(weights_seed, case.initial)
-        self._weights_seed = weights_seed
 
     def launch(self, *cases: Case, load: bool = True) -> list[Tensors]:
         """Results of launches on these in one run, inputs looked at afterwards; CheckFailed where one was changed.
