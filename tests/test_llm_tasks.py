@@ -135,7 +135,7 @@ def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
         "busy 61 % (1.25)",
         "no header norm.h",
         "out is off by 3 (rows=39)",
-        "found for: group norm reduction group_norm float16",
+        "found for: group norm reduction group_norm",
         "Algorithm design",
     ):
         assert part in text, part
@@ -163,8 +163,7 @@ def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
 def test_what_is_looked_up_comes_from_the_instruction() -> None:
     for name, target in TARGETS.items():
         words = query(operation("residual_rms_norm:float16"), target, [])
-        assert words.startswith("residual rms norm reduction rms_norm float16 ") and "gemm" not in words
-        assert ("warp" in words) == (name == "cuda")
+        assert words == "residual rms norm reduction rms_norm" + (" kernel block threads" if name == "cuda" else "")
 
 
 def examples(chapter: str) -> list[str]:

@@ -15,12 +15,12 @@ def describe_task(task: Task) -> str:
 
 
 def code_words(task: Operation) -> str:
-    """Words of the instruction that code has too: the task's name and group, what its reference calls, its type."""
+    """Words of the instruction that code has too: the task's name and group, and what its reference calls."""
     from cuda_l2.tasks._base import definition  # noqa: PLC0415 - torch loads only where it is needed
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
 
     called = re.findall(r"\.([A-Za-z_]\w+)", reference_text(task.name))
-    words = [*task.name.split("_"), *definition(task.name).group.split(), *called, task.dtype]
+    words = [*task.name.split("_"), *definition(task.name).group.split(), *called]
     return " ".join(word for word in dict.fromkeys(words) if word not in _OF_TENSORS)
 
 

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts"
 TASKS = tuple(f"{name}:rows=32,columns=1000" for name in ("sum_rows", "variance_rows", "relu_squared"))
 SCHEDULES = 30
-SFT_STEPS, RL_STEPS = 150, 30
+SFT_STEPS, RL_STEPS = 400, 30
 ANSWERS, ANSWER_TOKENS = 16, 320
 YARDSTICKS = 3  # best training kernels that are timed with the answers
 CONTEST = "contest.json"
