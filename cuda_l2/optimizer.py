@@ -25,7 +25,7 @@ from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
 from cuda_l2.review.checker import open_checker
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import ADAPTIVE, open_rig
+from cuda_l2.rigs import ADAPTIVE, chosen, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.targets._base import Target
 
@@ -309,8 +309,10 @@ def optimize(
 
     shapes: as `tasks.parse` reads them. budget: seconds of search each. Further keywords: see Settings.
     """
-    parsed = [tasks.parse(shape) for shape in ([shapes] if isinstance(shapes, str) else shapes)]
-    with Optimizer(Settings(budget_s=budget, **settings)) as optimizer:  # type: ignore[arg-type]
+    wanted = Settings(budget_s=budget, **settings)  # type: ignore[arg-type]
+    listed = [shapes] if isinstance(shapes, str) else shapes
+    parsed = [tasks.parse(shape, chosen(wanted.target)) for shape in listed]
+    with Optimizer(wanted) as optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
         results = []
@@ -359,7 +361,7 @@ def evaluate(
     One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
     full: also the checks that are too slow for every candidate (sanitizers, stress builds).
     """
-    task = tasks.parse(task) if isinstance(task, str) else task
+    task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
     with open_rig(target) as rig:
         if protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
