@@ -39,6 +39,16 @@ from cuda_l2.tasks.words import tolerance_words
 SOFTMAX = "softmax:rows=8,columns=64"
 HONEST = (Path(__file__).with_name("task_cheats") / "honest_softmax.c").read_text()
 ONE_THREAD = HONEST.replace("threads = 2", "threads = 1")
+CUMSUM = "cumsum:rows=4,columns=9"
+SCAN = HONEST[: HONEST.index("*/") + 3].replace('"softmax"', '"scan"').replace("4 * columns * threads", "0")
+SCAN += """\
+void scan(const long *sizes, float **buffers) {
+    for (long row = 0; row < sizes[0]; ++row) {
+        float sum = 0;
+        for (long j = row * sizes[1]; j < (row + 1) * sizes[1]; ++j) buffers[1][j] = sum += buffers[0][j];
+    }
+}
+"""
 SUM_AGAIN = """\
     for (int64_t j = 0; j < call->columns; ++j) {
         sum = 0;
@@ -239,13 +249,16 @@ def test_a_question_asked_before_is_answered_from_the_archive(evaluator, archive
 
 
 def test_the_command_line_asks_for_a_task_and_lists_what_was_said(tmp_path, capsys) -> None:
+    """One that no family serves: the model's kernel is all there is."""
     path = tmp_path / "archive.db"
-    with serving([Say(block(ONE_THREAD))]) as server:
-        done = optimize(f"openai:stub@{server.address}", path, "--trials", "2", "--protocol", "offline", task=SOFTMAX)
+    with serving([Say(block(SCAN))]) as server:
+        policy = f"openai:stub@{server.address}"
+        done = optimize(policy, path, "--trials", "1", "--protocol", "offline", task=CUMSUM)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["correct"] == 2  # the family's default, and the model's
-    list_exchanges(SOFTMAX, archive=path, json=True)
+    result = json.loads(done.stdout)
+    assert result["correct"] == 1 and len(server.requests) == 1
+    list_exchanges(CUMSUM, archive=path, json=True)
     (exchange,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert exchange["task"] == SOFTMAX and "void softmax" in exchange["reply"]["text"]
-    list_exchanges(SOFTMAX, archive=path)
+    assert exchange["task"] == CUMSUM and "void scan" in exchange["reply"]["text"]
+    list_exchanges(CUMSUM, archive=path)
     assert "measured" in capsys.readouterr().out
