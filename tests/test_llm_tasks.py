@@ -89,7 +89,7 @@ def test_the_reference_that_is_shown_is_the_one_that_judges(name) -> None:
     found = space["reference"](**drawn, **{size: value for size, value in sizes.items() if size in wanted})
     found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     for mine, right in zip(found, known.bind(sizes)(**drawn), strict=True):
-        assert torch.equal(mine, right)
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)  # sums over threads may differ
 
 
 @pytest.mark.parametrize("name", TARGETS)
