@@ -52,11 +52,14 @@ def examine(
     answers: int,
     exemplars: int,
     seed: int,
+    answer_tokens: int = 160,
 ) -> list[Answers]:
     """Ask the model of the folder for every shape. histories: whose scored kernels its questions show."""
     pupil = models.load(str(folder), "float32")
-    sampling = Sampling(temperature=1.0, prompt_tokens=600, answer_tokens=160, exemplars=exemplars, at_once=answers)
-    writer = Writer(pupil.model.eval(), pupil.tokenizer, sampling)
+    sampling = Sampling(
+        temperature=1.0, prompt_tokens=1, answer_tokens=answer_tokens, exemplars=exemplars, at_once=answers
+    )
+    writer = Writer(pupil.model.to(models.device()).eval(), pupil.tokenizer, sampling)
     known = [trial.candidate.source for trials in teacher.trials.values() for trial in trials]
     texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
     held = {digest(candidate.source) for candidate in teacher.held_out}

@@ -1,4 +1,5 @@
 """A family of small CPU kernels, about 45 lines each: small enough for a language model of a million weights.
+cuda_family.py has one for GPUs.
 
 Four sources (B read in place or widened into a panel; threads share rows or columns) and four numbers. They compute
 only shapes whose M is a multiple of MR and N of NV x VW.
@@ -7,8 +8,10 @@ only shapes whose M is a multiple of MR and N of NV x VW.
 from dataclasses import dataclass
 from pathlib import Path
 
+import cuda_family
+
 from cuda_l2.families._base import Choice, Family, Schedule
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.records import Gemm, Layout, Task
 from cuda_l2.targets._base import Target
 from cuda_l2.targets.cpu import CpuTarget
 
@@ -48,4 +51,12 @@ class SmallGemm(Family):
         return f'target = "cpu"\nthreads = {schedule.named["THREADS"]}'
 
 
-FAMILIES = tuple(SmallGemm(f"{panel}_{share}") for panel in ("direct", "packed") for share in ("rows", "columns"))
+FAMILIES = (
+    *(SmallGemm(f"{panel}_{share}") for panel in ("direct", "packed") for share in ("rows", "columns")),
+    *cuda_family.FAMILIES,
+)
+
+
+def families_for(task: Task, target: Target) -> list[Family]:
+    """Those that serve a task."""
+    return [family for family in FAMILIES if isinstance(task, family.kind) and family.serves(task, target)]

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from family import FAMILIES
+from family import families_for
 
 from cuda_l2.archive import Archive
 from cuda_l2.corpus import dataset
@@ -51,7 +51,7 @@ class Teacher:
 def measure(gemms: Sequence[Gemm], count: int, rig: Rig, archive: Archive) -> Teacher:
     """Measure so many schedules, drawn at random, on every shape; the best by their mean are held out."""
     rng = np.random.default_rng(0)
-    space = space_for(FAMILIES, gemms[0], rig.target)
+    space = space_for(families_for(gemms[0], rig.target), gemms[0], rig.target)
     drawn: dict[str, Candidate] = {}
     while len(drawn) < count:
         candidate = space.render(draw(space, rng), "random")
