@@ -9,6 +9,7 @@ from cuda_l2 import __version__
 from cuda_l2.commands import (
     bench,
     check,
+    choices,
     collect,
     corpus,
     doctor,
@@ -50,6 +51,7 @@ for module in (
     record,
     replay,
     select,
+    choices,
     throughput,
     index,
     prompts,

@@ -26,7 +26,7 @@ from cuda_l2.llm._base import Messages
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._prompt import fenced
-from cuda_l2.records import Gemm, Trial
+from cuda_l2.records import Task, Trial
 from cuda_l2.review.checker import Checker
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
@@ -65,7 +65,7 @@ class Settings:
 class Pair:
     """Where one task and model stand."""
 
-    task: Gemm
+    task: Task
     model: str
     tries: int = 0
     kept: int = 0
@@ -96,7 +96,7 @@ class Collection:
             self._file.append(json.dumps({"format": FORMAT}))
         self.lines: list[dict[str, Any]] = [line for line in lines if "task" in line]
 
-    def of(self, task: Gemm, machine: str, model: str, round_: int) -> list[dict[str, Any]]:
+    def of(self, task: Task, machine: str, model: str, round_: int) -> list[dict[str, Any]]:
         """The tries of one pair."""
         wanted = {"task": str(task), "machine": machine, "model": model, "round": round_}
         return [line for line in self.lines if wanted.items() <= line.items()]
@@ -110,7 +110,7 @@ class Collection:
         """What was kept, as rows of the dataset."""
         return [line["row"] for line in self.lines if line["kept"]]
 
-    def has(self, task: Gemm, source: str) -> bool:
+    def has(self, task: Task, source: str) -> bool:
         """Whether a kernel that differs in comments and layout at most is kept for the task."""
         own = digest(source)
         return any(line["kept"] and line["task"] == str(task) and line["digest"] == own for line in self.lines)
@@ -133,7 +133,7 @@ class Collection:
 
 
 def collect(
-    gemms: Sequence[Gemm],
+    tasks: Sequence[Task],
     makers: Mapping[str, Make],
     rig: Rig,
     archive: Archive,
@@ -153,21 +153,21 @@ def collect(
     pairs: list[Pair] = []
     failed: dict[str, str] = {}
     machine = rig.target.machine
-    for gemm in gemms:
-        if hold_out.task(gemm):
+    for task in tasks:
+        if hold_out.task(task):
             continue
         todo: list[Pair] = []
         for model in makers:
-            pair = Pair(gemm, model, failure=failed.get(model, ""))
-            for line in collection.of(gemm, machine, model, settings.round):
+            pair = Pair(task, model, failure=failed.get(model, ""))
+            for line in collection.of(task, machine, model, settings.round):
                 pair.count(line)
             pairs.append(pair)
             if not pair.done(settings) and not pair.failure:
                 todo.append(pair)
         if not todo:
             continue
-        with Evaluator(gemm, rig, checker=checker) as evaluator:
-            evaluator.recall(archive.best(gemm, machine, SEARCH.name))
+        with Evaluator(task, rig, checker=checker) as evaluator:
+            evaluator.recall(archive.best(task, machine, SEARCH.name))
             for pair in todo:
                 _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, hold_out, on_try)
                 if pair.failure:

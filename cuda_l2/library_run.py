@@ -9,7 +9,7 @@ from pathlib import Path
 from cuda_l2 import contract
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
-from cuda_l2.library.table import PLAIN, Named, Row, read_table
+from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, Row, read_table
 from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Layout, Timing
@@ -33,7 +33,7 @@ class Library:
         for row in sorted(read_table(table), key=lambda row: row.edge != PLAIN):
             if row.edge == PLAIN:
                 plain.add((row.gemm, row.schedule))
-            elif (row.gemm, row.schedule) in plain:
+            elif row.edge == PROGRAMMATIC and (row.gemm, row.schedule) in plain:
                 continue  # dependent launch gained nothing: the same launch again
             self._rows.setdefault(_size(row.gemm), []).append(row)
         self._hash = hashlib.sha256(table.read_bytes()).hexdigest()[:16]
@@ -59,9 +59,10 @@ class Library:
     def time(self, gemm: Gemm, protocols: Sequence[Protocol], rig: Rig) -> Generator[list[Timed]]:
         """Protocol by protocol, what the table has for a shape that it serves, the fastest plain launch first.
 
-        All under `offline`; under others what would be used: the fastest plain launch and the fastest of all.
+        All that was chosen back to back under `offline`; under others what would be used: the fastest plain launch and
+        the fastest of all, or where single launches are timed the fastest cold one, if the table has one.
         """
-        rows = sorted(self._rows[_size(gemm)], key=lambda row: (row.edge != PLAIN, row.us))
+        rows = sorted(self._rows[_size(gemm)], key=lambda row: (row.edge == PROGRAMMATIC, row.us))
         candidates = [row.candidate(rig.target) for row in rows]
         with rig.open(gemm, secrets.randbits(48), both_layouts=True) as bench:
             builds = list(bench.build(candidates))
@@ -70,8 +71,8 @@ class Library:
                 raise UserError(f"a kernel of {self.table} for {gemm} does not build: {failed.reason}")
             parts = list(zip(rows, candidates, builds, strict=True))
             for protocol in protocols:
-                used = [rows[0], min(rows, key=lambda row: row.us)]
-                timed = [part for part in parts if protocol.name == OFFLINE.name or part[0] in used]
+                used = _used(rows, protocol)
+                timed = [part for part in parts if part[0] in used]
                 kernels = {
                     f"{row.gemm.layout} {row.edge}": Kernel(candidate, build, row.gemm.layout)
                     for row, candidate, build in timed
@@ -95,7 +96,7 @@ def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
     return tuple(
         KernelFigures(
             row.gemm.layout,
-            row.edge != PLAIN,
+            row.edge == PROGRAMMATIC,
             contract.kernel_id(candidate.source),
             row.family,
             row.schedule,
@@ -106,6 +107,15 @@ def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
         for row, candidate, timing in timed
         if timing.candidate
     )
+
+
+def _used(rows: Sequence[Row], protocol: Protocol) -> Sequence[Row]:
+    """Those of a shape's rows, plain launches first, that are timed under a protocol."""
+    cold = [row for row in rows if row.edge == COLD]
+    if cold and not protocol.round_s:
+        return cold[:1]
+    warm = [row for row in rows if row.edge != COLD] or rows
+    return warm if protocol.name == OFFLINE.name else [warm[0], min(warm, key=lambda row: row.us)]
 
 
 def _size(gemm: Gemm) -> Gemm:

@@ -25,7 +25,7 @@ from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
 from cuda_l2.review.checker import open_checker
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import ADAPTIVE, open_rig
+from cuda_l2.rigs import ADAPTIVE, chosen, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.targets._base import Target
 
@@ -230,10 +230,7 @@ class Optimizer:
     ) -> Proposer:
         """The language model asked for, going on from the exchanges in the archive."""
         seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        task = evaluator.task
-        if not isinstance(task, Gemm):
-            raise UserError(f"{task}: language models write kernels for matrix products alone so far")
-        return model.proposer(task, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
+        return model.proposer(evaluator.task, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
 
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
         """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
@@ -312,8 +309,10 @@ def optimize(
 
     shapes: as `tasks.parse` reads them. budget: seconds of search each. Further keywords: see Settings.
     """
-    parsed = [tasks.parse(shape) for shape in ([shapes] if isinstance(shapes, str) else shapes)]
-    with Optimizer(Settings(budget_s=budget, **settings)) as optimizer:  # type: ignore[arg-type]
+    wanted = Settings(budget_s=budget, **settings)  # type: ignore[arg-type]
+    listed = [shapes] if isinstance(shapes, str) else shapes
+    parsed = [tasks.parse(shape, chosen(wanted.target)) for shape in listed]
+    with Optimizer(wanted) as optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
         results = []
@@ -362,7 +361,7 @@ def evaluate(
     One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
     full: also the checks that are too slow for every candidate (sanitizers, stress builds).
     """
-    task = tasks.parse(task) if isinstance(task, str) else task
+    task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
     with open_rig(target) as rig:
         if protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")

@@ -257,7 +257,7 @@ def _finding(tool: Tool, job: Job, task: Task) -> CheckFailed | Fault | None:
         finding = sanitizer.findings(tool, job, WATCH_S)
     except Fault as fault:
         return fault
-    return races.failed(tool, job.gemm, task.gemm, finding) if finding else None
+    return races.failed(tool, job.task, task.gemm, finding) if finding else None
 
 
 def _add(item: _Item, failure: CheckFailed | Fault | None) -> None:

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_l2.library.choose import choose
-from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of
+from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.survey import Arm, Record
 
 MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN, PROGRAMMATIC))
 """Classes of shapes, each launched plainly or, where that is faster, as dependents."""
+COLD_MODES = tuple((accumulate, COLD) for accumulate in Accumulate)
 WEIGHTS = (1.0, 0.6, 0.5, 0.3)
-"""Of the modes."""
+"""Of the modes; cold ones count alike."""
 LAYOUT_SHARE = 0.15
 """Of each mode's weight, for what callers get who cannot choose B's layout; the rest is for the better of both."""
 
@@ -55,9 +56,11 @@ class Selection:
         return self.best[case].us / self.kept[case].us if case in self.kept else 0.0
 
 
-def select(records: Iterable[Record], most: int, weights: Sequence[float] = WEIGHTS) -> Selection:
-    """Keep at most `most` kernels, over all modes that the records hold."""
-    uses = _uses(list(records))
+def select(
+    records: Iterable[Record], most: int, weights: Sequence[float] = WEIGHTS, *, cold: bool = False
+) -> Selection:
+    """Keep at most `most` kernels, over all modes that the records hold. cold: they are times of cold launches."""
+    uses = _uses(list(records), cold)
     kernels = sorted({kernel for found in uses.values() for kernel in found})
     column = {kernel: i for i, kernel in enumerate(kernels)}
     cases = list(uses)
@@ -83,7 +86,7 @@ def table(selection: Selection, rows: Sequence[PoolRow]) -> list[Row]:
             gemm = Gemm(*case.size, case.layout, case.accumulate)
             row = rows[use.arm.row]
             found.append(Row(gemm, case.edge, row.family, _schedule(row, use), use.us))
-    return sorted(found, key=lambda row: (row.gemm, row.edge))
+    return joined((), found)
 
 
 def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
@@ -99,7 +102,7 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
         "| class | edge | layout | shapes | mean | 5 % | least | not served |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for accumulate, edge in MODES:
+    for accumulate, edge in (*MODES, *COLD_MODES):
         for layout in (None, *Layout):
             mode = (accumulate, edge, layout)
             cases = [case for case in selection.best if (case.accumulate, case.edge, case.layout) == mode]
@@ -114,7 +117,7 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _uses(records: list[Record]) -> dict[Case, dict[str, Use]]:
+def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
     """For every case, by kernel, its fastest use."""
     uses: defaultdict[Case, dict[str, Use]] = defaultdict(dict)
     by_key = {(record.size, record.accumulate): record for record in records}
@@ -125,7 +128,7 @@ def _uses(records: list[Record]) -> dict[Case, dict[str, Use]]:
             times = _joined(times, _times(wide))
         for (arm, edge), us in times.items():
             edges = (PLAIN, PROGRAMMATIC) if edge == 0 else (PROGRAMMATIC,)  # dependents where that is faster
-            for name in edges:
+            for name in (COLD,) if cold else edges:
                 for layout in (None, arm.layout):
                     found = uses[Case(record.size, record.accumulate, name, layout)]
                     if arm.kernel not in found or us < found[arm.kernel].us:
@@ -162,7 +165,7 @@ def _joined(times: dict[tuple[Arm, int], float], others: dict[tuple[Arm, int], f
 
 def _weights(cases: Sequence[Case], weights: Sequence[float]) -> NDArray[np.float64]:
     """Of each mode the same sum, whatever the number of its cases."""
-    shares = dict(zip(MODES, weights, strict=True))
+    shares = dict(zip(MODES, weights, strict=True)) | dict.fromkeys(COLD_MODES, 1.0)
     counts = Counter((case.accumulate, case.edge, case.layout) for case in cases)
     found = []
     for case in cases:

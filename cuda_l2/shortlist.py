@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cuda_l2 import contract
 from cuda_l2.families._base import Family, Schedule, families_for
-from cuda_l2.library.table import PLAIN, Named, PoolRow, Row, family_of
+from cuda_l2.library.table import PROGRAMMATIC, Named, PoolRow, Row, family_of
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 from cuda_l2.targets._base import Target
 from cuda_l2.targets.cuda import CudaTarget
@@ -97,7 +97,7 @@ class Shortlist:
         return self._schedule(option.row, replace(gemm, layout=option.layout), option.launch, edge)
 
     def _learn(self, row: Row) -> None:
-        if row.edge != PLAIN:
+        if row.edge == PROGRAMMATIC:
             return
         compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
         schedule = tuple((name, value) for name, value in row.schedule if name in compiled)

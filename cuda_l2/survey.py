@@ -24,7 +24,17 @@ from cuda_l2.build.build_server import BuildServers
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.lock import machine_lock
-from cuda_l2.library.table import PoolRow, read_pool, read_times, schedule_of, schedule_text, write_pool
+from cuda_l2.library.kernels import kernels_of
+from cuda_l2.library.table import (
+    PoolRow,
+    pool_of,
+    read_pool,
+    read_table,
+    read_times,
+    schedule_of,
+    schedule_text,
+    write_pool,
+)
 from cuda_l2.lines import open_alone, parsed
 from cuda_l2.measure.quick import Item, QuickTimer, Sampled
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
@@ -49,6 +59,10 @@ class SurveySettings:
     budget_s: float = math.inf
     seed: int = 0
     finalists: int = 4
+    table: Path | None = None
+    """Whose kernels are the pool and whose times are known, instead of those two."""
+    cold: bool = False
+    """Time single launches with nothing cached, instead of launches back to back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +104,15 @@ class Survey:
         self._finalists: dict[Size, list[Option]] = {}  # of the fp32 class
 
     def pool(self) -> None:
-        """The kernels to choose from: of the run's folder, else of the file given, else of the families' ranking."""
-        path, given = self.settings.out / POOL, self.settings.pool
+        """The kernels to choose from: of the run's folder, else of the files given, else of the families' ranking."""
+        path, given = self.settings.out / POOL, self.settings.table or self.settings.pool
+        rows = pool_of(read_table(given)) if self.settings.table and given else read_pool(given) if given else []
         if path.exists():
             self.rows = read_pool(path)
-            if given and read_pool(given) != self.rows:
+            if given and rows != self.rows:
                 raise UserError(f"{path} holds another pool than {given}: choose another folder with --out")
             return
-        if given:
-            self.rows = read_pool(given)
-        else:
-            self.rows = default_pool(self.settings.gemms, self.target, EACH)
+        self.rows = rows or default_pool(self.settings.gemms, self.target, EACH)
         write_pool(path, self.rows)
 
     def build(self) -> None:
@@ -109,10 +121,12 @@ class Survey:
         pending = [gemm for gemm in self.settings.gemms if (_size(gemm), gemm.accumulate) not in self.records]
         self._options = self._shortlists(pending)
         needed: dict[str, Candidate] = {}
-        shortlist = Shortlist(self.rows, self.target)
+        shortlist, kept = Shortlist(self.rows, self.target), self._table_kernels()
         for gemm in pending:
             if gemm.accumulate is Accumulate.FP16:
                 self._recall_finalists(gemm, shortlist)
+            if kept:
+                self._options[gemm] = [option for option in self._options[gemm] if option.kernel in kept]
             for option in [*self._options[gemm], *self._finalists.get(_size(gemm), [])]:
                 if option.kernel not in needed:
                     needed[option.kernel] = shortlist.candidate(option, gemm)
@@ -139,13 +153,14 @@ class Survey:
         if path.exists():
             header, self.records = read_records(path)
             if header != self._header():
-                raise UserError(f"{path} was measured on another machine or pool: choose another folder with --out")
+                what = "on another machine, with another pool or in another state of the cache"
+                raise UserError(f"{path} was measured {what}: choose another folder with --out")
 
     def time(self, on_shape: Callable[[Gemm, str], None], on_done: Callable[[Gemm], None]) -> bool:
         """Time what is not yet timed, until the budget is spent; whether all is."""
         end = time.monotonic() + self.settings.budget_s
         path = self.settings.out / TIMES
-        with open_alone(path) as file, QuickTimer(self.settings.seed, self.settings.finalists) as timer:
+        with open_alone(path) as file, self._timer() as timer:
             if not path.stat().st_size:
                 file.write((json.dumps(self._header()) + "\n").encode())
             for gemm in self.pending():
@@ -157,6 +172,9 @@ class Survey:
                 self.records[record.size, record.accumulate] = record
                 on_done(gemm)
         return True
+
+    def _timer(self) -> QuickTimer:
+        return QuickTimer(self.settings.seed, self.settings.finalists, cold=self.settings.cold)
 
     def pending(self) -> list[Gemm]:
         """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
@@ -186,11 +204,16 @@ class Survey:
             keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)]
             self._finalists[_size(gemm)] = shortlist.repeat(gemm, keys)
 
+    def _table_kernels(self) -> set[str]:
+        """Identities of the kernels that the table uses: no variant of them for other sizes is to be added."""
+        rows = read_table(self.settings.table) if self.settings.table else []
+        return {kernel.id for kernel in kernels_of(rows, self.target)}
+
     def _shortlists(self, gemms: Sequence[Gemm]) -> dict[Gemm, list[Option]]:
         """What to try on each shape; worked out on all cores."""
         settings = self.settings
         context = multiprocessing.get_context("spawn")
-        arguments = (settings.out / POOL, self.target, settings.known)
+        arguments = (settings.out / POOL, self.target, settings.table or settings.known)
         with concurrent.futures.ProcessPoolExecutor(
             max(1, self.target.cores - 1), context, _prepare, arguments
         ) as pool:
@@ -198,7 +221,8 @@ class Survey:
 
     def _header(self) -> dict[str, Any]:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
-        return {"kind": KIND, "version": VERSION, "machine": self.target.machine, "pool": pool}
+        header = {"kind": KIND, "version": VERSION, "machine": self.target.machine, "pool": pool}
+        return header | ({"cold": True} if self.settings.cold else {})
 
 
 _SHORTLIST: list[Shortlist] = []

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 from cuda_l2 import tasks
 from cuda_l2.errors import UserError
+from cuda_l2.families._base import families_for
 from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
+from cuda_l2.targets._base import Target
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
 
-ALL = "all"
+ALL, SERVED = "all", "served"
+"""Every task of our own; those that a kernel family serves on the machine."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +31,36 @@ class TaskResult:
     reason: str = ""
 
 
-def read_tasks(text: str) -> list[Operation]:
-    """Tasks from a list with commas: texts of tasks, names of groups, or `all`; UserError where one is neither.
+def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
+    """Tasks from a list with commas: texts of tasks, names of groups, `all`, `served`; UserError where one is none.
+
+    target: cpu or cuda, for the sizes that are left out. `served` reads as `all`; the function of that name chooses.
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
+    text = ",".join(",".join(texts()) if part == GPU_FAMILIES else part for part in text.split(","))
     known = definitions()
     found: list[Operation] = []
     for part in _parts(text):
-        group = [other for other in known.values() if part in (ALL, other.group)]
+        group = [other for other in known.values() if part in (ALL, SERVED, other.group)]
         if group:
-            found += [other.task() for other in group]
+            found += [other.task(target=target) for other in group]
             continue
-        task = tasks.parse(part)
+        task = tasks.parse(part, target)
         if not isinstance(task, Operation):
             raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
         found.append(task)
     if not found:
         raise UserError("give tasks to --tasks: all, a group as reduction, or tasks as softmax,gelu:rows=64")
     return list(dict.fromkeys(found))
+
+
+def served(wanted: Sequence[Operation], target: Target) -> list[Operation]:
+    """Those that a kernel family serves on a target; UserError where there is none."""
+    found = [task for task in wanted if families_for(task, target)]
+    if not found:
+        raise UserError(f"no kernel family serves any task on {target.machine}")
+    return found
 
 
 def _parts(text: str) -> list[str]:

@@ -25,6 +25,7 @@ from cuda_l2.propose._function import FunctionProposer
 from cuda_l2.records import Candidate, Gemm
 
 GEMM = Gemm.parse("32x24x40")
+TASK_CHEATS = Path(__file__).with_name("task_cheats")
 ONE = ModelSettings(concurrency=1, retries=0, repairs=0, reference_tokens=0)
 
 
@@ -153,6 +154,28 @@ def test_a_function_collects_through_the_same_path(rig, archive, tmp_path) -> No
         {"role": "assistant", "content": block(variant(6))},
     ]
     assert len(archive.trials(GEMM)) == 2
+
+
+def test_kernels_for_other_tasks_are_collected_and_held_out_tasks_are_not(tmp_path, capsys) -> None:
+    softmax = (TASK_CHEATS / "honest_softmax.c").read_text()
+    shapes = ("softmax:rows=8,columns=64", "gelu:rows=4,columns=32", "softmax:rows=4,columns=8")
+    (tmp_path / "held.txt").write_text("gelu\nsoftmax:rows=4,columns=8\n")
+    with serving([Say(block(softmax))]) as server:
+        run(
+            f"openai:stub@{server.address}",
+            out=tmp_path / "data",
+            shapes=shapes,
+            keep=1,
+            hold_out=tmp_path / "held.txt",
+        )
+        assert len(server.requests) == 1
+        (tmp_path / "held.txt").write_text("softmax\ngelu")
+        with pytest.raises(UserError, match="every task is held out"):
+            run("random", out=tmp_path / "data", shapes=shapes, hold_out=tmp_path / "held.txt")
+    (row,) = dataset.read(tmp_path / "data", PART)
+    assert (row["task"], row["code"], row["verdict"]) == (shapes[0], softmax, "correct") and row["speedup"] > 0
+    assert "return torch.softmax(x, -1)" in row["instruction"] and "[[buffer]]" in row["context"]
+    assert f"held out: {shapes[1]}, {shapes[2]}" in capsys.readouterr().err
 
 
 def test_what_is_held_out_or_too_slow_is_not_kept(rig, archive, tmp_path) -> None:

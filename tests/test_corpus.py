@@ -21,6 +21,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.retrieve.sources import Source, installed_sources, user_sources
+from cuda_l2.tasks import parse
 
 FILE = """\
 /* Copyright (c) somebody. SPDX-License-Identifier: BSD-3-Clause
@@ -229,9 +230,31 @@ def test_what_is_held_out_is_in_no_row_and_no_context(folder, target, tmp_path) 
     assert HoldOut.read(path).task(Gemm.parse("32x32x32:tn")) and not HoldOut.read(path).task(gemm)
 
 
+def test_other_tasks_are_held_out_by_name_or_at_their_sizes(tmp_path, target) -> None:
+    path = tmp_path / "held.txt"
+    path.write_text("softmax\ngelu:rows=64,columns=1000:float16\n")
+    held = HoldOut.read(path)
+    for text, out in (
+        ("softmax", True),
+        ("softmax:rows=3:bfloat16", True),
+        ("log_softmax", False),
+        ("gelu:columns=1000,rows=64:float16", True),
+        ("gelu:rows=64,columns=1000", False),
+    ):
+        assert held.task(parse(text)) == out, text
+    assert held.text("// for softmax:rows=64,columns=500") and not held.text("// softmax: log_softmax:rows=64")
+    assert held.text("gelu:rows=64,columns=1000:float16.") and not held.text("gelu:rows=64,columns=1000")
+    path.write_text("gelu:columns=1000,rows=64:float16  # the same\nsoftmax\n")
+    assert HoldOut.read(path).fingerprint == held.fingerprint != HoldOut().fingerprint
+    made = build([], held, rendered=Rendered(2, [parse("softmax"), parse("rms_norm")], target))
+    assert len(made.triplets) == 2 and made.counts.held_out == 2
+    assert all("rms_norm:rows=64" in row["instruction"] and "[[buffer]]" in row["code"] for row in made.triplets)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("softmux", "line 2.*no task 'softmux'"),
         ("64x64", "line 2.*shape"),
         ("nobody: A=1", "no family 'nobody'"),
         ("cpu_gemm: NOTHING=3", "NAME=8"),

@@ -2,7 +2,6 @@
 
 import ctypes
 import random
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,12 +11,14 @@ import pytest
 
 from cuda_l2.errors import UserError
 from cuda_l2.execute import cupti
+from cuda_l2.measure import choice_audit
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import Drift, GpuSample, GpuState
 from cuda_l2.measure.selection import Effort, select
 from cuda_l2.records import Accumulate, Gemm, Layout
 
 cuda_baselines = pytest.importorskip("cuda_l2.measure.cuda_baselines", reason="needs cuda-bindings")
+stored = pytest.importorskip("cuda_l2.measure.tuned", reason="needs cuda-bindings")
 
 
 def test_structures_have_the_sizes_of_cublaslt_h() -> None:
@@ -129,27 +130,25 @@ def algorithm(data: str = "0f" * 64) -> Algorithm:
     return Algorithm(data, 66, 20, 36, 4, "compute type", 0, 1, 0, 3, 1 << 20, 0.97)
 
 
-def tuned(gemm: Gemm) -> "cuda_baselines.Tuned":
-    one = cuda_baselines.TunedLayout(
-        (algorithm(), algorithm("a0" * 64)), ("nvjet 4x1x1", "x"), (2.5, 2.25), (3, 9), 1, 0.003
-    )
-    return cuda_baselines.Tuned(
+def tuned(gemm: Gemm) -> "stored.Tuned":
+    one = stored.TunedLayout((algorithm(), algorithm("a0" * 64)), ("nvjet 4x1x1", "x"), (2.5, 2.25), (3, 9), 1, 0.003)
+    return stored.Tuned(
         gemm.m, gemm.n, gemm.k, gemm.accumulate, "adaptive", one, None, 0.05, "2026-01-01T00:00:00+00:00"
     )
 
 
 def test_a_choice_survives_on_disk(tmp_path: Path) -> None:
     gemm, path = Gemm(64, 128, 256, accumulate=Accumulate.FP16), tmp_path / "folder" / "one.json"
-    cuda_baselines.store(path, tuned(gemm))
-    assert cuda_baselines.recall(path, gemm, "adaptive") == tuned(gemm)
+    stored.store(path, tuned(gemm))
+    assert stored.recall(path, gemm, "adaptive") == tuned(gemm)
 
 
 @pytest.mark.parametrize("other", ["64x128x512:fp16", "64x128x256"])
 def test_another_product_is_not_recalled(tmp_path: Path, other: str) -> None:
     path = tmp_path / "one.json"
-    cuda_baselines.store(path, tuned(Gemm.parse("64x128x256:fp16")))
-    assert cuda_baselines.recall(path, Gemm.parse(other), "adaptive") is None
-    assert cuda_baselines.recall(path, Gemm.parse("64x128x256:fp16"), "paper") is None
+    stored.store(path, tuned(Gemm.parse("64x128x256:fp16")))
+    assert stored.recall(path, Gemm.parse(other), "adaptive") is None
+    assert stored.recall(path, Gemm.parse("64x128x256:fp16"), "paper") is None
 
 
 @pytest.mark.parametrize(
@@ -167,13 +166,25 @@ def test_another_product_is_not_recalled(tmp_path: Path, other: str) -> None:
 )
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: Callable[[str], str]) -> None:
     gemm, path = Gemm.parse("64x128x256:fp16"), tmp_path / "one.json"
-    cuda_baselines.store(path, tuned(gemm))
+    stored.store(path, tuned(gemm))
     text = path.read_text()
     assert damage(text) != text
     path.write_text(damage(text))
-    assert cuda_baselines.recall(path, gemm, "adaptive") is None
-    cuda_baselines.store(path, tuned(gemm))
-    assert cuda_baselines.recall(path, gemm, "adaptive") is not None
+    assert stored.recall(path, gemm, "adaptive") is None
+    stored.store(path, tuned(gemm))
+    assert stored.recall(path, gemm, "adaptive") is not None
+
+
+def test_a_choice_is_right_within_one_percent_of_the_best() -> None:
+    gemm = Gemm(4096, 4096, 4096)
+    rounds = [10.0 + 0.1 * i for i in range(15)]  # the clock drifts for all alike
+    times = [[1.02 * us for us in rounds], rounds, [1.005 * us for us in rounds]]
+    wrong, close, best = (choice_audit.compared(gemm, Layout.TN, chosen, times) for chosen in (0, 2, 1))
+    assert not wrong.right and wrong.best == 1 and wrong.ratio.estimate == pytest.approx(1.02)
+    assert close.right and best.right and best.ratio.high == 1
+    assert wrong.row()["right"] == 0 and wrong.row()["layout"] == "tn" and tuple(wrong.row()) == choice_audit.COLUMNS
+    text = choice_audit.table([wrong, close, best])
+    assert "| 36-38 | 3 | 2 | 1.0083 | 1.0200, 4096x4096x4096:tn |" in text and "| all | 3 | 2 |" in text
 
 
 # clocks
@@ -332,21 +343,17 @@ def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -
 
 @pytest.mark.gpu
 def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # type: ignore[no-untyped-def]
-    from cuda_l2.measure.launches import graphs, on, repeated  # noqa: PLC0415
-
     gemm = Gemm(256, 256, 2048)
     product = Product(gemm)
     tuned = nvidia.tune(gemm, product.buffers)
     nvidia._tuned.clear()
     assert nvidia.tune(gemm, product.buffers) == tuned
-    for layout in Layout:
-        found = tuned.of(layout)
-        lt = nvidia._product(gemm, layout)
-        runs = [on(cuda_baselines._reading(layout, lt.launcher(one)), product.buffers) for one in found.algorithms]
-        with graphs(nvidia._stream, [repeated(run, 50) for run in runs]) as timed:
-            rounds = [[graph.time()[0] for graph in timed] for _ in range(15)]
-        medians = [statistics.median(times) for times in zip(*rounds, strict=True)]
-        assert medians[found.chosen] <= 1.01 * min(medians)
+    audited = choice_audit.audit(nvidia, gemm)
+    assert [each.gemm.layout for each in audited] == list(Layout)
+    for each in audited:
+        found = tuned.of(each.gemm.layout)
+        assert found and each.algorithms == len(found.algorithms) and each.chosen == found.chosen
+        assert each.right
 
 
 def test_the_rig_tunes_as_it_is_told() -> None:
@@ -364,7 +371,7 @@ def test_the_rig_tunes_as_it_is_told() -> None:
 @pytest.mark.gpu
 def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:  # type: ignore[no-untyped-def]
     gemm = Gemm(256, 256, 512)
-    tuned = nvidia.tune(gemm, Product(gemm).buffers, settings=cuda_baselines.TuneSettings(paper=True))
+    tuned = nvidia.tune(gemm, Product(gemm).buffers, settings=stored.TuneSettings(paper=True))
     assert tuned.method == "paper"
     for layout in Layout:
         found = tuned.of(layout)

@@ -1,5 +1,7 @@
 """The examples of docs/contract.md do what it says of them."""
 
+import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from cuda_l2 import contract
 from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import families_for
+from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row
 from cuda_l2.records import BuildStatus, Candidate, Gemm
 from cuda_l2.targets.cuda import compile_only
 
@@ -32,6 +36,27 @@ def test_every_example_has_a_plan_and_is_named_in_the_specification() -> None:
         assert file.name in specification
         plan = contract.parse_cuda(file.read_text()).plan(200, 104, 72, 132)
         assert plan.launches[0].grid[0] * plan.launches[0].grid[1] > 1
+
+
+def test_edited_kernels_differ_in_their_familys_source_alone(tmp_path) -> None:
+    spec = importlib.util.spec_from_file_location("compare_kernels", EXAMPLES / "compare_kernels.py")
+    assert spec and spec.loader
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    target, gemm = compile_only("sm_90a"), Gemm(256, 256, 2048)
+    family = next(family for family in families_for(gemm, target) if family.name == "sm90_wave")
+    values = zip((choice.name for choice in family.choices), family.default(gemm, target), strict=True)
+    row = Row(gemm, PLAIN, family.name, tuple({**dict(values), "EDGE": 0}.items()), 4.0)
+    shutil.copytree(tool.ORIGINAL, tmp_path / "families", ignore=shutil.ignore_patterns("__pycache__"))
+    assert tool.edited(row, target, tmp_path / "families").source == row.candidate(target).source
+    operands = tmp_path / "other" / "sm90_operands.cuh"
+    shutil.copytree(tmp_path / "families", operands.parent)
+    operands.write_text(operands.read_text() + "// edited\n")
+    changed = tool.edited(row, target, operands.parent).source
+    assert changed.replace("// edited\n", "") == row.candidate(target).source != changed
+    rows = [row, Row(gemm, PROGRAMMATIC, *(row.family, row.schedule, 3.0))]
+    assert tool.sampled(rows, 5, 0, PLAIN) == [row]
+    assert "| sm90_wave | 24-27 | 2 | 1.0392 | 1.0400 | 1.0000 | 1.0800 |" in tool.table([(row, 1.0), (row, 1.08)])
 
 
 @pytest.mark.gpu

@@ -53,6 +53,34 @@ def test_a_protocol_times_every_baseline(gpu, protocol) -> None:
         assert set(timing.conditions["host_call_to_done_us"]) == names | {"candidate", "empty kernel"}
 
 
+def test_the_heater_works_while_the_host_goes_on(gpu) -> None:
+    del gpu
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.measure.heater import LONGEST_S, Heater  # noqa: PLC0415
+
+    heater = Heater()
+    a, b, c = heater._operands
+    c.zero_()
+    torch.cuda.synchronize()
+    heater.run(10 * LONGEST_S)  # cut to the longest
+    assert not heater._stream.query()
+    torch.cuda.synchronize()
+    assert torch.allclose(c.float(), a.float() @ b.float(), atol=0.2, rtol=1e-2)
+
+
+def test_heavy_launches_are_timed_on_a_chip_at_work(gpu) -> None:
+    gemm = Gemm.parse("4096x4096x1024")
+    with Evaluator(gemm, gpu) as evaluator:
+        family = families_for(gemm, gpu.target)[-1]
+        space = FamilySpace(family, gemm, gpu.target)
+        (trial,) = evaluator.evaluate([space.render(space.defaults()[0], "test")], gpu.protocols["offline"])
+    assert trial.timing and trial.timing.candidate and trial.timing.speedup, trial.reason
+    heated = gpu.protocols["offline"].heat_s
+    launches = trial.timing.candidate.launches / trial.timing.candidate.rounds
+    assert launches * trial.timing.candidate.latency_us.estimate * 1e-6 > heated / 2
+
+
 def test_a_fault_costs_its_candidate_only(gpu) -> None:
     sources = [CORPUS / name for name in ("illegal_address.cu", "honest_fma.cu", "endless_loop.cu", "honest_mma.cu")]
     with Evaluator(Gemm(256, 256, 256), gpu) as evaluator:

@@ -1,10 +1,12 @@
 """Which kernels of a table are timed on a shape. The rig is a stand-in: there is no GPU here."""
 
+from dataclasses import replace
+
 import pytest
 
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
-from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, write_table
+from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Row, joined, read_table, write_table
 from cuda_l2.library_run import Library, figures, headline
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
@@ -83,6 +85,25 @@ def test_all_kernels_run_offline_and_elsewhere_those_that_would_be_used(library)
         ("tn", False, 6.0), ("nn", False, 8.0), ("nn", True, 7.0),
     ]  # fmt: skip
     assert kept[1].kernel == kept[2].kernel != kept[0].kernel  # one compiled kernel serves both launches
+
+
+def test_servers_launch_what_was_chosen_cold(library, tmp_path) -> None:
+    warm = read_table(tmp_path / "table.csv")
+    cold = [replace(row, edge=COLD, us=12.0 + row.us) for row in warm if row.edge == PLAIN]
+    write_table(tmp_path / "both.csv", joined(warm, cold))
+    rig, protocols = StandIn(), [CUDA_PROTOCOLS[name] for name in ("offline", "rotating", "server")]
+    *_, server = Library(tmp_path / "both.csv").time(Gemm(1024, 1024, 1024), protocols, rig)
+    assert [names for _, names in rig.asked] == [
+        ["tn plain", "nn plain", "nn programmatic", "tn programmatic"],
+        ["tn plain"],
+        ["tn cold"],
+    ]
+    (kept,) = figures(server)
+    assert not kept.dependent and kept.selected_us == 18.0
+    write_table(tmp_path / "cold.csv", cold)  # nothing else to be had
+    rig.asked.clear()
+    list(Library(tmp_path / "cold.csv").time(Gemm(1024, 1024, 1024), protocols[:1], rig))
+    assert rig.asked == [("offline", ["tn cold", "nn cold"])]
 
 
 def test_shapes_are_served_in_any_layout_or_not_at_all(library) -> None:

@@ -66,7 +66,7 @@ def asked(target, tmp_path, trials: list[Trial], settings: ModelSettings, templa
             templates,
             lambda: trials,
             np.random.default_rng(0),
-            contract=contract_text(target.name),
+            contract=contract_text(target.name, GEMM),
             environment=target.environment(),
             references=lambda query: [fenced(f"found for: {query}", "cpp")],
             profile=lambda trial: f"tensor cores busy 61 % ({trial.speedup})",
@@ -82,7 +82,7 @@ def test_every_part_reaches_the_model(name, tmp_path) -> None:
     assert (system["role"], user["role"]) == ("system", "user") and "expert" in system["content"]
     text = user["content"]
     for part in (
-        contract_text(name),
+        contract_text(name, GEMM),
         {"cpu": "void gemm(int64_t m", "cuda": 'extern "C" __global__ void gemm'}[name],  # of the contract's example
         "M = 512, N = 256, K = 128",
         "column-major B",
@@ -103,7 +103,9 @@ def test_every_part_reaches_the_model(name, tmp_path) -> None:
         "whole file in one fenced block",
     ):
         assert part in text, part
-    assert not re.search(r"\{[a-z_]+\}", re.sub(r"```.*?```", "", text.replace(contract_text(name), ""), flags=re.S))
+    assert not re.search(
+        r"\{[a-z_]+\}", re.sub(r"```.*?```", "", text.replace(contract_text(name, GEMM), ""), flags=re.S)
+    )
     assert "Linux" not in text  # facts that no kernel depends on stay here
 
 
@@ -217,5 +219,5 @@ def test_feedback_says_what_went_wrong_where() -> None:
 def test_the_contract_is_the_documents_own() -> None:
     document = (Path(__file__).parents[1] / "docs" / "contract.md").read_text()
     for name in ("cpu", "cuda"):
-        assert contract_text(name)[:2000] in document
-    assert "CUtensorMap" not in contract_text("cpu") and "parallel_for" not in contract_text("cuda")
+        assert contract_text(name, GEMM)[:2000] in document
+    assert "CUtensorMap" not in contract_text("cpu", GEMM) and "parallel_for" not in contract_text("cuda", GEMM)

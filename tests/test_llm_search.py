@@ -64,21 +64,21 @@ def proposing(policy: str, evaluator, archive, settings: ModelSettings = ONE):
     """A proposer as the optimizer makes it, over an archive."""
     with ExchangeLog(archive.path) as log:
         client = Client(open_model(policy, settings), log, settings)
-        target = evaluator.target
+        task, target = evaluator.task, evaluator.target
         trials = {}
 
         def history():
-            trials.update({trial.candidate.id: trial for trial in archive.trials(GEMM, target.machine, SEARCH.name)})
+            trials.update({trial.candidate.id: trial for trial in archive.trials(task, target.machine, SEARCH.name)})
             return list(trials.values())
 
         yield LlmProposer(
-            GEMM,
+            task,
             target,
             client,
             Templates(),
             history,
             np.random.default_rng(0),
-            contract=contract_text(target.name),
+            contract=contract_text(target.name, task),
             environment=target.environment(),
         )
 
@@ -291,8 +291,8 @@ def test_without_a_sandbox_a_model_is_refused_unless_the_user_says_so(monkeypatc
     Optimizer(Settings(**common, model=ModelSettings(without_sandbox=True, reference_tokens=0))).close()
 
 
-def optimize(policy: str, archive: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    arguments = ["optimize", "64x48x80", "--policy", policy, "--archive", str(archive), "--target", "cpu", "--json"]
+def optimize(policy: str, archive: Path, *options: str, task: str = "64x48x80") -> subprocess.CompletedProcess[str]:
+    arguments = ["optimize", task, "--policy", policy, "--archive", str(archive), "--target", "cpu", "--json"]
     return command_line.run(*arguments, *options, HF_HUB_OFFLINE="1")
 
 
@@ -340,7 +340,7 @@ def tiny(tmp_path_factory) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=512, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator([honest_source(), contract_text("cpu")], trainer)
+    bpe.train_from_iterator([honest_source(), contract_text("cpu", GEMM)], trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", pad_token="<end>")
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
     folder = tmp_path_factory.mktemp("tiny")

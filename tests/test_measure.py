@@ -162,12 +162,15 @@ def test_inputs_differ_between_evaluators_unless_seeded(rig) -> None:
 
 def test_kernels_that_reach_the_power_limit_run_a_while_before_they_are_timed() -> None:
     pytest.importorskip("cuda.bindings")
-    from cuda_l2.measure.cuda_rounds import MAX_WARM_REPLAYS, warm_replays  # noqa: PLC0415
+    from cuda_l2.measure.graph_rounds import MAX_WARM_REPLAYS, heavy_round_s, warm_replays  # noqa: PLC0415
 
     assert warm_replays(2e-6, 256, 0.005) == 1
     assert warm_replays(1e-3, 1, 0.005) == 5
     assert warm_replays(1e-3, 1, 0.0) == 1 and warm_replays(2e-2, 1, 0.005) == 1
     assert warm_replays(4e-5, 1, 0.005) == MAX_WARM_REPLAYS
+    heated = dataclasses.replace(PAPER_IN_SHORT, round_s=0.001, heat_s=0.004)
+    assert heavy_round_s(1e-3, heated) == 0.004 and heavy_round_s(2e-6, heated) == 0.001
+    assert heavy_round_s(1e-3, dataclasses.replace(heated, round_s=0.02)) == 0.02
 
 
 class Scripted(Rounds):

@@ -16,6 +16,7 @@ from cuda_l2.propose.random import draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm
 from cuda_l2.retrieve.sources import Source
 from cuda_l2.targets.cuda import compile_only
+from cuda_l2.tasks import parse
 
 FOLDER = Path(__file__).parent.parent / "examples" / "miniature"
 GEMM = Gemm.parse("24x192x32")
@@ -44,6 +45,35 @@ def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, targe
             other = space.render((1, 4, 1, 3), "test").source
             assert tree(other) == tree(sources[-1]) and digest(other) != digest(sources[-1])
     assert len({tree(source) for source in sources}) == len(sources) == 4
+
+
+@pytest.mark.parametrize("name", ["sum_rows", "variance_rows", "relu_squared"])
+def test_sources_of_other_tasks_are_correct_and_short(name, rig, target) -> None:
+    from family import families_for  # noqa: PLC0415
+
+    task = parse(f"{name}:rows=5,columns=70")
+    (family,) = families_for(task, target)
+    with Evaluator(task, rig) as evaluator:
+        (trial,) = evaluator.evaluate([FamilySpace(family, task, target).render((4, 3, 64), "test")])
+    assert trial.status == "measured", trial.reason
+    assert len(trial.candidate.source.splitlines()) < 56
+
+
+def test_the_best_schedules_of_several_tasks_are_held_out_of_all_of_them(rig, archive, monkeypatch) -> None:
+    import teacher  # noqa: PLC0415
+
+    schedules = [(2, 1, 0), (16, 4, 0), (4, 3, 64)]
+    left = iter(schedules)
+    monkeypatch.setattr(teacher, "draw", lambda space, rng: next(left))
+    monkeypatch.setattr(teacher, "HELD_SHARE", 0.34)
+    tasks = [parse("sum_rows:rows=5,columns=70"), parse("relu_squared:rows=5,columns=70")]
+    taught = teacher.measure(tasks, 3, rig, archive)
+    (held,) = {candidate.schedule for candidate in taught.held_out}
+    assert len(taught.held_out) == 2 and len({candidate.source for candidate in taught.held_out}) == 2
+    shown = {task: {trial.candidate.schedule for trial in taught.trials[task]} for task in tasks}
+    assert len(shown[tasks[0]]) == 2 and shown[tasks[0]] == shown[tasks[1]] and held not in shown[tasks[0]]
+    first, other = (taught.best(1, task)[0] for task in tasks)
+    assert first.schedule == other.schedule and "sum[NV]" in first.source and "sum[NV]" not in other.source
 
 
 def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeypatch) -> None:

@@ -215,7 +215,7 @@ def test_the_installed_headers_answer_what_kernels_ask(cache) -> None:
         Build("x", BuildStatus.FAILED, reason="identifier cooperative_groups is undefined"),
     )
     for tokens in (0, 500, 3000):
-        found = excerpts(index, target, query(target, [failure]), tokens, lambda text: len(text) // 3)
+        found = excerpts(index, target, query(Gemm(64, 64, 64), target, [failure]), tokens, lambda text: len(text) // 3)
         assert sum(len(text) // 3 for text in found) <= tokens and bool(found) == (tokens > 0)
     assert found[0].startswith(("cutlass: ", "cuda: ")) and ", line " in found[0] and found[0].endswith("```")
     assert any("cooperative_groups" in text for text in found)  # what failed is looked up

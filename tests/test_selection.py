@@ -1,5 +1,6 @@
 """Choosing few kernels for many shapes, from times made up so that the best choice is known."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,7 +9,7 @@ import pytest
 
 from cuda_l2.families._base import families_for
 from cuda_l2.library.choose import choose, value
-from cuda_l2.library.table import PLAIN, PROGRAMMATIC, PoolRow
+from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, PoolRow, joined
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.selection import Case, select, summary, table
 from cuda_l2.survey import Arm, Record
@@ -99,6 +100,13 @@ def test_the_fp16_class_may_use_kernels_that_sum_in_fp32() -> None:
     assert Case(SIZE, Accumulate.FP16, PLAIN, None) in only_z.kept
 
 
+def test_cold_times_choose_cold_launches_alone() -> None:
+    found = select([times(arm("x", "nn", 9.0), arm("y", "tn", 8.0))], 2, cold=True)
+    assert {case.edge for case in found.kept} == {COLD}
+    assert found.kept[Case(SIZE, Accumulate.FP32, COLD, None)].arm.kernel == "y"
+    assert found.kept[Case(SIZE, Accumulate.FP32, COLD, Layout.NN)].us == 9.0
+
+
 def test_the_table_holds_whole_schedules() -> None:
     target, gemm = compile_only("sm_90a"), Gemm(*SIZE)
     family = families_for(gemm, target)[0]
@@ -114,4 +122,9 @@ def test_the_table_holds_whole_schedules() -> None:
     ]
     for row in found:
         assert row.candidate(target).family == family.name
+    cold = table(select([times(arm("x", "nn", 5.0))], 1, cold=True), pool)
+    assert [(row.edge, row.us, dict(row.schedule)["EDGE"]) for row in cold] == [(COLD, 5.0, 0)]
+    both = joined(found, cold)
+    assert len(both) == 5 and both[0] == cold[0]
+    assert joined(both, [dataclasses.replace(cold[0], us=4.0)])[0].us == 4.0
     assert "1 distinct kernels kept of 1 timed" in summary(chosen, pool)

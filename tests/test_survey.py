@@ -14,7 +14,7 @@ import pytest
 from cuda_l2.contract import kernel_id, parse_cuda
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
-from cuda_l2.library.table import PLAIN, PoolRow, Row, read_pool, read_table, write_pool, write_table
+from cuda_l2.library.table import COLD, PLAIN, PoolRow, Row, pool_of, read_pool, read_table, write_pool, write_table
 from cuda_l2.measure.quick import as_dependent
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.shortlist import KNOWN_WITHIN, Shortlist, default_pool
@@ -164,6 +164,36 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
         again.load()
 
 
+@pytest.mark.timeout(300)
+def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
+    gemm = Gemm.parse("256x256x256")
+    rows = default_pool([gemm], HOPPER, 2)
+    shortlist = Shortlist(rows, HOPPER)
+    chosen = []
+    for option in shortlist.options(gemm)[:2]:
+        schedule = shortlist.schedule(option, gemm, 0)
+        assert schedule
+        chosen.append(Row(gemm, PLAIN, schedule.family.name, tuple(schedule.named.items()), 1.0 + len(chosen)))
+    write_table(tmp_path / "table.csv", chosen[:1])
+    ragged = Gemm.parse("250x256x256")  # the same pool compiles to kernels with bounds there
+    first = survey(tmp_path / "out", (gemm, ragged), table=tmp_path / "table.csv", cold=True)
+    first.pool()
+    first.load()
+    first.build()
+    assert first.rows == pool_of(chosen[:1]) and len(first.rows) == 1
+    assert set(first.artifacts) == {kernel_id(chosen[0].candidate(HOPPER).source)}
+    assert first._header()["cold"]
+    write_table(tmp_path / "table.csv", chosen[1:])
+    with pytest.raises(UserError, match="another pool"):
+        survey(tmp_path / "out", (gemm,), table=tmp_path / "table.csv").pool()
+    header = json.dumps(first._header()).encode()
+    (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((256, 256, 256))))
+    warm = survey(tmp_path / "out", (gemm,))
+    warm.pool()
+    with pytest.raises(UserError, match="another state of the cache"):
+        warm.load()
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
@@ -184,5 +214,14 @@ def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
     from cuda_l2.targets.cuda import detect  # noqa: PLC0415
 
     assert len({kernel_id(row.candidate(detect()).source) for row in rows}) <= 6
+    cold = [*command[:4], "--grid", shapes, "--accumulate", "fp32,fp16", "--state", "cold"]
+    cold += ["--table", str(tmp_path / "out" / "schedules.csv"), "--out", str(tmp_path / "cold")]
+    done = subprocess.run(cold, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    both = read_table(tmp_path / "cold" / "schedules.csv")
+    assert [row for row in both if row.edge != COLD] == rows and len(both) == 3 * 2 * 2 * 3
+    assert {kernel_id(row.candidate(detect()).source) for row in both} <= {
+        kernel_id(row.candidate(detect()).source) for row in rows
+    }
     write_table(tmp_path / "again.csv", rows)
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "out" / "schedules.csv").read_text()

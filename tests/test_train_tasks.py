@@ -19,7 +19,8 @@ from cuda_l2.learn import models, selftaught
 from cuda_l2.learn.rl import Judge
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Questions, Writer
-from cuda_l2.propose._prompt import Templates, describe_task
+from cuda_l2.propose._prompt import Templates
+from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.reward import RewardSettings
 
@@ -167,7 +168,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(
 
 def test_rewards_are_ordered_smoothed_and_clipped(rig, archive) -> None:
     answers = [answer(RIGHT), answer(WRONG), answer(RIGHT + "oops"), "I would rather not."]
-    with Judge(rig, archive, RewardSettings()) as judge:
+    with Judge(rig, archive, RewardSettings(), "hgemm-rl") as judge:
         first, trials = judge.judge(GEMM, answers)
         assert [trial and trial.status for trial in trials] == ["measured", "incorrect", "failed", None]
         assert first[0] > first[1] > first[2] == first[3] and max(map(abs, first)) <= 1.5
@@ -175,7 +176,7 @@ def test_rewards_are_ordered_smoothed_and_clipped(rig, archive) -> None:
         assert again[0] > again[1] > again[2] and again != first
         assert len(judge.history(GEMM)) == 3 == len(archive.trials(GEMM))
         measured = judge.history(GEMM)[0]
-        dear = Judge(rig, archive, RewardSettings(beta=1e-3))
+        dear = Judge(rig, archive, RewardSettings(beta=1e-3), "hgemm-rl")
         assert dear.reward(measured) < judge.reward(measured)  # the run's own coefficients, not the archive's
 
 
@@ -188,7 +189,7 @@ def test_questions_show_what_was_just_found_and_nothing_held_out(rig, archive, f
     def tokens(text, **_):
         return {"input_ids": text.split()}
 
-    with Judge(rig, archive, RewardSettings()) as judge:
+    with Judge(rig, archive, RewardSettings(), "hgemm-rl") as judge:
         assert questions.ask(GEMM, judge.history(GEMM), tokens) == QUESTION
         judge.judge(GEMM, [answer(RIGHT), answer(WRONG)])
         shown = questions.ask(GEMM, judge.history(GEMM), tokens)
@@ -239,8 +240,9 @@ def test_a_round_without_a_kernel_is_an_error_that_says_what_to_do(folder, tmp_p
         ("hgemm-rl", ("64x64x64",), ["rl.group=1"], "at least 2"),
         ("hgemm-rl", ("64x64x64",), ["tuning.steps=0"], "above 0"),
         ("hgemm-rl", ("64x64",), [], "64x64"),
-        ("self-supervised", ("16x16x16",), [], "every shape is held out"),
-        ("general-rl", ("64x64x64",), [], "not there yet"),
+        ("self-supervised", ("16x16x16",), [], "every task is held out"),
+        ("hgemm-rl", ("softmax",), [], "take general-rl for other tasks"),
+        ("general-rl", ("softmux",), [], "no task 'softmux'"),
     ],
 )
 def test_bad_requests_are_one_clear_line(folder, tmp_path, stage, shapes, changes, says) -> None:

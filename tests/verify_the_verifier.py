@@ -94,8 +94,10 @@ def judge_cheats(rig: Rig, book: Book, cheats: Sequence[Cheat]) -> None:
                 _say("cheat", cheat.name, trial[0], "" if right else "  UNEXPECTED")
 
 
-def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], used: Counter[str]) -> None:
-    """The subjects as they are, then their mutants."""
+def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple[int, int]) -> None:
+    """The subjects as they are, then their mutants; part: the first of two takes the even ones, and so on."""
+    used: Counter[str] = Counter()
+    number, parts = part
     sms = getattr(rig.target, "sms")  # noqa: B009 - a GPU's, as main() made sure
     for subject in subjects:
         original = subject.candidate(rig.target)
@@ -109,8 +111,9 @@ def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], used: Count
                 (trial,) = evaluator.evaluate([original], full=True)
                 book.add(_judged("original", subject.name, subject.shape, trial, time.perf_counter() - start))
                 _say("original", subject.name, trial)
-            for mutant, built in sampling.select(subject, original.source, sms, build, used):
-                if book.known("mutant", mutant.id, mutant.source):
+            sample = sampling.select(subject, original.source, sms, build, used)
+            for i, (mutant, built) in enumerate(sample):
+                if i % parts != number - 1 or book.known("mutant", mutant.id, mutant.source):
                     continue
                 start = time.perf_counter()
                 trial = evaluator.judge(Candidate(mutant.source), built, full=True)
@@ -153,6 +156,13 @@ def main() -> int:
         action="append",
         help="mutate this one only (operators take turns over all subjects, so its sample may differ); may be repeated",
     )
+    parser.add_argument(
+        "--part",
+        type=lambda text: tuple(map(int, text.split("/", 1))),
+        default=(1, 1),
+        help="judge this part of the mutants, as in 1/2: for several GPUs, each with a folder of its own; one's"
+        " verification.jsonl put behind the other's is both",
+    )
     parser.add_argument("--stricter", action="store_true", help="judge again only what an earlier verifier accepted")
     parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
     options = parser.parse_args()
@@ -170,7 +180,7 @@ def main() -> int:
                 if options.only != "mutants":
                     judge_cheats(rig, book, cheats)
                 if options.only != "cheats":
-                    judge_mutants(rig, book, subjects, Counter())
+                    judge_mutants(rig, book, subjects, options.part)
         except UserError as error:
             parser.exit(2, f"{error}\n")
     return 0 if write(book, options.out, cheats, environment) else 1

@@ -17,7 +17,7 @@ statement, multicast loads, orders within a warp, and races so narrow that these
 import re
 
 from cuda_l2.build import in_flight, lexing
-from cuda_l2.contract import parse_cuda
+from cuda_l2.contract import parse_cuda_task
 from cuda_l2.contract.cuda import ELEMENT_BYTES
 
 _PRELUDE = """
@@ -121,7 +121,7 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
 
 def _in_clusters(source: str) -> bool:
     """Whether a launch has clusters, where watching wgmma's operands has stopped kernels that are right."""
-    return any(set(launch.cluster) != {"1"} for launch in parse_cuda(source).launches)
+    return any(set(launch.cluster) != {"1"} for launch in parse_cuda_task(source).launches)
 
 
 def _watched(source: str, text: str, statements: list[re.Match[str]], closing: dict[int, int]) -> list[tuple[int, str]]:
@@ -134,8 +134,9 @@ def _watched(source: str, text: str, statements: list[re.Match[str]], closing: d
 
 def _least_box(source: str) -> int:
     """Bytes of shared memory that every tensor load overwrites, from where it begins; 0 where the text does not say."""
-    sizes = []
-    for tensor_map in (each for each in parse_cuda(source).tensor_maps if each.tensor != "c"):
+    sizes, terms = [], parse_cuda_task(source)
+    outputs = [buffer.name for buffer in terms.interface.buffers if buffer.kind == "output"]
+    for tensor_map in (each for each in terms.tensor_maps if each.tensor not in outputs):
         sides = [*zip(tensor_map.box, tensor_map.element_strides, strict=True)]
         if tensor_map.interleave != "none" or not all(side.isdigit() and step.isdigit() for side, step in sides):
             return 0

@@ -40,7 +40,6 @@ def command(
     json
         Print the trial as JSON.
     """
-    judged = tasks.parse(task)
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -49,12 +48,14 @@ def command(
     from cuda_l2 import contract
     from cuda_l2.optimizer import evaluate
     from cuda_l2.report.tables import print_trial, trials_json
+    from cuda_l2.rigs import chosen
 
     if target == "auto":
         try:
             target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
         except contract.ContractError:
             pass  # the build says what is wrong with it
+    judged = tasks.parse(task, chosen(target))
     trial = evaluate(text, judged, protocol=protocol, target=target, full=full)
     if json:
         print(trials_json([trial]))

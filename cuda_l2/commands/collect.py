@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.records import Gemm
 from cuda_l2.review.settings import ReviewSettings
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ class CollectSettings:
     out: Path
     """Folder of the collection; an earlier run's goes on."""
     tries: int = 20
-    """At most so many answers a shape and model."""
+    """At most so many answers a task and model."""
     keep: int = 2
-    """Enough verified kernels a shape and model."""
+    """Enough verified kernels a task and model."""
     round: int = 0
     """Of self-supervision: each round counts its tries anew, and asks anew what was asked in others."""
     least_speedup: float = 0.0
     """Keep only kernels at least so many times as fast as the strongest library."""
     budget: str = "10m"
-    """Time a shape and model, as in 60s or 2m."""
+    """Time a task and model, as in 60s or 2m."""
     hold_out: Path | None = None
-    """File of shapes, kernels' ids, schedules and files that must not be kept, see docs/training.md."""
+    """File of shapes, other tasks, kernels' ids, schedules and files that must not be kept, see docs/training.md."""
     target: str = "auto"
     """Machine: cpu, cuda, or auto for the GPU where there is one."""
     seed: int = 0
@@ -53,14 +53,14 @@ class CollectSettings:
 
 
 def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: CollectSettings) -> None:
-    """Let models write kernels, keep few verified ones a shape and model, with how they were asked and timed.
+    """Let models write kernels, keep few verified ones a task and model, with how they were asked and timed.
 
     Parameters
     ----------
     shapes
-        One or more shapes, as in 512x512x512 or 64x4096x4096:tn.
+        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000.
     """
-    gemms = list(dict.fromkeys(Gemm.parse(shape) for shape in shapes))
+    wanted = list(dict.fromkeys(tasks.parse(shape) for shape in shapes))
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 
@@ -73,9 +73,9 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
 
     limits = Settings(settings.tries, settings.keep, settings.round, budget_s, settings.least_speedup)
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
-    held = [str(gemm) for gemm in gemms if hold_out.task(gemm)]
-    if len(held) == len(gemms):
-        raise UserError(f"every shape is held out by {settings.hold_out}")
+    held = [str(task) for task in wanted if hold_out.task(task)]
+    if len(held) == len(wanted):
+        raise UserError(f"every task is held out by {settings.hold_out}")
     if held:
         print(f"held out: {', '.join(held)}", file=sys.stderr)
     path = settings.archive or paths.default_archive()
@@ -85,10 +85,10 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
         try:
             makers = _makers(settings, path, models)
             with open_rig(settings.target) as rig:
-                for gemm in gemms:
-                    rig.require_feasible(gemm)
+                for task in wanted:
+                    rig.require_feasible(task)
                 pairs = collect(
-                    *(gemms, makers, rig, archive, collection, limits), hold_out=hold_out, checker=checker, on_try=_say
+                    *(wanted, makers, rig, archive, collection, limits), hold_out=hold_out, checker=checker, on_try=_say
                 )
         finally:
             count = collection.export()
@@ -97,7 +97,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
                 print(model.summary())
                 model.close()
         done = sum(pair.done(limits) for pair in pairs)
-        print(f"{count} kernels in {settings.out}, part sft; {done} of {len(pairs)} pairs of shape and model done")
+        print(f"{count} kernels in {settings.out}, part sft; {done} of {len(pairs)} pairs of task and model done")
 
 
 def _makers(settings: CollectSettings, archive: Path, models: "list[ModelPolicy]") -> "dict[str, Make]":
@@ -126,10 +126,8 @@ def _asking(model: "ModelPolicy") -> "Make":
     import numpy as np
 
     def make(evaluator: "Evaluator", history):  # type: ignore[no-untyped-def]
-        gemm = evaluator.task
-        assert isinstance(gemm, Gemm)  # as the shapes are that this command reads
-        rng = np.random.default_rng(0)
-        return model.proposer(gemm, evaluator.target, history, rng, lambda trial: "", lambda stage: None, anew=True)
+        task, rng = evaluator.task, np.random.default_rng(0)
+        return model.proposer(task, evaluator.target, history, rng, lambda trial: "", lambda stage: None, anew=True)
 
     return make
 

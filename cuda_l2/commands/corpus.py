@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
@@ -29,11 +30,11 @@ class CorpusSettings:
     only_folders: Annotated[bool, Parameter(negative=())] = False
     """Leave out the installed CUDA, CCCL, CUTLASS and ATen headers."""
     hold_out: Path | None = None
-    """File of shapes, kernels' ids, schedules and files that must not be in it, see docs/training.md."""
+    """File of shapes, other tasks, kernels' ids, schedules and files that must not be in it, see docs/training.md."""
     rendered: int = 0
     """So many kernels of our own families for each --shape, schedules drawn at random."""
     shape: Annotated[list[str] | None, Parameter(negative=())] = None
-    """A shape for --rendered; may be given several times."""
+    """A shape for --rendered, or another task, as in softmax; may be given several times."""
     target: str = "auto"
     """Machine for --rendered: cpu, cuda, or auto for the GPU where there is one."""
     seed: int = 0
@@ -65,7 +66,6 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     from cuda_l2.corpus.build import Rendered, build
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.corpus.instruct import TEMPLATE
-    from cuda_l2.records import Gemm
     from cuda_l2.retrieve.sources import installed_sources, user_sources
 
     settings = settings or CorpusSettings()
@@ -73,7 +73,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         raise UserError("--rendered and --context-tokens must not be negative")
     if bool(settings.rendered) != bool(settings.shape):
         raise UserError("--rendered and --shape go together, as in --rendered 100 --shape 512x512x512")
-    gemms = [Gemm.parse(shape) for shape in settings.shape or []]
+    wanted = [tasks.parse(shape) for shape in settings.shape or []]
     dataset.require_ours(out)
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
     sources = user_sources(settings.folder or [])
@@ -81,7 +81,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         sources = [*installed_sources(), *sources]
     rendered = None
     if settings.rendered:
-        rendered = Rendered(settings.rendered, gemms, _target(settings.target), settings.seed)
+        rendered = Rendered(settings.rendered, wanted, _target(settings.target), settings.seed)
     client = _client(settings) if settings.policy else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:

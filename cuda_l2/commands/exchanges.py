@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.errors import UserError
 from cuda_l2.plain import plain
 
@@ -27,7 +28,7 @@ def command(
     Parameters
     ----------
     shape
-        Only about this shape.
+        Only about this shape or other task.
     archive
         File that keeps the trials and exchanges.
     count
@@ -40,9 +41,9 @@ def command(
     from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.llm.exchanges import ExchangeLog
-    from cuda_l2.records import Gemm, to_json
+    from cuda_l2.records import to_json
 
-    task = str(Gemm.parse(shape)) if shape else ""
+    task = str(tasks.parse(shape)) if shape else ""
     path = archive or paths.default_archive()
     if count < 1:
         raise UserError(f"the number of exchanges must be at least 1, not {count}")

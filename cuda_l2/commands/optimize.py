@@ -58,9 +58,12 @@ def command(
         softmax:rows=64,columns=1000.
     """
     settings = settings or OptimizeSettings()
-    parsed = [tasks.parse(shape) for shape in shapes]
     require_target(settings.target)
     budget_s = seconds(settings.budget)
+
+    from cuda_l2.rigs import chosen
+
+    parsed = [tasks.parse(shape, chosen(settings.target)) for shape in shapes]
 
     from cuda_l2.optimizer import Optimizer, Settings
     from cuda_l2.report.live import LiveProgress

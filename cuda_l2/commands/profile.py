@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.errors import UserError
-from cuda_l2.records import Candidate, Gemm, TimingStatus
+from cuda_l2.records import Candidate, Task, TimingStatus
 
 if TYPE_CHECKING:
     from cuda_l2.archive import Archive
@@ -34,13 +35,13 @@ def command(
         CUDA source that follows the launch contract in docs/contract.md, or the word best: the fastest kernel that the
         archive knows for the shape.
     shape
-        The shape to profile it on, as in 4096x4096x4096.
+        The shape to profile it on, as in 4096x4096x4096, or another task as in softmax:rows=8192,columns=8192.
     archive
         File that keeps the trials.
     json
         Print the trial as JSON.
     """
-    gemm = Gemm.parse(shape)
+    task = tasks.parse(shape, "cuda")
 
     from cuda_l2 import paths
     from cuda_l2.archive import Archive
@@ -52,8 +53,8 @@ def command(
 
     with Archive(archive or paths.default_archive()) as opened, open_rig("cuda") as rig:
         find()  # before anything takes time
-        candidate = _best(opened, gemm, rig.target.machine) if kernel == BEST else _read(Path(kernel))
-        with Evaluator(gemm, rig) as evaluator:
+        candidate = _best(opened, task, rig.target.machine) if kernel == BEST else _read(Path(kernel))
+        with Evaluator(task, rig) as evaluator:
             (trial,) = evaluator.evaluate([candidate], rig.protocols[OFFLINE.name])
             correct = trial.timing is not None and trial.timing.status is TimingStatus.MEASURED
             if correct:
@@ -75,11 +76,11 @@ def _read(file: Path) -> Candidate:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _best(archive: "Archive", gemm: Gemm, machine: str) -> Candidate:
+def _best(archive: "Archive", task: Task, machine: str) -> Candidate:
     """The fastest kernel known for the shape on this machine; what reports timed goes before what searches did."""
-    trials = [trial for trial in archive.trials(gemm, machine) if trial.timing and trial.speedup]
+    trials = [trial for trial in archive.trials(task, machine) if trial.timing and trial.speedup]
     if not trials:
         raise UserError(
-            f"no kernel is known for {gemm} on this GPU; run `cuda-l2 optimize {gemm}` first, or give a file"
+            f"no kernel is known for {task} on this GPU; run `cuda-l2 optimize {task}` first, or give a file"
         )
     return max(trials, key=lambda trial: (trial.protocol != "search", trial.speedup)).candidate

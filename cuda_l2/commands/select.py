@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from cyclopts import Parameter
 
@@ -24,6 +25,10 @@ class SelectSettings:
     """Precision of sums: fp32, fp16, or both as in fp32,fp16; then the fp16 class also tries the best of the other."""
     layouts: str = "nn,tn"
     """B's layouts."""
+    state: Literal["warm", "cold"] = "warm"
+    """warm: launches back to back, plain and as dependents; cold: single ones with nothing cached, for servers."""
+    table: Path | None = None
+    """Dispatch table whose kernels, and no others, are the pool. Its rows stay where no new one takes their place."""
     pool: Path | None = None
     """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
     known: Path | None = None
@@ -41,7 +46,7 @@ class SelectSettings:
 
 
 def command(settings: SelectSettings | None = None) -> None:
-    """Time a pool of kernels on every shape, plain and as dependents, and keep the best few for all of them.
+    """Time a pool of kernels on every shape, and keep the best few for all of them.
 
     Writes pool.csv and times.jsonl, from which an interrupted run goes on, builds.jsonl with what became of each build,
     then the dispatch table schedules.csv, summary.md and environment.json. These times choose; they are not for
@@ -51,6 +56,8 @@ def command(settings: SelectSettings | None = None) -> None:
     layouts = [_member(Layout, text, "layout") for text in settings.layouts.split(",")]
     accumulates = [_member(Accumulate, text, "accumulator") for text in settings.accumulate.split(",")]
     weights = _weights(settings.weights)
+    if settings.table and (settings.pool or settings.known):
+        raise UserError("--table takes the place of --pool and --known")
     if settings.most < 1:
         raise UserError(f"at least 1 kernel must be kept, not {settings.most}")
     budget_s = seconds(settings.budget) if settings.budget else float("inf")
@@ -60,7 +67,7 @@ def command(settings: SelectSettings | None = None) -> None:
     import time
 
     from cuda_l2 import selection
-    from cuda_l2.library.table import write_table
+    from cuda_l2.library.table import joined, read_table, write_table
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.survey import Survey, SurveySettings, shapes_of
@@ -69,11 +76,18 @@ def command(settings: SelectSettings | None = None) -> None:
     gemms = shapes_of(settings.grid, layouts, accumulates, settings.seed)
     target = cuda.detect()
     start = time.monotonic()
-    survey = Survey(
-        SurveySettings(gemms, settings.out, settings.pool, settings.known, budget_s, settings.seed),
-        target,
-        lambda text: print(text, file=sys.stderr, flush=True),
+    cold = settings.state == "cold"
+    wanted = SurveySettings(
+        gemms,
+        settings.out,
+        pool=settings.pool,
+        known=settings.known,
+        table=settings.table,
+        budget_s=budget_s,
+        seed=settings.seed,
+        cold=cold,
     )
+    survey = Survey(wanted, target, lambda text: print(text, file=sys.stderr, flush=True))
     survey.pool()
     survey.load()
     write_text(settings.out / ENVIRONMENT, json.dumps(target.environment(), indent=1) + "\n")
@@ -88,8 +102,11 @@ def command(settings: SelectSettings | None = None) -> None:
             interrupted = True
     records = survey.records.values()
     print(f"{len(survey.records)} shapes timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
-    chosen = selection.select(records, settings.most, weights)
-    write_table(settings.out / TABLE, selection.table(chosen, survey.rows))
+    chosen = selection.select(records, settings.most, weights, cold=cold)
+    rows = selection.table(chosen, survey.rows)
+    if settings.table:
+        rows = joined(read_table(settings.table), rows)
+    write_table(settings.out / TABLE, rows)
     text = selection.summary(chosen, survey.rows)
     write_text(settings.out / SUMMARY, text)
     print(text)

@@ -35,14 +35,15 @@ def command(
     json
         Print the trials as JSON, sources included.
     """
-    task = tasks.parse(shape)
     if count < 1:
         raise UserError(f"the number of kernels must be at least 1, not {count}")
 
     from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.report.tables import print_known, trials_json
+    from cuda_l2.rigs import chosen
 
+    task = tasks.parse(shape, chosen("auto"))
     path = archive or paths.default_archive()
     if not path.exists():
         raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {task}` first")

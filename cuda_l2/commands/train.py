@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cuda_l2 import tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.errors import UserError
-from cuda_l2.records import Gemm
+from cuda_l2.records import Gemm, Task
 
 if TYPE_CHECKING:
     from cuda_l2.learn.settings import StageSettings
+    from cuda_l2.rigs import Rig
 
 ON_DATA = ("pretrain", "sft")
+ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
+"""The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
 UNTOLD = ("save_every", "checkpoints")
 """Settings that a run may go on with another value of."""
 
@@ -43,7 +47,8 @@ class TrainSettings:
     target: str = "auto"
     """Machine that judges: cpu, cuda, or auto for the GPU where there is one."""
     hold_out: Path | None = None
-    """File of shapes, kernels' ids, schedules and files that the model must not see, see docs/training.md."""
+    """File of shapes, other tasks, kernels' ids, schedules and files that the model must not see, see
+    docs/training.md."""
     prompts: Path | None = None
     """Folder with prompt templates of your own, as `cuda-l2 prompts FOLDER` writes them."""
     without_sandbox: Annotated[bool, Parameter(negative=())] = False
@@ -58,10 +63,11 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
     Parameters
     ----------
     shapes
-        What to write kernels for, as in 512x512x512; for self-supervised and hgemm-rl.
+        What to write kernels for, as in 512x512x512, or other tasks, as in softmax or gelu:rows=64; for self-supervised
+        and general-rl (by default all tasks of our own), for hgemm-rl shapes alone.
     stage
         pretrain (on text), sft (on conversations that end in a verified kernel), self-supervised (on verified kernels
-        of the model's own), hgemm-rl (by measured rewards). general-rl is not there yet.
+        of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix products).
     """
     from cuda_l2.learn.settings import packaged, read
 
@@ -79,7 +85,8 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
             raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
         _train_on_data(chosen, settings, settings.out)
     else:
-        _train_on_tasks(chosen, settings, settings.out, [Gemm.parse(shape) for shape in dict.fromkeys(shapes or [])])
+        named = list(dict.fromkeys(tasks.parse(shape) for shape in shapes or []))
+        _train_on_tasks(chosen, settings, settings.out, named)
     print(f"the model is in {settings.out / 'model'}; use it with --policy hf:{settings.out / 'model'}")
 
 
@@ -100,15 +107,17 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
             fine_tune(settings.model, conversations, stage, run, _say)
 
 
-def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, gemms: "list[Gemm]") -> None:
+def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, named: list[Task]) -> None:
     from cuda_l2.corpus.holdout import HoldOut
 
     require_target(settings.target)
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
-    wanted = [gemm for gemm in gemms if not hold_out.task(gemm)]
-    if not wanted:
-        why = f"every shape is held out by {settings.hold_out}" if gemms else "shapes are missing, as in 512x512x512"
-        raise UserError(f"{why}: what should the model write kernels for?")
+    if not named and stage.stage != ON_ALL:
+        raise UserError("shapes are missing, as in 512x512x512: what should the model write kernels for?")
+    if named and all(hold_out.task(task) for task in named):
+        raise UserError(f"every task is held out by {settings.hold_out}: what should the model write kernels for?")
+    if stage.stage == ON_PRODUCTS and not all(isinstance(task, Gemm) for task in named):
+        raise UserError(f"the stage {ON_PRODUCTS} is on matrix products alone; take {ON_ALL} for other tasks")
     if settings.data and stage.rl is not None:
         raise UserError(f"the stage {stage.stage} learns from rewards alone and takes no --data")
     others = _conversations(settings.data or [])
@@ -124,17 +133,22 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     from cuda_l2.propose._model_policy import require_sandbox
     from cuda_l2.propose._prompt import Templates
     from cuda_l2.reward import RewardSettings
-    from cuda_l2.rigs import open_rig
+    from cuda_l2.rigs import gpu_present, open_rig
 
     require_sandbox(settings.without_sandbox)
     templates = Templates(settings.prompts)
-    told = _told(stage, settings, _digest(others)) | {"tasks": [str(gemm) for gemm in wanted]}
+    on_gpu = settings.target == "cuda" or (settings.target == "auto" and gpu_present())
+    asked = [task for task in named or _own(on_gpu) if not hold_out.task(task)]
+    told = _told(stage, settings, _digest(others)) | {
+        "tasks": [str(task) for task in asked],
+        "prompts": templates.fingerprint,
+        "hold_out": hold_out.fingerprint,
+    }
     path = settings.archive or paths.default_archive()
     with Run(out, told) as run, Archive(path) as archive, open_rig(settings.target) as rig:
         if run.done:
             return
-        for gemm in wanted:
-            rig.require_feasible(gemm)
+        wanted = _feasible(asked, rig, skip=not named)
         rng = np.random.default_rng([stage.tuning.seed, run.logged])  # going on draws others than before
         assert stage.sampling is not None
         questions = Questions(rig.target, templates, stage.sampling, hold_out, rng)
@@ -144,8 +158,33 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
             )
             return
         rewards = RewardSettings(alpha=stage.rl.alpha, beta=stage.rl.beta, smoothing_clip=stage.rl.smoothing_clip)
-        with Judge(rig, archive, rewards) as judge:
+        with Judge(rig, archive, rewards, stage.stage) as judge:
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
+
+
+def _own(on_gpu: bool) -> list[Task]:
+    """Every task of our own at its sizes for such a machine."""
+    from cuda_l2.tasks._base import definitions
+
+    return [known.task(known.gpu if on_gpu else known.cpu) for known in definitions().values()]
+
+
+def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
+    """Those that fit this machine; UserError where one does not, or, where they may be skipped, where none does."""
+    found: list[Task] = []
+    why = ""
+    for task in asked:
+        try:
+            rig.require_feasible(task)
+            found.append(task)
+        except UserError as error:
+            if not skip:
+                raise
+            why = str(error)
+            _say(f"left out: {error}")
+    if not found:
+        raise UserError(why)
+    return found
 
 
 def _told(stage: "StageSettings", settings: TrainSettings, data: str) -> dict[str, Any]:

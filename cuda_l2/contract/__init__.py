@@ -14,7 +14,7 @@ from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.cpu import CpuContract
 from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import Gemm
+from cuda_l2.records import Gemm, Task
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
@@ -69,9 +69,11 @@ def _require_gemm(contract: CpuContract | CudaContract) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def plan_cuda(source: str, gemm: Gemm, sms: int) -> Plan:
-    """What is launched for a shape on a device of so many multiprocessors; ContractError where it is refused."""
-    contract = parse_cuda(source)
+def plan_cuda(source: str, task: Task, sms: int) -> Plan:
+    """What is launched for a task on a device of so many multiprocessors; ContractError where it is refused."""
+    if not isinstance(task, Gemm):
+        return parse_cuda_task(source).plan_task(task, sms)
+    gemm, contract = task, parse_cuda(source)
     if gemm.layout not in contract.layouts:
         raise ContractError(
             f"the kernel reads B as {' or '.join(contract.layouts)} alone, as its contract says;"

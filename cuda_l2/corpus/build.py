@@ -21,7 +21,7 @@ from cuda_l2.llm.client import Client
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose.random import draw
-from cuda_l2.records import Gemm
+from cuda_l2.records import Task
 from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.targets._base import Target
@@ -95,7 +95,7 @@ class Rendered:
     """Kernels of our families to render: so many different ones for each task, schedules drawn at random."""
 
     count: int
-    gemms: Sequence[Gemm]
+    tasks: Sequence[Task]
     target: Target
     seed: int = 0
 
@@ -193,11 +193,11 @@ def _collected(
 def _rendered(wanted: Rendered, hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
     """They differ in few tokens, which matter: only equal ones are double."""
     duplicates, rng = Duplicates(), np.random.default_rng(wanted.seed)
-    for gemm in wanted.gemms:
-        if hold_out.task(gemm):
+    for task in wanted.tasks:
+        if hold_out.task(task):
             counts.held_out += wanted.count
             continue
-        spaces = [FamilySpace(family, gemm, wanted.target) for family in families_for(gemm, wanted.target)]
+        spaces = [FamilySpace(family, task, wanted.target) for family in families_for(task, wanted.target)]
         for i in range(wanted.count if spaces else 0):
             item = _one(spaces[i % len(spaces)], hold_out, counts, duplicates, rng)
             if item is not None:
@@ -208,19 +208,18 @@ def _one(
     space: FamilySpace, hold_out: HoldOut, counts: Counts, duplicates: Duplicates, rng: np.random.Generator
 ) -> _Item | None:
     """A kernel that was not there before; None where so many draws gave none."""
-    family, gemm = space.family, space.task
-    assert isinstance(gemm, Gemm)  # what a corpus renders kernels for
+    family, task = space.family, space.task
     for _ in range(DRAWS):
         candidate = space.render(draw(space, rng), "random")
         counts.found += 1
         if hold_out.candidate(candidate):
             counts.held_out += 1
-        elif duplicates.met(f"{gemm}\n{candidate.source}", nearly=False):
+        elif duplicates.met(f"{task}\n{candidate.source}", nearly=False):
             counts.same += 1
         else:
             schedule = " ".join(f"{name}={value}" for name, value in candidate.schedule)
             snippet = Snippet(RENDERED, family.name, "", "", candidate.source, 1)
-            instruction = for_task(gemm, space.target)
+            instruction = for_task(task, space.target)
             return _Item(snippet, f"cuda-l2: {family.name}", OWN_LICENCE, instruction, schedule)
     return None
 

@@ -3,11 +3,13 @@
 A text file, one entry a line, `#` begins a remark:
 
     64x48x80                     the shape in every layout and accumulator; 64x48x80:tn that task alone
+    softmax                      the task at all sizes, in all types; softmax:rows=64,columns=500 there alone
     1f0e9d8c7b6a5948             a kernel by its id
     cpu_gemm: MR=12 NV=2         every schedule of the family with these choices
     like: path/to/kernel.cu      code that shares most of its runs of tokens with the file
 """
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from cuda_l2.corpus.duplicates import contained, digest, shingles
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Gemm, Task
+from cuda_l2.tasks import parse
 
 LIKE = 0.5
 """A text with more of its shingles from a held-out file than this is held out."""
@@ -33,6 +36,7 @@ class HoldOut:
     ids: frozenset[str] = frozenset()
     shapes: frozenset[tuple[int, int, int]] = frozenset()
     tasks: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()  # of tasks other than matrix products
     schedules: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     digests: frozenset[str] = frozenset()
     like: tuple["np.ndarray[tuple[int], np.dtype[np.uint64]]", ...] = field(default=(), compare=False)
@@ -40,7 +44,8 @@ class HoldOut:
     @classmethod
     def read(cls, path: Path) -> "HoldOut":
         """The file's entries; UserError with the line that cannot be read."""
-        ids, shapes, tasks, digests = set[str](), set[tuple[int, int, int]](), set[str](), set[str]()
+        ids, shapes, digests = set[str](), set[tuple[int, int, int]](), set[str]()
+        tasks, names = set[str](), set[str]()
         schedules, like = [], []
         for number, line in enumerate(_text(path).split("\n"), 1):
             entry = line.partition("#")[0].strip()
@@ -57,18 +62,29 @@ class HoldOut:
             elif colon:
                 schedules.append((head, _choices(head, rest, f"{path}, line {number}")))
             else:
-                gemm = _gemm(entry, f"{path}, line {number}")
+                task = _task(entry, f"{path}, line {number}")
                 if ":" in entry:
-                    tasks.add(str(gemm))
+                    tasks.add(str(task))
+                elif isinstance(task, Gemm):
+                    shapes.add((task.m, task.n, task.k))
                 else:
-                    shapes.add((gemm.m, gemm.n, gemm.k))
+                    names.add(task.name)
         return cls(
-            frozenset(ids), frozenset(shapes), frozenset(tasks), tuple(schedules), frozenset(digests), tuple(like)
+            *(frozenset(ids), frozenset(shapes), frozenset(tasks), frozenset(names)),
+            *(tuple(schedules), frozenset(digests), tuple(like)),
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of what is held out, whatever the file's order and remarks; of code like a file, its tokens."""
+        kept = (self.ids, self.shapes, self.tasks, self.names, self.digests, self.schedules)
+        return hashlib.sha256(repr([sorted(entries) for entries in kept]).encode()).hexdigest()[:16]
 
     def task(self, task: Task) -> bool:
         """Whether the task is held out."""
-        return str(task) in self.tasks or (isinstance(task, Gemm) and (task.m, task.n, task.k) in self.shapes)
+        if isinstance(task, Gemm):
+            return str(task) in self.tasks or (task.m, task.n, task.k) in self.shapes
+        return str(task) in self.tasks or task.name in self.names
 
     def candidate(self, candidate: Candidate) -> bool:
         """Whether the kernel is held out, whoever wrote it."""
@@ -81,10 +97,13 @@ class HoldOut:
         return candidate.id in self.ids or self.text(candidate.source)
 
     def text(self, text: str) -> bool:
-        """Whether a text is, holds or nearly is what is held out, or names a held-out shape."""
+        """Whether a text is, holds or nearly is what is held out, or names a held-out shape or other task."""
         if Candidate(text).id in self.ids or digest(text) in self.digests:
             return True
         if any(re.search(rf"\b{m}\s*[x*,]\s*{n}\s*[x*,]\s*{k}\b", text) for m, n, k in self.shapes):
+            return True
+        named = [rf"{re.escape(task)}(?![\w:])" for task in self.tasks] + [rf"{name}:\w+=\d" for name in self.names]
+        if any(re.search(rf"\b{pattern}", text) for pattern in named):
             return True
         if self.schedules and self._scheduled({name: int(value) for name, value in _DEFINED.findall(text)}):
             return True
@@ -126,9 +145,9 @@ def _choices(family: str, text: str, where: str) -> tuple[tuple[str, int], ...]:
     return choices
 
 
-def _gemm(text: str, where: str) -> Gemm:
+def _task(text: str, where: str) -> Task:
     try:
-        return Gemm.parse(text)
+        return parse(text)
     except UserError as error:
         raise UserError(
             f"{where}: {error}; or a kernel's id of 16 hex digits, `FAMILY: NAME=8`, `like: FILE`"

@@ -10,8 +10,9 @@ from cuda_l2.corpus.snippets import Snippet
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Outcome, one_line, without_thoughts
 from cuda_l2.llm.client import Client, Question
-from cuda_l2.propose._prompt import describe_task, fenced
-from cuda_l2.records import Gemm
+from cuda_l2.propose._prompt import fenced
+from cuda_l2.propose._task import describe_task
+from cuda_l2.records import Task
 from cuda_l2.targets._base import Target
 
 TEMPLATE = "instruct.md"
@@ -41,9 +42,9 @@ def from_code(snippet: Snippet) -> Instruction:
     return Instruction(text, "comment" if said else "signature")
 
 
-def for_task(gemm: Gemm, target: Target) -> Instruction:
+def for_task(task: Task, target: Target) -> Instruction:
     """For a kernel under the launch contract: the form, the machine, the task."""
-    return Instruction(f"Write a kernel for {target.machine} under the launch contract. {describe_task(gemm)}", "task")
+    return Instruction(f"Write a kernel for {target.machine} under the launch contract. {describe_task(task)}", "task")
 
 
 def by_model(

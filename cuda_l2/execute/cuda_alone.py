@@ -9,21 +9,22 @@ from pathlib import Path
 
 from cuda_l2 import sandbox
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.records import Gemm, to_json
+from cuda_l2.records import Task, to_json
 
 MAIN = "cuda_l2.execute.cuda_alone_main"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to launch, on standard normal operands from a seed."""
+    """What to launch: a matrix product on standard normal operands from a seed, another task on tensors from a file."""
 
     cubin: str
     plan: Plan
-    gemm: Gemm
+    task: Task
     launches: int
     seed: int = 0
     fills_scratch: bool = True  # garbage of ours before each launch; else what memory held when it was allocated
+    given: str = ""  # path of a file: the bytes of an Operation's inputs and weights, in its order
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Ended:
     status: int | None  # of the tool's process; None where it outran its time
     output: str  # the tool's
     digests: tuple[tuple[str, ...], ...] = ()
-    """Of C, for each job that was done and each of its launches."""
+    """Of the outputs, for each job that was done and each of its launches."""
     refused: str = ""  # a job cannot be launched as its contract says; it was the last
     fault: str = ""  # what the driver said
     machine: str = ""  # the same, where no candidate can be the cause

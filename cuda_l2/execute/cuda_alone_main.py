@@ -1,7 +1,8 @@
 """The process that launches CUDA candidates alone. Started by `cuda_alone`, under a tool that watches it.
 
 Memory is of the driver's plain kind, each array exactly as long as it is, so that a sanitizer knows its bounds. No
-torch. Jobs are lines of a JSON file, the result is one: a digest of C for each job and launch, up to what went wrong.
+torch. Jobs are lines of a JSON file, the result is one: a digest of the outputs for each job and launch, up to what
+went wrong.
 """
 
 import hashlib
@@ -10,12 +11,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from cuda.bindings import driver
 
 from cuda_l2.execute.cuda_alone import Job
 from cuda_l2.execute.cuda_driver import DriverError, LaunchError, Loaded, check
-from cuda_l2.execute.fills import POISON, SCRATCH_BYTE
-from cuda_l2.records import from_json
+from cuda_l2.execute.fills import POISONS, SCRATCH_BYTE
+from cuda_l2.records import Gemm, from_json
 
 SCRATCH_WORD = 0x01010101 * SCRATCH_BYTE
 WORKSPACE_ALIGN = 1024
@@ -67,18 +69,33 @@ def _start() -> int:
     return int(check("cuStreamCreate", driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
 
+def _given(job: Job) -> dict[str, npt.NDArray[np.uint8]]:
+    """Bytes of every input and weight by name."""
+    task, found = job.task, {}
+    if isinstance(task, Gemm):
+        generator = np.random.default_rng(job.seed)
+        pattern = generator.standard_normal(PATTERN, dtype=np.float32).astype(np.float16)
+        for name, elements in (("a", task.m * task.k), ("b", task.k * task.n)):
+            found[name] = np.resize(np.roll(pattern, ord(name)), elements).view(np.uint8)
+        return found
+    values, start = np.fromfile(job.given, np.uint8), 0
+    for tensor in (*task.inputs, *task.weights):
+        found[tensor.name] = values[start : start + tensor.bytes]
+        start += tensor.bytes
+    return found
+
+
 def _launch(job: Job, stream: int, memory: _Memory) -> list[str]:
-    """A digest of C for each launch; C and, unless told not to, scratch workspaces hold garbage before each."""
-    gemm, workspaces = job.gemm, job.plan.workspaces
-    generator = np.random.default_rng(job.seed)
-    pattern = generator.standard_normal(PATTERN, dtype=np.float32).astype(np.float16)
-    pointers = {}
-    for name, elements in (("a", gemm.m * gemm.k), ("b", gemm.k * gemm.n)):
-        values = np.resize(np.roll(pattern, ord(name)), elements)
+    """A digest of the outputs for each launch; they and, unless told not to, scratch hold garbage before each."""
+    workspaces, pointers = job.plan.workspaces, dict[str, int]()
+    for name, values in _given(job).items():
         pointers[name] = memory.allocate(values.nbytes)
-        check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointers[name], values.ctypes.data, values.nbytes))
-    c = np.empty(gemm.m * gemm.n, np.uint16)
-    pointers["c"] = memory.allocate(c.nbytes)
+        _write(pointers[name], values)
+    poisons = {}
+    for output in job.task.outputs:
+        poison = np.frombuffer(POISONS[output.dtype], np.uint8)
+        poisons[output.name] = np.tile(poison, output.elements)
+        pointers[output.name] = memory.allocate(output.bytes)
     for workspace in workspaces:
         pointers[workspace.name] = memory.allocate_aligned(workspace.bytes)
         if workspace.persistent:
@@ -87,17 +104,28 @@ def _launch(job: Job, stream: int, memory: _Memory) -> list[str]:
     bound = loaded.bind(pointers)
     digests = []
     for _ in range(job.launches):
-        check("cuMemsetD16", driver.cuMemsetD16(pointers["c"], POISON, c.size))
+        for name, poison in poisons.items():
+            _write(pointers[name], poison)
         for workspace in workspaces:
             if job.fills_scratch and not workspace.persistent:
                 _fill(pointers[workspace.name], workspace.bytes, SCRATCH_WORD)
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
         bound.launch(stream)
         check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(stream)))
-        check("cuMemcpyDtoH", driver.cuMemcpyDtoH(c.ctypes.data, pointers["c"], c.nbytes))
-        digests.append(hashlib.sha256(c.tobytes()).hexdigest()[:16])
+        digest = hashlib.sha256()
+        for name, poison in poisons.items():
+            written = np.empty_like(poison)
+            if written.nbytes:
+                check("cuMemcpyDtoH", driver.cuMemcpyDtoH(written.ctypes.data, pointers[name], written.nbytes))
+            digest.update(written.tobytes())
+        digests.append(digest.hexdigest()[:16])
     loaded.unload()
     return digests
+
+
+def _write(address: int, values: npt.NDArray[np.uint8]) -> None:
+    if values.nbytes:
+        check("cuMemcpyHtoD", driver.cuMemcpyHtoD(address, np.ascontiguousarray(values).ctypes.data, values.nbytes))
 
 
 def _fill(address: int, size: int, word: int) -> None:

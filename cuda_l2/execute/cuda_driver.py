@@ -7,6 +7,7 @@ the current CUDA context. PTX and driver names as in the CUDA driver API's refer
 import ctypes
 import functools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -273,26 +274,16 @@ def _multiprocessors() -> int:
     return int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
 
 
-class Graph:
-    """A captured sequence of launches, replayed and timed as one."""
+class Replays(ABC):
+    """Work on a stream that can be enqueued again and again, timed as one."""
 
-    def __init__(self, stream: int, enqueue: Callable[[int], None]) -> None:
-        """Capture what `enqueue` puts on the stream."""
+    def __init__(self, stream: int) -> None:
         self.stream = driver.CUstream(stream)
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        check("cuStreamBeginCapture", driver.cuStreamBeginCapture(self.stream, mode))
-        try:
-            enqueue(stream)
-        finally:
-            result = driver.cuStreamEndCapture(self.stream)
-        graph = check("cuStreamEndCapture", result)
-        self._exec = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
-        check("cuGraphDestroy", driver.cuGraphDestroy(graph))
         self._events = [check("cuEventCreate", driver.cuEventCreate(0)) for _ in range(2)]
 
+    @abstractmethod
     def replay(self) -> None:
         """Enqueue once, without waiting."""
-        check("cuGraphLaunch", driver.cuGraphLaunch(self._exec, self.stream))
 
     def time(self, warm: int = 1, between: Callable[[], None] | None = None) -> tuple[float, float]:
         """Device seconds of one replay by events, and host seconds around it, after `warm` replays back to back.
@@ -322,9 +313,32 @@ class Graph:
         return time.perf_counter() - began
 
     def destroy(self) -> None:
-        check("cuGraphExecDestroy", driver.cuGraphExecDestroy(self._exec))
         for event in self._events:
             check("cuEventDestroy", driver.cuEventDestroy(event))
+
+
+class Graph(Replays):
+    """A captured sequence of launches."""
+
+    def __init__(self, stream: int, enqueue: Callable[[int], None]) -> None:
+        """Capture what `enqueue` puts on the stream."""
+        super().__init__(stream)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        check("cuStreamBeginCapture", driver.cuStreamBeginCapture(self.stream, mode))
+        try:
+            enqueue(stream)
+        finally:
+            result = driver.cuStreamEndCapture(self.stream)
+        graph = check("cuStreamEndCapture", result)
+        self._exec = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
+        check("cuGraphDestroy", driver.cuGraphDestroy(graph))
+
+    def replay(self) -> None:
+        check("cuGraphLaunch", driver.cuGraphLaunch(self._exec, self.stream))
+
+    def destroy(self) -> None:
+        check("cuGraphExecDestroy", driver.cuGraphExecDestroy(self._exec))
+        super().destroy()
 
 
 class MappedMemory:

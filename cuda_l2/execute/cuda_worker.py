@@ -18,8 +18,8 @@ from typing import Any
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import messages
-from cuda_l2.execute.cuda_arena import CudaArena, Place
 from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
+from cuda_l2.execute.device_arena import DeviceArena, Place
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import VerdictStatus, to_json
 
@@ -49,12 +49,12 @@ class CudaWorker:
         )
         theirs.close()
         self._ready = False
-        self.arena: CudaArena | None = None
+        self.arena: DeviceArena | None = None
         self.alive = True
         self.traced = False
         """Whether CUPTI was ever in the process."""
 
-    def attach(self, arena: CudaArena) -> None:
+    def attach(self, arena: DeviceArena) -> None:
         """Use this arena's memory from now on."""
         if self.arena is not arena:
             sizes = {name: [buffer.size, buffer.grain] for name, buffer in arena.buffers.items()}
@@ -157,7 +157,7 @@ class CudaWorkers:
             self._current.close()
             raise
 
-    def get(self, arena: CudaArena, *, traced: bool = False) -> CudaWorker:
+    def get(self, arena: DeviceArena, *, traced: bool = False) -> CudaWorker:
         """A worker with no fault behind it, on this arena. traced: it may be one that CUPTI slows, and will be one."""
         if not self._current.alive or self._current.traced > traced:
             self.renew()

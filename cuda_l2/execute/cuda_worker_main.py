@@ -20,11 +20,12 @@ from cuda_l2.execute import messages
 from cuda_l2.execute.cuda_driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
 from cuda_l2.execute.cuda_helpers import Helpers
 from cuda_l2.execute.cupti import KernelTrace
-from cuda_l2.execute.fills import POISON, SCRATCH_BYTE
+from cuda_l2.execute.fills import SCRATCH_BYTE
 from cuda_l2.records import from_json
 
 MAX_MESSAGE_BYTES = 1 << 20
-MAX_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 200
+"""A task may have 128 tensors; the kernel passes 253 at most."""
 AWAIT_S = 3600.0
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
@@ -124,17 +125,25 @@ class Worker:
         return {}
 
     def record_loaded(
-        self, count: int, c: list[Any], size: int, scratch: list[list[Any]], occupied: float, ns: int
+        self,
+        count: int,
+        outputs: list[list[Any]],
+        stride: int,
+        scratch: list[list[Any]],
+        occupied: float,
+        ns: int,
     ) -> dict[str, Any]:
-        """Launch several times, each on poisoned C and scratch and spoiled shared memory; keep Cs in the record buffer.
+        """Launch several times, each on poisoned outputs and scratch and spoiled shared memory; record the outputs.
 
         Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it,
         at times with traffic. A third spoils shared memory again wherever a block of the candidate has left.
-        scratch: buffer, offset and bytes of each workspace.
+        outputs: buffer, offset and bytes of each, the word that poisons it, where it lies in a record; stride: bytes
+        from one record to the next. scratch: buffer, offset and bytes of each workspace.
         """
         stream = driver.CUstream(self.stream)
         for i in range(count):
-            check("cuMemsetD16Async", driver.cuMemsetD16Async(self._address(c), POISON, size // 2, stream))
+            for output in outputs:
+                self._fill(output)
             for place in scratch:
                 filled = driver.cuMemsetD8Async(self._address(place), SCRATCH_BYTE, place[2], stream)
                 check("cuMemsetD8Async", filled)
@@ -144,8 +153,8 @@ class Worker:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
             self.bound[0][0].launch(self.stream)
             self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
-            target = self.buffers["record"].address + i * size
-            check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(target, self._address(c), size, stream))
+            for output in outputs:
+                self._keep(output, i * stride + output[4])
         for each in (self.stream, self.beside, self.behind):
             self._wait(each)
         return {}
@@ -161,37 +170,34 @@ class Worker:
         return {"graph": len(self.graphs) - 1}
 
     def record(
-        self, bindings: list[int], kept: list[int], source: list[list[Any]], size: int, slot: int = 0
+        self, bindings: list[int], kept: list[int], outputs: list[list[list[Any]]], stride: int, slot: int = 0
     ) -> dict[str, Any]:
         """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
 
-        kept: numbers of launches in ascending order; source: each one's output; copies go to the record buffer in turn.
+        kept: numbers of launches in ascending order; outputs: each one's, as `record_loaded` takes them; copies go to
+        the record buffer in turn, `stride` bytes apart.
         """
-        record = self.buffers["record"].address
-        copies = {
-            number: (record + index * size, self._address(place))
-            for index, (number, place) in enumerate(zip(kept, source, strict=True))
-        }
+        copies = dict(zip(kept, enumerate(outputs), strict=True))
 
         def enqueue(stream: int) -> None:
-            handle = driver.CUstream(stream)
             for number, binding in enumerate(bindings):
                 self.bound[slot][binding].launch(stream)
-                if number in copies:
-                    check("cuMemcpyDtoDAsync", driver.cuMemcpyDtoDAsync(*copies[number], size, handle))
+                index, written = copies.get(number, (0, []))
+                for output in written:
+                    self._keep(output, index * stride + output[4])
 
         graph = Graph(self.stream, enqueue)
         graph.once()
         graph.destroy()
         return {}
 
-    def time(self, graph: int, warm: int, c: list[Any], poisoned: int) -> dict[str, Any]:
-        """Seconds of a replay behind others. poisoned: bytes of C that are poisoned between those and the timed one."""
+    def time(self, graph: int, warm: int, poisoned: list[list[Any]]) -> dict[str, Any]:
+        """Seconds of a replay behind others. poisoned: outputs that are poisoned between those and the timed one."""
         self.helpers.settle(self.stream)
-        stream, address = driver.CUstream(self.stream), self._address(c)
 
         def poison() -> None:
-            check("cuMemsetD16Async", driver.cuMemsetD16Async(address, POISON, poisoned // 2, stream))
+            for output in poisoned:
+                self._fill(output)
 
         device, host = self.graphs[graph].time(warm, poison if poisoned else None)
         return {"device_s": device, "host_s": host}
@@ -234,6 +240,25 @@ class Worker:
         alone = sorted(self.once(len(self.graphs) - 1)["seconds"] for _ in range(9))
         self.graphs.pop()
         return {"graph_s": in_graph, "alone_s": alone[4]}
+
+    def _fill(self, output: list[Any]) -> None:
+        """Poison an output: buffer, offset, bytes, and a 32-bit word, which repeats."""
+        address, stream = self._address(output), driver.CUstream(self.stream)
+        size, word = output[2:4]
+        whole = size // 4 * 4
+        if whole:
+            check("cuMemsetD32Async", driver.cuMemsetD32Async(address, word, whole // 4, stream))
+        if size - whole >= 2:
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(address + whole, word & 0xFFFF, 1, stream))
+        if size % 2:  # elements of one byte: all four of the word are alike
+            check("cuMemsetD8Async", driver.cuMemsetD8Async(address + size - 1, word & 0xFF, 1, stream))
+
+    def _keep(self, output: list[Any], at: int) -> None:
+        """Copy an output to a place in the record buffer."""
+        if output[2]:
+            target = self.buffers["record"].address + at
+            copied = driver.cuMemcpyDtoDAsync(target, self._address(output), output[2], driver.CUstream(self.stream))
+            check("cuMemcpyDtoDAsync", copied)
 
     def _occupy(self, share: float, ns: int, *, traffic: bool) -> None:
         """Hold a share of the multiprocessors from another stream for a while, once this one's work is done."""

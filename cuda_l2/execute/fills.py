@@ -8,8 +8,10 @@ GUARD_BYTE = 0xA5
 """Around operands, outputs and workspaces."""
 POISONS = {
     **{"float16": bytes.fromhex("ad7d"), "bfloat16": bytes.fromhex("ad7f"), "float32": bytes.fromhex("ad7dad7f")},
-    **{"float64": bytes.fromhex("ad7dad7dad7dfd7f"), "int64": bytes.fromhex("ad7dad7dad7dad7d")},
+    **{"float64": bytes.fromhex("ad7dfd7fad7dfd7f"), "int64": bytes.fromhex("ad7dad7dad7dad7d")},
     **{"int32": bytes.fromhex("ad7dad7d"), "int16": bytes.fromhex("ad7d")},
     **dict.fromkeys(("int8", "uint8", "bool"), bytes.fromhex("ad")),
 }
 """The same for outputs of any type: NaN where there is one. One byte may also be a right answer."""
+POISON_WORDS = {dtype: int.from_bytes((poison * 4)[:4], "little") for dtype, poison in POISONS.items()}
+"""The same as 32-bit words that repeat."""

@@ -20,7 +20,7 @@ from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute import cuda_alone
 from cuda_l2.execute.cuda_alone import Ended, Job
 from cuda_l2.execute.worker import Fault
-from cuda_l2.records import Gemm, VerdictStatus
+from cuda_l2.records import Task, VerdictStatus
 
 LAUNCHES = 2
 PADDING_BYTES = 65536
@@ -72,9 +72,9 @@ def works() -> bool:
     return not _NOT_HERE.search(done.stdout + done.stderr)
 
 
-def job(tool: Tool, cubin: Path, plan: Plan, gemm: Gemm) -> Job:
-    """What a tool is to watch of a candidate."""
-    return Job(str(cubin), plan, gemm, LAUNCHES, fills_scratch=tool is not Tool.INITCHECK)
+def job(tool: Tool, cubin: Path, plan: Plan, task: Task, given: str = "") -> Job:
+    """What a tool is to watch of a candidate. given: the file of an Operation's inputs and weights."""
+    return Job(str(cubin), plan, task, LAUNCHES, fills_scratch=tool is not Tool.INITCHECK, given=given)
 
 
 def findings(tool: Tool, job: Job, timeout_s: float) -> str:

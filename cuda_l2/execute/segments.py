@@ -35,6 +35,9 @@ class Copied:
     target: int
 
 
+NOTHING = Copied(0, 0, 0, 0)
+
+
 class _Table(ctypes.Structure):
     _fields_ = (
         ("address", ctypes.c_uint64 * MAX_SEGMENTS),
@@ -54,12 +57,20 @@ class Segments:
 
     def fill(self, segments: Sequence[Segment]) -> None:
         """Make every segment hold what it is to hold. Waits for the device."""
-        table, most = _table(segments)
-        self._helpers.fill_segments(self._stream.cuda_stream, table, len(segments), most)
+        for some in _tables(segments):
+            table, most = _table(some)
+            self._helpers.fill_segments(self._stream.cuda_stream, table, len(some), most)
         self._stream.synchronize()
 
+    def hold(self, segments: Sequence[Segment]) -> list[bool]:
+        """Whether each segment holds what it must. Waits for the device."""
+        return [kept for some in _tables(segments) for kept in self.look(some, NOTHING)[0]]
+
     def look(self, segments: Sequence[Segment], copied: Copied) -> tuple[list[bool], bool]:
-        """Whether each segment holds what it must, and whether the word is in what was copied. Waits for the device."""
+        """Whether each segment holds what it must, and whether the word is in what was copied. Waits for the device.
+
+        At most MAX_SEGMENTS.
+        """
         table, most = _table(segments)
         self._found.zero_()
         values = [copied.address, copied.bytes, copied.word, copied.target, self._found.data_ptr()]
@@ -68,6 +79,11 @@ class Segments:
         self._stream.synchronize()
         found = self._found.tolist()
         return [not differs for differs in found[: len(segments)]], bool(found[MAX_SEGMENTS])
+
+
+def _tables(segments: Sequence[Segment]) -> list[Sequence[Segment]]:
+    """As many as one kernel takes at a time."""
+    return [segments[start : start + MAX_SEGMENTS] for start in range(0, len(segments), MAX_SEGMENTS)]
 
 
 def _table(segments: Sequence[Segment]) -> tuple[_Table, int]:

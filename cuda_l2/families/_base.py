@@ -93,7 +93,7 @@ class Family(ABC):
         defines = {**self.macros(schedule), **compiled}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n"
-        text += self.generated(schedule) + _inlined(self.source)
+        text += self.generated(schedule) + inlined(self.source)
         return Candidate(text, proposer, tuple(schedule.named.items()), self.name)
 
 
@@ -144,8 +144,8 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 
 
 @functools.cache
-def _inlined(path: Path) -> str:
-    """The source with every `#include "x"` line replaced by that file of this folder, each file once."""
+def inlined(path: Path) -> str:
+    """A family's source with every `#include "x"` line replaced by that file of this folder, each file once."""
     seen: set[str] = set()
 
     def expand(text: str) -> str:

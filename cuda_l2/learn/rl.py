@@ -5,6 +5,7 @@ model found a step ago is what it is shown now. Rewards are equation 3 of what t
 clipped by the task's history; TRL makes group advantages of them.
 """
 
+import collections
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,39 +23,39 @@ from cuda_l2.learn.tune import Say, adapters, train, trainer_options
 from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._answer import parse_answer
-from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 
-NAME = "hgemm-rl"
-"""Of the model as candidates' proposer."""
+OPEN = 8
+"""Tasks that are ready to be judged at once: each holds memory for its inputs, outputs and references."""
 
 
 class Judge:
-    """Rewards of answers, from the real evaluator; every trial goes into the archive. A context manager."""
+    """Rewards of answers, from the real evaluator; every trial goes into the archive. A context manager.
 
-    def __init__(self, rig: Rig, archive: Archive, rewards: RewardSettings) -> None:
-        self._rig, self._archive, self._rewards = rig, archive, rewards
-        self._evaluators: dict[Gemm, Evaluator] = {}
-        self._histories: dict[Gemm, list[Trial]] = {}
+    name: of the model as candidates' proposer.
+    """
 
-    def history(self, gemm: Gemm) -> list[Trial]:
+    def __init__(self, rig: Rig, archive: Archive, rewards: RewardSettings, name: str) -> None:
+        self._rig, self._archive, self._rewards, self._name = rig, archive, rewards, name
+        self._evaluators: collections.OrderedDict[Task, Evaluator] = collections.OrderedDict()
+        self._histories: dict[Task, list[Trial]] = {}
+
+    def history(self, task: Task) -> list[Trial]:
         """The task's trials so far, on this machine."""
-        if gemm not in self._histories:
-            self._histories[gemm] = self._archive.trials(gemm, self._rig.target.machine, SEARCH.name)
-        return self._histories[gemm]
+        if task not in self._histories:
+            self._histories[task] = self._archive.trials(task, self._rig.target.machine, SEARCH.name)
+        return self._histories[task]
 
-    def judge(self, gemm: Gemm, answers_G: Sequence[str]) -> tuple[list[float], list[Trial | None]]:
+    def judge(self, task: Task, answers_G: Sequence[str]) -> tuple[list[float], list[Trial | None]]:
         """Smoothed rewards of a group's answers, and their trials; None where an answer held no code."""
-        history = self.history(gemm)
+        history = self.history(task)
         before = [self.reward(trial) for trial in history]
-        if gemm not in self._evaluators:
-            self._evaluators[gemm] = Evaluator(gemm, self._rig, rewards=self._rewards)
-            self._evaluators[gemm].recall(history)  # a jump in reward is one from the best of it
         sources = [parse_answer(answer).source for answer in answers_G]
-        candidates = [Candidate(source, NAME) for source in sources if source]
-        judged = list(judge_group(self._evaluators[gemm], self._archive, candidates))
+        candidates = [Candidate(source, self._name) for source in sources if source]
+        judged = list(judge_group(self._evaluator(task), self._archive, candidates)) if candidates else []
         seen = {trial.candidate.id for trial in history}
         for trial, _ in judged:
             if trial.candidate.id not in seen:
@@ -69,6 +70,16 @@ class Judge:
         """Equation 3 with this run's coefficients, whoever measured it; NaN where it was correct but not timed."""
         tokens = count_tokens(trial.candidate.source)
         return reward(trial.build.status, trial.verdict, trial.timing, tokens, self._rewards)
+
+    def _evaluator(self, task: Task) -> Evaluator:
+        if task not in self._evaluators:
+            while len(self._evaluators) >= OPEN:
+                _, longest_unused = self._evaluators.popitem(last=False)
+                longest_unused.close()
+            self._evaluators[task] = Evaluator(task, self._rig, rewards=self._rewards)
+            self._evaluators[task].recall(self.history(task))  # a jump in reward is one from the best of it
+        self._evaluators.move_to_end(task)
+        return self._evaluators[task]
 
     def _smoothed(self, rewards_G: Sequence[float], history: Sequence[float]) -> list[float]:
         known = [value for value in rewards_G if not math.isnan(value)]
@@ -91,36 +102,37 @@ class Judge:
 
 
 def contrastive_rl(
-    model: str, gemms: Sequence[Gemm], settings: StageSettings, run: Run, judge: Judge, questions: Questions, say: Say
+    model: str, tasks: Sequence[Task], settings: StageSettings, run: Run, judge: Judge, questions: Questions, say: Say
 ) -> None:
     """GRPO on these tasks. Goes on from the run's last checkpoint; the archive keeps what was judged after it."""
     tuning, rl, sampling = settings.tuning, settings.rl, settings.sampling
     assert rl is not None and sampling is not None
     pupil = models.load(model, tuning.precision)
-    say(f"{len(gemms)} tasks, {tuning.batch // rl.group} groups of {rl.group} answers a step")
+    by_text = {str(task): task for task in tasks}
+    say(f"{len(tasks)} tasks, {tuning.batch // rl.group} groups of {rl.group} answers a step")
 
-    def rollout(tasks: list[str], trainer: Any) -> dict[str, Any]:
-        """Prompts and answers as tokens. tasks: each group's as often as it has answers."""
+    def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
+        """Prompts and answers as tokens. texts: each group's task as often as it has answers."""
         writer = Writer(trainer.accelerator.unwrap_model(trainer.model), pupil.tokenizer, sampling)
         prompts: list[list[int]] = []
-        for start in range(0, len(tasks), rl.group):
-            gemm = Gemm.parse(tasks[start])
-            question = questions.ask(gemm, judge.history(gemm), pupil.tokenizer)
+        for start in range(0, len(texts), rl.group):
+            task = by_text[texts[start]]
+            question = questions.ask(task, judge.history(task), pupil.tokenizer)
             prompts += [writer.prompt_ids(question)] * rl.group
         return {"prompt_ids": prompts, "completion_ids": writer.write(prompts), "logprobs": None}
 
     def measured(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
         rewards: list[float] = []
         for start in range(0, len(prompts), rl.group):
-            gemm = Gemm.parse(prompts[start])
-            group, trials = judge.judge(gemm, completions[start : start + rl.group])
+            task = by_text[prompts[start]]
+            group, trials = judge.judge(task, completions[start : start + rl.group])
             rewards += group
-            run.log(_told(gemm, trials, [judge.reward(trial) if trial else None for trial in trials]))
+            run.log(_told(task, trials, [judge.reward(trial) if trial else None for trial in trials]))
         return rewards
 
     datasets.disable_progress_bars()
     groups = tuning.steps * tuning.batch // rl.group
-    rows = [{"prompt": str(gemms[i % len(gemms)])} for i in range(groups)]
+    rows = [{"prompt": str(tasks[i % len(tasks)])} for i in range(groups)]
     trainer = GRPOTrainer(
         model=pupil.model,
         reward_funcs=measured,
@@ -145,10 +157,10 @@ def contrastive_rl(
     train(trainer, run, say)
 
 
-def _told(gemm: Gemm, trials: Sequence[Trial | None], rewards: Sequence[float | None]) -> Mapping[str, Any]:
+def _told(task: Task, trials: Sequence[Trial | None], rewards: Sequence[float | None]) -> Mapping[str, Any]:
     """A group as the run's file keeps it; rewards before smoothing."""
     return {
-        "task": str(gemm),
+        "task": str(task),
         "candidates": [trial.candidate.id if trial else "" for trial in trials],
         "statuses": [trial.status if trial else "no-code" for trial in trials],
         "speedups": [trial.speedup if trial else 0.0 for trial in trials],

@@ -17,6 +17,8 @@ from cuda_l2.lines import LinesFile, parsed
 FORMAT = "cuda-l2 train 1"
 LOG = "run.jsonl"
 MODEL = "model"
+FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-out"}
+"""What is told of these is a hash, which says nothing to a reader."""
 
 
 class Run:
@@ -97,9 +99,10 @@ def _accept(first: bytes, header: Mapping[str, Any], folder: Path) -> None:
     if before is None or before.get("format") != FORMAT:
         raise UserError(f"{folder} holds no training run of this version; choose another folder with --out")
     for name, value, other in _differences(before, header):
+        option = FINGERPRINTS.get(name)
+        began = f"with other contents of {option}" if option else f"with {name} = {value}, not {other}"
         raise UserError(
-            f"{folder} holds a run with {name} = {value}, not {other}; choose another folder with --out, or go on as"
-            " that run began"
+            f"{folder} holds a run that began {began}; choose another folder with --out, or go on as that run began"
         )
 
 

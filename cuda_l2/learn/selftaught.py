@@ -18,7 +18,7 @@ from cuda_l2.learn.settings import StageSettings
 from cuda_l2.learn.tune import Say, fine_tune
 from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._function import FunctionProposer
-from cuda_l2.records import Gemm, Trial
+from cuda_l2.records import Task, Trial
 from cuda_l2.rigs import Rig
 
 NAME = "self-supervised"
@@ -27,7 +27,7 @@ NAME = "self-supervised"
 
 def self_supervised(
     model: str,
-    gemms: Sequence[Gemm],
+    tasks: Sequence[Task],
     settings: StageSettings,
     run: Run,
     rig: Rig,
@@ -45,7 +45,7 @@ def self_supervised(
     assert settings.collecting is not None
     for number in range(1, settings.collecting.rounds + 1):
         folder = run.folder / f"round-{number}"
-        kept = _collect(model, gemms, settings, folder / "collected", number, rig, archive, questions, hold_out, say)
+        kept = _collect(model, tasks, settings, folder / "collected", number, rig, archive, questions, hold_out, say)
         with Run(folder / "tuned", {"model": model, "kernels": len(kept)}) as tuning:
             if not tuning.done:
                 fine_tune(model, [*kept, *others], settings, tuning, say)
@@ -56,7 +56,7 @@ def self_supervised(
 
 def _collect(
     model: str,
-    gemms: Sequence[Gemm],
+    tasks: Sequence[Task],
     settings: StageSettings,
     folder: Path,
     number: int,
@@ -70,13 +70,13 @@ def _collect(
     wanted = settings.collecting
     assert wanted is not None
     limits = Settings(wanted.tries, wanted.keep, number, least_speedup=wanted.least_speedup)
-    said: dict[Gemm, Pair] = {}
+    said: dict[Task, Pair] = {}
     with Collection(folder) as collection:
         machine = rig.target.machine
-        if not all(_done(collection, gemm, machine, limits) for gemm in gemms if not hold_out.task(gemm)):
+        if not all(_done(collection, task, machine, limits) for task in tasks if not hold_out.task(task)):
             make = _making(model, settings, questions, number, collection)
             collect(
-                gemms,
+                tasks,
                 {NAME: make},
                 rig,
                 archive,
@@ -99,9 +99,9 @@ def _collect(
     return [row["messages"] for row in rows]
 
 
-def _done(collection: Collection, gemm: Gemm, machine: str, limits: Settings) -> bool:
-    pair = Pair(gemm, NAME)
-    for line in collection.of(gemm, machine, NAME, limits.round):
+def _done(collection: Collection, task: Task, machine: str, limits: Settings) -> bool:
+    pair = Pair(task, NAME)
+    for line in collection.of(task, machine, NAME, limits.round):
         pair.count(line)
     return pair.done(limits)
 
@@ -115,15 +115,14 @@ def _making(model: str, settings: StageSettings, questions: Questions, number: i
     writer = Writer(pupil.model, pupil.tokenizer, sampling)
 
     def make(evaluator: Evaluator, history: Callable[[], list[Trial]]) -> FunctionProposer:
-        gemm, machine = evaluator.task, evaluator.target.machine
-        assert isinstance(gemm, Gemm)  # what the collector asks for
-        question = questions.ask(gemm, history(), pupil.tokenizer)
+        task, machine = evaluator.task, evaluator.target.machine
+        question = questions.ask(task, history(), pupil.tokenizer)
         prompt = writer.prompt_ids(question)
 
         def write(count: int) -> list[str]:
-            tries = len(collection.of(gemm, machine, NAME, number))  # answers after a kill are new ones
+            tries = len(collection.of(task, machine, NAME, number))  # answers after a kill are new ones
             with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                torch.manual_seed(_seed(settings.tuning.seed, number, str(gemm), tries))
+                torch.manual_seed(_seed(settings.tuning.seed, number, str(task), tries))
                 return [writer.text(answer) for answer in writer.write([prompt] * count)]
 
         return FunctionProposer(NAME, question, write, sampling.at_once)

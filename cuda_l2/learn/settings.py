@@ -10,8 +10,6 @@ from cuda_l2.errors import UserError
 
 PACKAGED = Path(__file__).with_name("stages")
 STAGES = ("pretrain", "sft", "self-supervised", "general-rl", "hgemm-rl")
-NOT_YET = ("general-rl",)
-"""Stages on tasks other than matrix products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +159,6 @@ def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> S
     """
     if stage not in STAGES:
         raise UserError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
-    if stage in NOT_YET:
-        raise UserError(
-            f"the stage {stage} is not there yet: training is on matrix products alone; go on with hgemm-rl"
-        )
     values = tomllib.loads(packaged(stage).read_text())
     if path is not None:
         _merge(values, _file(path), str(path))

@@ -14,7 +14,7 @@ from cuda_l2.learn.settings import Sampling
 from cuda_l2.llm._base import without_system
 from cuda_l2.propose import _question
 from cuda_l2.propose._prompt import Templates
-from cuda_l2.records import Gemm, Trial
+from cuda_l2.records import Task, Trial
 from cuda_l2.targets._base import Target
 
 
@@ -28,14 +28,14 @@ class Questions:
     hold_out: HoldOut
     rng: np.random.Generator
 
-    def ask(self, gemm: Gemm, history: Sequence[Trial], tokenizer: Any) -> str:
+    def ask(self, task: Task, history: Sequence[Trial], tokenizer: Any) -> str:
         """One question; its exemplars are drawn anew from the task's trials so far."""
         parts = _question.parts(
-            gemm,
+            task,
             self.target,
             [trial for trial in history if not self.hold_out.candidate(trial.candidate)],
             self.rng,
-            contract=contract_text(self.target.name),
+            contract=contract_text(self.target.name, task),
             environment=self.target.environment(),
             exemplars=self.sampling.exemplars,
         )

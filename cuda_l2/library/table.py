@@ -1,8 +1,10 @@
 """The dispatch table: which schedule serves a shape, and how fast it was measured. One CSV file a machine.
 
-Columns: m, n, k, layout, accumulate, edge, family, schedule, us. The schedule is written as `BM=128 BN=64 ...`, every
-choice of the family by name. A pool, the kernels to choose from, is a file with the columns layout (empty: either),
-family and schedule, the latter without the choices that are a matter of the launch.
+Columns: m, n, k, layout, accumulate, edge, family, schedule, us. edge is how it is launched and what it was timed as:
+plain or programmatic, back to back; or cold, plainly and alone with nothing of its operands cached, as a server's
+launches are. The schedule is written as `BM=128 BN=64 ...`, every choice of the family by name. A pool, the kernels to
+choose from, is a file with the columns layout (empty: either), family and schedule, the latter without the choices that
+are a matter of the launch.
 """
 
 import csv
@@ -17,7 +19,7 @@ from cuda_l2.families._base import Family, Schedule, all_families
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 from cuda_l2.targets._base import Target
 
-PLAIN, PROGRAMMATIC = EDGES = ("plain", "programmatic")
+PLAIN, PROGRAMMATIC, COLD = EDGES = ("plain", "programmatic", "cold")
 COLUMNS = ("m", "n", "k", "layout", "accumulate", "edge", "family", "schedule", "us")
 POOL_COLUMNS = ("layout", "family", "schedule")
 
@@ -26,7 +28,7 @@ Named = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A schedule for one shape, measured as plain or as programmatic dependent launches."""
+    """A schedule for one shape under one edge."""
 
     gemm: Gemm
     edge: str
@@ -100,6 +102,12 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
     _write(path, COLUMNS, [_fields(row) for row in rows])
 
 
+def joined(rows: Iterable[Row], newer: Iterable[Row]) -> list[Row]:
+    """Both tables' rows in order; the newer's where both have one for a shape and edge."""
+    found = {(row.gemm, row.edge): row for row in (*rows, *newer)}
+    return sorted(found.values(), key=lambda row: (row.gemm, row.edge))
+
+
 def read_pool(path: Path) -> list[PoolRow]:
     """The kernels of a pool, each once; UserError with file and line where a row cannot be."""
     rows: dict[PoolRow, None] = {}
@@ -117,6 +125,16 @@ def read_pool(path: Path) -> list[PoolRow]:
     if not rows:
         raise UserError(f"{path} holds no kernel")
     return list(rows)
+
+
+def pool_of(rows: Iterable[Row]) -> list[PoolRow]:
+    """The kernels that a table uses, each once a layout."""
+    found: dict[PoolRow, None] = {}
+    for row in rows:
+        compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
+        schedule = tuple((name, value) for name, value in row.schedule if name in compiled)
+        found[PoolRow(row.family, schedule, row.gemm.layout)] = None
+    return list(found)
 
 
 def write_pool(path: Path, rows: Iterable[PoolRow]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cuda_l2.errors import UserError
-from cuda_l2.measure.cuda_baselines import Tuned, recall, store
+from cuda_l2.measure.tuned import Tuned, recall, store
 from cuda_l2.records import Gemm, from_json, to_json
 
 KIND = "cuda-l2 cublaslt choices"

@@ -12,26 +12,27 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from cuda.bindings import driver
 
-from cuda_l2 import paths, scratch
+from cuda_l2 import paths
 from cuda_l2.execute.cuda_driver import check
 from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
 from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
 from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, graphs, on, repeated, wait
-from cuda_l2.measure.selection import Effort, Selection, select
-from cuda_l2.records import Accumulate, Gemm, Layout, from_json, to_json
+from cuda_l2.measure.selection import Selection, TimeRound, select
+from cuda_l2.measure.tuned import Tuned, TunedLayout, TuneSettings, recall, store
+from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.targets import cuda
 
 __all__ = ["AUTOTUNED", "BLAS", "COMPILED", "HEURISTIC", "TORCH", "TORCH_DEFAULT"]
-__all__ += ["Baselines", "Buffers", "TuneSettings", "Tuned", "TunedLayout", "recall", "store"]
+__all__ += ["Baselines", "Buffers"]
 
 WORKSPACE_BYTES = 256 << 20
 CACHE_VERSION = 2
@@ -57,56 +58,6 @@ ARMS = (
     COMPILED,
 )
 """Every name; see `Baselines.arms`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TuneSettings:
-    """How cuBLASLt's algorithms are timed: by replays of back-to-back launches, or by the paper's single launches."""
-
-    paper: bool = False  # 50 + 100 rounds of single launches, fresh random operands each round (listing 8)
-    replay_us: tuple[float, float] = (300.0, 1000.0)  # device time of one sample: eight launches within these
-    max_launches: int = 200  # in one sample
-    max_s: float = 1.5  # of finalists' rounds a layout
-    effort: Effort = field(default_factory=Effort)
-
-    @property
-    def method(self) -> str:
-        return "paper" if self.paper else "adaptive"
-
-
-@dataclass(frozen=True, slots=True)
-class TunedLayout:
-    """The algorithms that the heuristic returned for one layout, in its order, and how they fared."""
-
-    algorithms: tuple[Algorithm, ...]
-    kernels: tuple[str, ...]  # what each launches
-    times_us: tuple[float, ...]  # medians
-    rounds: tuple[int, ...]
-    chosen: int
-    regret: float  # how much faster another one may be; see `selection`
-
-    def __post_init__(self) -> None:
-        count = len(self.algorithms)
-        if not 0 <= self.chosen < count or {len(self.kernels), len(self.times_us), len(self.rounds)} != {count}:
-            raise ValueError("a tuned layout has one time, round count and kernel for each algorithm, and a choice")
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """cuBLASLt-AutoTuning of one product: a layout is None where the library computes nothing in it."""
-
-    m: int
-    n: int
-    k: int
-    accumulate: Accumulate
-    method: str
-    nn: TunedLayout | None
-    tn: TunedLayout | None
-    seconds: float
-    created: str  # when the choice was made; it is kept until another is asked for
-
-    def of(self, layout: Layout) -> TunedLayout | None:
-        return self.nn if layout is Layout.NN else self.tn
 
 
 class Baselines:
@@ -175,6 +126,26 @@ class Baselines:
                     store(path, known)
             self._tuned[plain] = known
         return known
+
+    def retime(self, gemm: Gemm, layout: Layout, buffers: Buffers, rounds: int) -> list[list[float]]:
+        """Microseconds of every algorithm that `tune` found, in its order: one a round, all interleaved. Overwrites C.
+
+        Empty where cuBLASLt does not serve the layout.
+        """
+        plain = _plain(gemm)
+        tuned = self.tune(plain, buffers).of(layout)
+        if tuned is None:
+            return []
+        product = self._product(plain, layout)
+        enqueues = [on(_reading(layout, product.launcher(one)), buffers) for one in tuned.algorithms]
+        for enqueue in enqueues:
+            enqueue(self._stream)  # what a library sets up on first use is not captured
+        wait(self._stream)
+        everyone = range(len(enqueues))
+        with self._replays(enqueues, TuneSettings(), HEAT_S) as (time_round, _):
+            time_round(everyone)
+            times = [time_round(everyone) for _ in range(rounds)]
+        return [list(samples) for samples in zip(*times, strict=True)]
 
     @property
     def machine(self) -> str:
@@ -344,6 +315,20 @@ class Baselines:
 
     def _replay_rounds(self, enqueues: Sequence[Enqueue], settings: TuneSettings, heat_s: float) -> Selection:
         """Interleaved replays of back-to-back launches, of all and then of the best, on a warm chip."""
+        with self._replays(enqueues, settings, heat_s) as (time_round, sample_us):
+            finalists = min(settings.effort.finalists, len(enqueues))
+            rounds = int(settings.max_s * 1e6 / (finalists * sample_us))
+            effort = replace(settings.effort, max_rounds=max(8, min(settings.effort.max_rounds, rounds)))
+            return select(time_round, len(enqueues), effort)
+
+    @contextlib.contextmanager
+    def _replays(
+        self, enqueues: Sequence[Enqueue], settings: TuneSettings, heat_s: float
+    ) -> Iterator[tuple[TimeRound, float]]:
+        """What times a round of some of these by replays of back-to-back launches, and about the microseconds of each.
+
+        The chip is warm where they are long enough to reach its power limit.
+        """
         with graphs(self._stream, enqueues[:1]) as (probe,):
             once_us = probe.time()[0] * 1e6
         few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
@@ -353,9 +338,6 @@ class Baselines:
         launches = max(1, min(settings.max_launches, round(min(most, max(least, 8 * one_us)) / one_us)))
         sample_us = launches * one_us
         warm = 1 if sample_us < SHORT_US else 0
-        finalists = min(settings.effort.finalists, len(enqueues))
-        rounds = int(settings.max_s * 1e6 / (finalists * sample_us * (1 + warm)))
-        effort = replace(settings.effort, max_rounds=max(8, min(settings.effort.max_rounds, rounds)))
         with graphs(self._stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:
             for number in range(int(heat_s * 1e6 / sample_us) if one_us > LONG_US else 0):
                 timed[number % len(timed)].replay()
@@ -367,7 +349,7 @@ class Baselines:
                     times[arm] = timed[arm].time(warm)[0] / launches * 1e6
                 return list(times.values())
 
-            return select(time_round, len(timed), effort)
+            yield time_round, sample_us * (1 + warm)
 
     def _paper_rounds(
         self, plain: Gemm, layout: Layout, product: LtProduct, algorithms: Sequence[Algorithm]
@@ -393,28 +375,6 @@ class Baselines:
         """What one launch puts on a stream: captured and not run, so any mapped address serves as operands."""
         address = self._workspace.data_ptr()
         return captured_kernels(self._stream, on(launch, Buffers(address, address, address, address)))
-
-
-def store(path: Path, tuned: Tuned) -> None:
-    """Write through a name of its own, so that a reader sees all or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = scratch.make_folder()
-        (folder / path.name).write_text(to_json(tuned))
-        (folder / path.name).replace(path)
-        folder.rmdir()
-    except OSError as error:
-        raise scratch.unwritable(error) from None
-
-
-def recall(path: Path, plain: Gemm, method: str) -> Tuned | None:
-    """What `store` wrote for this product; None where the file is missing, damaged or another product's."""
-    try:
-        tuned = from_json(Tuned, path.read_text())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    same = (tuned.m, tuned.n, tuned.k, tuned.accumulate) == (plain.m, plain.n, plain.k, plain.accumulate)
-    return tuned if same and tuned.method == method else None
 
 
 def _reading(layout: Layout, launch: cublas.Launch) -> Launch:

@@ -27,7 +27,7 @@ from cuda_l2 import scratch
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute import cuda_alone
-from cuda_l2.records import Gemm
+from cuda_l2.records import Task
 
 WARM_LAUNCHES = 3
 TIMEOUT_S = 300.0
@@ -106,10 +106,13 @@ def counters() -> list[str]:
     return [metric.counter for metric in METRICS] + [_STALL.format(reason) for reason in (*STALLS, _ISSUING)]
 
 
-def collect(cubin: Path, plan: Plan, gemm: Gemm) -> dict[str, float]:
-    """Profile one call of a candidate; UserError where the profiler is missing or may not read the counters."""
+def collect(cubin: Path, plan: Plan, task: Task, given: str = "") -> dict[str, float]:
+    """Profile one call of a candidate; UserError where the profiler is missing or may not read the counters.
+
+    given: the file of an Operation's inputs and weights.
+    """
     wanted = counters()
-    job = cuda_alone.Job(str(cubin), plan, gemm, WARM_LAUNCHES + 1)
+    job = cuda_alone.Job(str(cubin), plan, task, WARM_LAUNCHES + 1, given=given)
     for _ in range(len(wanted)):
         folder = scratch.make_folder()
         try:

@@ -24,12 +24,12 @@ class Protocol:
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
     seldom_every: int = 1  # rounds between samples of the baselines that are not the usual strongest
     rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together
-    heat_s: float = 0.0  # kernels long enough to reach the chip's power limit run this long before every timed replay
+    heat_s: float = 0.0  # kernels that reach the chip's power limit run this long before a timed replay, and fill it
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
-HEAT_S = 0.005
-"""So that the pauses between samples, about half a millisecond, do not leave the chip cooler than work does."""
+HEAT_S = 0.004
+"""So that a heavy kernel is timed at the clock that it leaves itself; between samples a heater keeps the chip busy."""
 MIN_BRIEF_ROUNDS = 9
 """With so many the interval lies within the second smallest and second largest."""
 

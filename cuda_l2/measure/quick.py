@@ -2,8 +2,8 @@
 
 One process keeps every kernel loaded and binds it to a shape's operands; each first output is compared with torch's,
 loosely. Samples are replays of a graph of back-to-back launches, on a warm chip and in random order: what is timed
-early on a cool chip looks up to 10 % faster. The process is thrown away after a hang or fault, which costs one kernel
-on one shape.
+early on a cool chip looks up to 10 % faster. Or, where kernels for single launches are chosen, one launch with nothing
+cached, by CUPTI. The process is thrown away after a hang or fault, which costs one kernel on one shape.
 """
 
 import functools
@@ -32,8 +32,12 @@ GRAPH_US = 70.0
 MAX_NODES = 32
 ROUNDS = 2
 FINAL_ROUNDS = 7
+COLD_FINAL_ROUNDS = 13
+"""A single launch varies more than the mean of many."""
 LONG_US = 300.0
 """From here on fewer finalists and rounds do, and only the finalists are timed as dependents."""
+EVICTED_CACHES = 2
+"""Before a cold launch so many times the L2 cache is written."""
 LIMITS = {Accumulate.FP32: 1e-3, Accumulate.FP16: 5e-2}
 """Relative RMS difference from torch's product; cuBLAS's own error is 2e-4 and 1e-2 at K = 16384."""
 
@@ -70,8 +74,9 @@ def as_dependent(plan: Plan) -> Plan:
 class QuickTimer:
     """The process that times, started again after a fault. A context manager."""
 
-    def __init__(self, seed: int = 0, finalists: int = 4) -> None:
-        self._settings = (seed, finalists)
+    def __init__(self, seed: int = 0, finalists: int = 4, *, cold: bool = False) -> None:
+        """cold: single launches that find nothing of their operands cached, none of them as dependents."""
+        self._settings = (seed, finalists, cold)
         self._context = multiprocessing.get_context("spawn")
         self._turn = self._context.Value("i", -1, lock=False)
         self._start()
@@ -125,10 +130,10 @@ class QuickTimer:
         return f"no end within {PATIENCE_S:.0f} s"
 
 
-def _serve(pipe: Connection, turn: Any, seed: int, finalists: int) -> None:
+def _serve(pipe: Connection, turn: Any, seed: int, finalists: int, cold: bool) -> None:
     """The process: shapes with items in, samples out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    bench = _Bench(turn, seed, finalists, lambda: pipe.send("alive"))
+    bench = (_ColdBench if cold else _Bench)(turn, seed, finalists, lambda: pipe.send("alive"))
     pipe.send("ready")
     while True:
         try:
@@ -149,11 +154,10 @@ class _Arm:
         self.samples: list[float] = []
         self.first = float("nan")
 
-    def sample(self) -> None:
-        self.samples.append(self.graph.time()[0] * 1e6 / self.nodes)
-
 
 class _Bench:
+    final_rounds = FINAL_ROUNDS
+
     def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
         import torch  # noqa: PLC0415 - in this process alone
 
@@ -184,9 +188,8 @@ class _Bench:
         began = time.monotonic()
         for index in order:
             item = items[index]
-            edges = (PLAIN, DEPENDENT) if item.dependent and guess_us < LONG_US else (PLAIN,)
             try:
-                arms += self._arms(gemm, item, index, edges, guess_us)
+                arms += self._arms(gemm, item, index, self._edges(item, guess_us), guess_us)
             except _Wrong as wrong:
                 samples[index].reason = str(wrong)
             if time.monotonic() - began > PATIENCE_S / 4:
@@ -198,7 +201,7 @@ class _Bench:
             samples[arm.index].first[arm.edge] = arm.first = min(arm.samples)
             arm.samples.clear()
         final, more = self._final(gemm, items, arms, guess_us)
-        for _ in range(5 if guess_us > LONG_US else FINAL_ROUNDS):
+        for _ in range(5 if guess_us > LONG_US else self.final_rounds):
             self._round(final)
         for arm in final:
             samples[arm.index].final[arm.edge] = median(arm.samples)
@@ -211,24 +214,39 @@ class _Bench:
         self.rng.shuffle(arms)
         for arm in arms:
             self.turn.value = arm.index
-            self.helpers.settle(self.stream.cuda_stream)
-            arm.sample()
+            arm.samples.append(self._sample_us(arm))
         self.alive()
+
+    def _edges(self, item: Item, guess_us: float) -> Sequence[int]:
+        """Which are timed in the first pass."""
+        return (PLAIN, DEPENDENT) if item.dependent and guess_us < LONG_US else (PLAIN,)
+
+    def _later_edges(self, item: Item, guess_us: float) -> Sequence[int]:
+        """Which of a finalist are timed in the second pass alone."""
+        return (DEPENDENT,) if item.dependent and guess_us >= LONG_US else ()
+
+    def _nodes(self, guess_us: float) -> int:
+        """Launches that a graph holds."""
+        return max(1 if guess_us > LONG_US else 2, min(MAX_NODES, round(GRAPH_US / guess_us)))
+
+    def _sample_us(self, arm: _Arm) -> float:
+        """Microseconds of a launch, once."""
+        self.helpers.settle(self.stream.cuda_stream)
+        return float(arm.graph.time()[0]) * 1e6 / arm.nodes
 
     def _final(
         self, gemm: Gemm, items: Sequence[Item], arms: Sequence[_Arm], guess_us: float
     ) -> tuple[list[_Arm], list[_Arm]]:
-        """The fastest of each layout and edge; of long kernels those that are fastest plainly, also as dependents."""
+        """The fastest of each layout and edge, and under the edges left for them; then the latter alone."""
         count = self.finalists if guess_us < LONG_US else max(2, self.finalists - 1)
         found: list[_Arm] = []
         more: list[_Arm] = []
         for layout, edge in itertools.product(Layout, (PLAIN, DEPENDENT)):
             own = [arm for arm in arms if items[arm.index].layout is layout and arm.edge == edge]
             found += sorted(own, key=lambda arm: arm.first)[:count]
-        if guess_us >= LONG_US:
-            for arm in found:
-                if items[arm.index].dependent:
-                    more += self._arms(gemm, items[arm.index], arm.index, (DEPENDENT,), guess_us)
+        for arm in found:
+            later = self._later_edges(items[arm.index], guess_us)
+            more += self._arms(gemm, items[arm.index], arm.index, later, guess_us) if later else []
         return found + more, more
 
     def _arms(self, gemm: Gemm, item: Item, index: int, edges: Sequence[int], guess_us: float) -> list[_Arm]:
@@ -238,7 +256,7 @@ class _Bench:
         if item.artifact not in self.modules:
             self.modules[item.artifact] = Module(Path(item.artifact).read_bytes())
         stream, made = self.stream.cuda_stream, []
-        nodes = max(1 if guess_us > LONG_US else 2, min(MAX_NODES, round(GRAPH_US / guess_us)))
+        nodes = self._nodes(guess_us)
         plain: Plan = pickle.loads(item.plan)  # our own parent's
         pointers = {"a": self.a, "b": self.b[item.layout], "c": self.c.data_ptr()}
         pointers |= {space.name: self._workspace(space) for space in plain.workspaces}
@@ -300,6 +318,39 @@ class _Bench:
         for _ in range(400):
             self.torch.mm(x, x)
         self.torch.cuda.synchronize()
+
+
+class _ColdBench(_Bench):
+    """Samples as the server protocol takes them, but for its gaps."""
+
+    final_rounds = COLD_FINAL_ROUNDS
+
+    def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
+        from cuda_l2.execute.cupti import KernelTrace  # noqa: PLC0415
+
+        super().__init__(turn, seed, finalists, alive)
+        size = EVICTED_CACHES * self.torch.cuda.get_device_properties(0).L2_cache_size
+        self.evicted = self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
+        self.evictions = 0
+        self.trace = KernelTrace()
+
+    def _edges(self, item: Item, guess_us: float) -> Sequence[int]:
+        return (PLAIN,)
+
+    def _later_edges(self, item: Item, guess_us: float) -> Sequence[int]:
+        return ()
+
+    def _nodes(self, guess_us: float) -> int:
+        return 1
+
+    def _sample_us(self, arm: _Arm) -> float:
+        self.evictions = (self.evictions + 1) % 256
+        self.evicted.fill_(self.evictions)
+        self.helpers.settle(self.stream.cuda_stream)
+        self.stream.synchronize()
+        self.trace.clear()
+        arm.graph.once()
+        return self.trace.span_s() * 1e6
 
 
 def _launch(bound: Any, times: int, stream: int) -> None:

@@ -75,6 +75,10 @@ class Rounds(ABC):
         """How many launches a round has where so many would fill it."""
         return max(1, min(self.most, round(wanted)))
 
+    def round_s(self, fastest_s: float) -> float:
+        """How long the launches of a sample are to take, where the fastest arm's takes so long."""
+        return self.protocol.round_s
+
     def begin_round(self) -> None:  # noqa: B027 - not every target has something to do
         """Called before the arms of each round."""
 
@@ -90,9 +94,8 @@ class Rounds(ABC):
         for name in self.arms:
             if name not in active:
                 self._add(name, 0, once[name], 1)
-        count, fastest = 1, min(once.values())
-        if protocol.round_s:
-            count = self.count(protocol.round_s / fastest)
+        fastest = min(once.values())
+        count = self.count(self.round_s(fastest) / fastest) if protocol.round_s else 1
         started = time.perf_counter()
         while time.perf_counter() - started < protocol.warmup_s:
             for name in active:

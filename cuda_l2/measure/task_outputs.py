@@ -5,9 +5,10 @@ candidate has a new process for every sample, in memory where nothing of earlier
 and the clock everything is exchanged: what an earlier launch computed is of no use to any that counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 
 from cuda_l2.execute.task_arena import TaskArena
 from cuda_l2.execute.worker import Worker
@@ -54,23 +55,14 @@ class TaskOperands:
     def check(self, slots: Sequence[int], *, element_wise: bool) -> float:
         """Every launch's outputs within tolerance; the largest difference of one at random, or NaN."""
         for slot in slots:
-            case = self._current[slot]
-            violation = self._violation(slot, case) and self._violation(slot, self._cases.exactly(case))
-            if violation:
-                raise WrongOutput(f"a timed launch did not produce its own result: {violation}")
+            require_own_result(self._cases, self._current[slot], self._outputs(slot))
         if not element_wise:
             return float("nan")
         slot = int(self._rng.choice(np.asarray(slots)))
-        pairs = zip(self.arena.task.outputs, self._current[slot].bounds, strict=True)
-        return max(limit.errors(self.arena.output(slot, output))[1] for output, limit in pairs)
+        return self._current[slot].largest_error(self._outputs(slot))
 
-    def _violation(self, slot: int, case: TaskCase) -> str:
-        """Why what a slot's outputs hold is not the case's result; empty where it is."""
-        for output, limit in zip(case.task.outputs, case.bounds, strict=True):
-            violation = limit.violation(self.arena.output(slot, output))
-            if violation:
-                return f"{output.name} {violation}"
-        return ""
+    def _outputs(self, slot: int) -> dict[str, torch.Tensor]:
+        return {output.name: self.arena.output(slot, output) for output in self.arena.task.outputs}
 
     def require_untouched(self, count: int) -> None:
         """WrongOutput where a launch changed inputs or wrote outside outputs and workspace."""
@@ -119,6 +111,18 @@ class FreshWorker:
 
     def __exit__(self, *_: object) -> None:
         self._worker.close()
+
+
+def require_own_result(cases: TaskCases, case: TaskCase, found: Mapping[str, torch.Tensor]) -> None:
+    """WrongOutput where a timed launch's outputs are not those of its case."""
+    violation = why_not(cases, case, found)
+    if violation:
+        raise WrongOutput(f"a timed launch did not produce its own result: {violation}")
+
+
+def why_not(cases: TaskCases, case: TaskCase, found: Mapping[str, torch.Tensor]) -> str:
+    """Why outputs are not those of a case for timing, in one line; empty where they are."""
+    return case.violation(found) and cases.exactly(case).violation(found)
 
 
 def launches_that_fit(task: Operation, most_bytes: int, most: int) -> int:

@@ -18,7 +18,7 @@ from cuda_l2.propose import _prompt, _question
 from cuda_l2.propose._answer import Answer, Fault, parse_answer
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._references import query
-from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.targets._base import Target
 
 FRUITLESS_ROUNDS = 6
@@ -37,7 +37,7 @@ class LlmProposer(Proposer):
 
     def __init__(
         self,
-        gemm: Gemm,
+        task: Task,
         target: Target,
         client: Client,
         templates: _prompt.Templates,
@@ -57,7 +57,7 @@ class LlmProposer(Proposer):
         """
         self.name = client.model.name
         self._size = self.group = client.settings.concurrency
-        self._gemm, self._target, self._client, self._templates = gemm, target, client, templates
+        self._task, self._target, self._client, self._templates = task, target, client, templates
         self._trials, self._rng, self._references, self._profile = trials, rng, references, profile
         self._contract, self._environment, self._on_wait = contract, environment, on_wait
         self._one_round = one_round
@@ -117,7 +117,7 @@ class LlmProposer(Proposer):
         self._on_wait()
         start = time.perf_counter()
         try:
-            return self._client.ask(str(self._gemm), self._target.machine, questions, self.deadline)
+            return self._client.ask(str(self._task), self._target.machine, questions, self.deadline)
         finally:
             self.waited_s += time.perf_counter() - start
 
@@ -161,7 +161,7 @@ class LlmProposer(Proposer):
         """A new conversation's beginning; exemplars are drawn anew each time."""
         settings, model = self._client.settings, self._client.model
         parts = _question.parts(
-            self._gemm,
+            self._task,
             self._target,
             history,
             self._rng,
@@ -169,7 +169,7 @@ class LlmProposer(Proposer):
             environment=self._environment,
             exemplars=settings.exemplars,
             profile=self._profile,
-            references=lambda failures: self._references(query(self._target, failures)),
+            references=lambda failures: self._references(query(self._task, self._target, failures)),
         )
         limit = settings.prompt_tokens
         if model.window is not None:
@@ -186,7 +186,7 @@ class LlmProposer(Proposer):
     def _recall(self) -> None:
         """What the archive holds of earlier searches: answers nobody judged, failures with turns left."""
         kept = self._client.log.exchanges(
-            purpose=self._client.purpose, task=str(self._gemm), machine=self._target.machine, model=self.name
+            purpose=self._client.purpose, task=str(self._task), machine=self._target.machine, model=self.name
         )
         trials = {trial.candidate.id: trial for trial in self._trials()}
         gone_on = {exchange.parent for exchange in kept}

@@ -1,4 +1,4 @@
-"""A language model as a policy: what the searches of several shapes share, put together once."""
+"""A language model as a policy: what the searches of several tasks share, put together once."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._references import excerpts
-from cuda_l2.records import Gemm, Trial
+from cuda_l2.records import Task, Trial
 from cuda_l2.retrieve.index import Index
 from cuda_l2.targets._base import Target
 
@@ -32,7 +32,7 @@ class ModelPolicy:
 
     def proposer(
         self,
-        gemm: Gemm,
+        task: Task,
         target: Target,
         trials: Callable[[], list[Trial]],
         rng: np.random.Generator,
@@ -41,20 +41,20 @@ class ModelPolicy:
         *,
         anew: bool = False,
     ) -> LlmProposer:
-        """The proposer for one shape.
+        """The proposer for one task.
 
         anew: what was answered in an earlier run is asked again, and a proposal is one round of questions.
         """
         if anew:
-            self._client.count_answered(str(gemm), target.machine)
+            self._client.count_answered(str(task), target.machine)
         return LlmProposer(
-            gemm,
+            task,
             target,
             self._client,
             self._templates,
             trials,
             rng,
-            contract=contract_text(target.name),
+            contract=contract_text(target.name, task),
             environment=target.environment(),
             references=lambda query: self._excerpts(target, query),
             profile=profile,

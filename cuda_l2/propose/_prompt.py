@@ -4,6 +4,7 @@ A template is Markdown with places in braces. A section, from one heading of two
 all of its places are empty. Text of others (sources, compilers' messages, headers) is fenced and cut to a length.
 """
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages
 from cuda_l2.plain import plain
-from cuda_l2.records import BuildStatus, Gemm, Trial
+from cuda_l2.records import BuildStatus, Task, Trial
 from cuda_l2.targets._base import Target
 
 PACKAGED = Path(__file__).with_name("prompts")
@@ -54,6 +55,12 @@ class Templates:
         if folder is not None and not folder.is_dir():
             raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
         self._texts = {name: _read(name, folder) for name in PLACES}
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of what a new conversation begins with."""
+        texts = self._texts["system.md"] + "\0" + self._texts["ask.md"]
+        return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
     def ask(self, parts: Parts, limit_tokens: int, count_tokens: Callable[[str], int]) -> Messages:
         """The conversation's beginning, of at most about `limit_tokens`: what matters less is left out first."""
@@ -141,24 +148,13 @@ def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> s
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def describe_task(gemm: Gemm) -> str:
-    """The instruction: what to compute, and in which precision."""
-    b = "K x N row-major (layout nn)" if gemm.layout == "nn" else "N x K row-major, that is column-major B (layout tn)"
-    sums = "fp32; sums in less precision fail" if gemm.accumulate == "fp32" else "fp16 or better"
-    return (
-        f"C = A B with M = {gemm.m}, N = {gemm.n}, K = {gemm.k}. A is M x K row-major, B is {b}, C is M x N row-major;"
-        f" all fp16. Products are summed in {sums}. {gemm.flops:,} floating-point operations, {gemm.bytes:,} bytes that"
-        " must move. The kernel is timed for this shape alone and need serve no other."
-    )
-
-
-def describe_machine(target: Target, gemm: Gemm, environment: Mapping[str, Any]) -> str:
+def describe_machine(target: Target, task: Task, environment: Mapping[str, Any]) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
     peak, gbytes = target.ceilings()
     lines = [f"- {name}: {value}" for name, value in environment.items() if name not in UNTOLD]
     lines.append(
-        f"- roofline bound of this task: {target.bound_us(gemm):.2f} us, from the measured peak of {peak:.0f} {unit}"
+        f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"
         f" and {gbytes:.0f} GB/s of memory"
     )
     return "\n".join(lines)

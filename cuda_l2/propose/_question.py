@@ -8,14 +8,15 @@ import numpy as np
 
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._exemplars import sample_exemplars
-from cuda_l2.records import Gemm, TimingStatus, Trial
+from cuda_l2.propose._task import describe_task
+from cuda_l2.records import Task, TimingStatus, Trial
 from cuda_l2.targets._base import Target
 
 FAILURES_SHOWN = 3
 
 
 def parts(
-    gemm: Gemm,
+    task: Task,
     target: Target,
     history: Sequence[Trial],
     rng: np.random.Generator,
@@ -38,8 +39,8 @@ def parts(
     failures = list(latest.values())[-FAILURES_SHOWN:]  # with reasons of their own
     return _prompt.Parts(
         contract=contract,
-        machine=_prompt.describe_machine(target, gemm, environment),
-        task=_prompt.describe_task(gemm),
+        machine=_prompt.describe_machine(target, task, environment),
+        task=describe_task(task),
         standing=_prompt.describe_standing(best, target),
         profile=_prompt.fenced(text) if best and (text := profile(best)) else "",
         exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],

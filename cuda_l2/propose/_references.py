@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from cuda_l2.llm._base import one_line
 from cuda_l2.propose._prompt import fenced
-from cuda_l2.records import Trial
+from cuda_l2.propose._task import code_words
+from cuda_l2.records import Gemm, Task, Trial
 from cuda_l2.retrieve.index import Index
 from cuda_l2.retrieve.sources import USER
 from cuda_l2.targets._base import Target
@@ -22,14 +23,19 @@ _TOPICS = {
     "sm90": "fp16 gemm wgmma warpgroup descriptor TMA tensor load mbarrier cluster swizzle 128B",
     "later": "fp16 gemm tcgen05 mma tensor memory TMA load mbarrier cluster",
 }
+_TASK_TOPICS = {"cpu": "vectorized kernel", "cuda": "kernel warp block vectorized load shared memory"}
+"""Of tasks other than matrix products: beside their own words."""
 
 
-def query(target: Target, failures: Sequence[Trial]) -> str:
+def query(task: Task, target: Target, failures: Sequence[Trial]) -> str:
     """The instruction in the headers' own words, and what failed last."""
-    topic = _TOPICS["cpu"]
-    if isinstance(target, CudaTarget):
+    if not isinstance(task, Gemm):
+        topic = f"{code_words(task)} {_TASK_TOPICS[target.name]}"
+    elif isinstance(target, CudaTarget):
         major = target.capability[0]
         topic = _TOPICS["sm80" if major == 8 else "sm90" if major == 9 else "later"]
+    else:
+        topic = _TOPICS["cpu"]
     said = failures[-1].reason[:200] if failures else ""
     return f"{topic} {said}".strip()
 

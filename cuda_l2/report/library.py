@@ -20,6 +20,8 @@ from cuda_l2.results import MEASURED, KernelFigures, Measurement
 BUCKETS = ((0, 23), (24, 27), (28, 30), (31, 33), (34, 63))
 """First and last log2(MNK)."""
 WORST_SHOWN = 10
+FALLBACK_MARGIN = 0.01
+"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says."""
 
 Ratios = list[tuple[Measurement, Interval]]
 """t_baseline / t_ours of every shape."""
@@ -65,7 +67,8 @@ def ratio(
 def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
     """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
 
-    It does where the ratio's interval did not lie above 1. UserError where the file is no such table.
+    It does where the ratio's interval did not lie above 1 by as much as runs differ. UserError where the file is no
+    such table.
     """
     found = {}
     try:
@@ -75,7 +78,7 @@ def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
                     m, n, k = (int(row[name]) for name in ("m", "n", "k"))
                     gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
                     lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
-                    plain, launched = (low <= 1 for low in lows)
+                    plain, launched = (low <= 1 + FALLBACK_MARGIN for low in lows)
                     found[gemm, row["protocol"]] = (plain, launched)
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None

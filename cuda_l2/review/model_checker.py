@@ -12,8 +12,9 @@ from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.propose._prompt import Templates, describe_task, fenced
-from cuda_l2.records import Gemm, Trial
+from cuda_l2.propose._prompt import Templates, fenced
+from cuda_l2.propose._task import describe_task
+from cuda_l2.records import Trial
 from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.checker import Checker, Opinion
 from cuda_l2.review.settings import ReviewSettings
@@ -51,7 +52,7 @@ class ModelChecker(Checker):
             if target.name not in self._cheats:
                 self._cheats[target.name] = Cheats(self._folders, target.name)
             messages = self._templates.check(
-                task=describe_task(task) if isinstance(task, Gemm) else str(task),
+                task=describe_task(task),
                 machine="\n".join(f"- {name}: {value}" for name, value in target.environment().items()),
                 figures=_figures(trial),
                 cheats="\n\n".join(self._nearest(target, source)),

@@ -4,10 +4,16 @@ from cuda_l2.errors import UserError
 from cuda_l2.rigs._base import ADAPTIVE, Bench, Rig
 
 
+def chosen(name: str) -> str:
+    """A target's name, where it is auto that of the GPU if there is one."""
+    if name == "auto":
+        return "cuda" if gpu_present() else "cpu"
+    return name
+
+
 def open_rig(name: str = "auto") -> Rig:
     """The rig of a target: cpu, cuda, or auto for the GPU where there is one. UserError where it cannot be used."""
-    if name == "auto":
-        name = "cuda" if gpu_present() else "cpu"
+    name = chosen(name)
     if name == "cuda":
         from cuda_l2.targets import cuda  # noqa: PLC0415
 
@@ -29,4 +35,4 @@ def gpu_present() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
-__all__ = ["ADAPTIVE", "Bench", "Rig", "gpu_present", "open_rig"]
+__all__ = ["ADAPTIVE", "Bench", "Rig", "chosen", "gpu_present", "open_rig"]

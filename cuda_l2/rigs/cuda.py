@@ -20,16 +20,21 @@ from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure import choices
-from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers, TuneSettings
+from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers
 from cuda_l2.measure.cuda_outputs import CudaOperands
-from cuda_l2.measure.cuda_rounds import Gpu, measure_cuda
+from cuda_l2.measure.cuda_rounds import measure_cuda
+from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines
+from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Task, Timing, Verdict
+from cuda_l2.measure.tuned import TuneSettings
+from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
 from cuda_l2.review.second_device import judge_on, second_gpu
+from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
+from cuda_l2.rigs.cuda_task import CudaTaskBench
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
 from cuda_l2.verify import Cases, all_checks, deviation, verify
@@ -77,23 +82,30 @@ class CudaRig(Rig):
             self.baselines = stack.enter_context(Baselines(keeps=tunes))
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
+            self.task_baselines = CudaTaskBaselines()
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
-        self.shared = Gpu(self.baselines, self.workers, self.target.sms, self.target.l2_bytes)
+        self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes)
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
-        gemm = _product(task)
-        self.require_feasible(gemm)
+        self.require_feasible(task)
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
+        if isinstance(task, Operation):
+            return CudaTaskBench(self, task, seed)
         self.baselines.retunes = self.retunes
-        return CudaBench(self, gemm, seed, both_layouts)
+        return CudaBench(self, task, seed, both_layouts)
+
+    def free_bytes(self) -> int:
+        """Of the GPU's memory; what torch keeps unused counts as free."""
+        free, _ = torch.cuda.mem_get_info()
+        return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
     def require_feasible(self, task: Task) -> None:
-        gemm = _product(task)
-        need = self._needed_bytes(gemm)
-        free, _ = torch.cuda.mem_get_info()
-        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if isinstance(task, Operation):
+            cuda_task.require_feasible(task, self.target.l2_bytes, self.free_bytes())
+            return
+        gemm, need, free = task, self._needed_bytes(task), self.free_bytes()
         if need > free:
             raise UserError(
                 f"{gemm} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
@@ -110,9 +122,32 @@ class CudaRig(Rig):
         rotating = self.rotated(gemm) * (6 * inputs + 4 * outputs) + 2 * inputs + 2 * WORKSPACE_BYTES
         return plain + cases + rotating
 
-    def rotated(self, gemm: Gemm) -> int:
+    def rotated(self, task: Task) -> int:
         """So many operands are met in turn where none is to be in the cache when it comes again."""
-        return min(MAX_ROTATED, max(2, int(CACHES_ROTATED * self.target.l2_bytes / gemm.bytes) + 1))
+        return min(MAX_ROTATED, max(2, int(CACHES_ROTATED * self.target.l2_bytes / max(1, task.bytes)) + 1))
+
+    def retried(self, work: Callable[[], T]) -> T:
+        """A fault of the machine is no verdict on what ran: once more in a fresh process, then it ends the run."""
+        try:
+            return work()
+        except (MachineError, torch.cuda.OutOfMemoryError):
+            self.workers.renew()
+            torch.cuda.empty_cache()
+            return work()
+
+    def steadily(self, measure: Callable[[], dict[str, Timing]]) -> dict[str, Timing]:
+        """Timings of a run in which clocks did not drift between arms, or of the last of a few."""
+        for _ in range(RUNS):
+            timings = measure()
+            drifted = any("drifted" in timing.conditions for timing in timings.values())
+            if not drifted or max(timing.seconds for timing in timings.values()) > LONG_RUN_S:
+                break
+        return timings
+
+    def stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
+        """Builds of a candidate with delays, one a seed."""
+        sources = [stressed(candidate.source, seed, counts=counts) for seed in seeds]
+        return list(self.builders.build([Candidate(source) for source in sources]))
 
     def require_tools(self) -> None:
         sanitizer.find()
@@ -149,14 +184,6 @@ class CudaRig(Rig):
         self._opened.close()
 
 
-def _product(task: Task) -> Gemm:
-    if not isinstance(task, Gemm):
-        raise UserError(
-            f"{task}: kernels for tasks other than matrix products cannot be judged on a GPU yet; use --target cpu"
-        )
-    return task
-
-
 class CudaBench(Bench):
     """The stages for one shape on a GPU."""
 
@@ -183,13 +210,13 @@ class CudaBench(Bench):
         rig = self._rig
         if rig.tunes:
             self._prepare()
-        places = (self._arena, rig.workers, self._cases, rig.target.sms, self._stress_builds)
+        places = (self._arena, rig.workers, self._cases, rig.target.sms, rig.stress_builds)
         open_session = partial(CudaSession, candidate, build, *places, rig.patience, rig.sanitize)
-        verdict = self._retried(lambda: verify(open_session, all_checks(), full=full))
+        verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
         if verdict.check == deviation.CHECK.name and not rig.baselines.tuned(self._gemm):
             self._prepare()
             self._cases.close()  # the baselines are more, and what they allow may be
-            verdict = self._retried(lambda: verify(open_session, all_checks(), full=full))
+            verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
         return verdict
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
@@ -213,13 +240,9 @@ class CudaBench(Bench):
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
-        gpu, names = self._rig.shared, self._names(protocol)
-        for _ in range(RUNS):
-            timings = self._retried(lambda: measure_cuda(gpu, kernels, operands, protocol, self._rng, names, beat))
-            drifted = any("drifted" in timing.conditions for timing in timings.values())
-            if not drifted or max(timing.seconds for timing in timings.values()) > LONG_RUN_S:
-                break
-        return timings
+        rig, names = self._rig, self._names(protocol)
+        terms = (rig.shared, rig.baselines, kernels, operands, protocol, self._rng, names, beat)
+        return rig.steadily(lambda: rig.retried(lambda: measure_cuda(*terms)))
 
     def renew(self) -> None:
         self._rig.workers.renew()
@@ -238,19 +261,6 @@ class CudaBench(Bench):
                 operands.arena.close()
         self._cases.close()
         self._opened.close()
-
-    def _retried(self, work: Callable[[], T]) -> T:
-        """A fault of the machine is no verdict on what ran: once more in a fresh process, then it ends the run."""
-        try:
-            return work()
-        except (MachineError, torch.cuda.OutOfMemoryError):
-            self._rig.workers.renew()
-            torch.cuda.empty_cache()
-            return work()
-
-    def _stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
-        sources = [stressed(candidate.source, seed, counts=counts) for seed in seeds]
-        return list(self._rig.builders.build([Candidate(source) for source in sources]))
 
     def _names(self, protocol: Protocol) -> Sequence[str]:
         """The baselines to report, the usual strongest first; for searches that one."""

@@ -4,8 +4,11 @@ from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm, Operation, Task
 
 
-def parse(text: str) -> Task:
-    """`512x512x512:tn` as a matrix product, `softmax:rows=64:float16` as one of our own tasks at these sizes."""
+def parse(text: str, target: str = "cpu") -> Task:
+    """`512x512x512:tn` as a matrix product, `softmax:rows=64:float16` as one of our own tasks at these sizes.
+
+    target: cpu or cuda, for the sizes that are left out.
+    """
     if text.strip()[:1].isdigit():
         return Gemm.parse(text)
     from cuda_l2.tasks._base import definition  # noqa: PLC0415 - torch loads only where it is needed
@@ -17,4 +20,4 @@ def parse(text: str) -> Task:
         known = definition(name)
     except UserError as error:
         raise UserError(f"{text!r} is no shape, as 512x512x512:tn is, and {error}") from None
-    return known.task(sizes, dtype)
+    return known.task(sizes, dtype, target)

@@ -45,14 +45,14 @@ class Definition:
     dtypes: tuple[str, ...] = FLOATS
     group: str = ""  # set from the table it stands in
 
-    def task(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32") -> Operation:
-        """The record at these sizes, those left out as on the CPU; UserError where they or the dtype cannot be."""
+    def task(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32", target: str = "cpu") -> Operation:
+        """The record at these sizes, those left out as on the target, cpu or cuda; UserError where it cannot be."""
         unknown = set(sizes or {}) - set(self.cpu)
         if unknown:
             raise UserError(f"{self.name} has no size {', '.join(sorted(unknown))}; its sizes: {', '.join(self.cpu)}")
         if dtype not in self.dtypes:
             raise UserError(f"{self.name} is defined for {', '.join(self.dtypes)}, not {dtype}")
-        chosen = {**self.cpu, **(sizes or {})}
+        chosen = {**(self.gpu if target == "cuda" else self.cpu), **(sizes or {})}
         if min(chosen.values(), default=1) < 1:
             raise UserError(f"{self.name}: sizes must be at least 1")
 
@@ -99,12 +99,19 @@ class Definition:
             for name, values in {**self.inputs, **self.weights}.items()
         }
 
-    def other_sizes(self, rng: np.random.Generator) -> dict[str, int]:
-        """Sizes nobody was shown: each that may change is odd, between 0.6 and 1.3 times the CPU's."""
-        return {
-            name: value if name in self.rigid else max(1, round(value * rng.uniform(0.6, 1.3)) // 2 * 2 + 1)
-            for name, value in self.cpu.items()
-        }
+    def other_sizes(self, rng: np.random.Generator, multiple: int = 1) -> dict[str, int]:
+        """Sizes nobody was shown: each that may change is odd, between 0.6 and 1.3 times the CPU's.
+
+        multiple: those that are not smaller are multiples of this instead.
+        """
+
+        def other(value: int) -> int:
+            near = value * rng.uniform(0.6, 1.3)
+            if 1 < multiple <= value:
+                return max(1, round(near / multiple)) * multiple
+            return max(1, round(near) // 2 * 2 + 1)
+
+        return {name: value if name in self.rigid else other(value) for name, value in self.cpu.items()}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +15,14 @@ from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain
 
 CACHE_BYTES = 2 << 30
-OTHER_SIZES = 2
+OTHER_MULTIPLES = {"cpu": (1, 1), "cuda": (1, 1, 32, 32)}
+"""What other sizes are multiples of, one each: a GPU's kernel that loads vectors may refuse odd ones."""
 MANY_FLOPS = 1 << 30
+CPU_WORK = 1 << 22
+"""Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
+verification, about a second."""
+CLOSE = 1e-9
+"""Between fp64 results of two devices, relative to the largest: sums in another order, functions rounded otherwise."""
 ALONE = (Domain.REAL, Domain.POSITIVE, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
 """Where one element may change without the others."""
 
@@ -31,26 +37,47 @@ class TaskCase:
 
     @property
     def bytes(self) -> int:
-        return self.task.bytes + sum(8 * bound.exact.numel() for bound in self.bounds)
+        """With what each output may be: in fp64, rounded, and which elements are free."""
+        return self.task.bytes + sum((9 + bound.dtype.itemsize) * bound.exact.numel() for bound in self.bounds)
+
+    def violation(self, found: Mapping[str, torch.Tensor]) -> str:
+        """Why these outputs are not the case's, in one line; empty where they are."""
+        for output, limit in zip(self.task.outputs, self.bounds, strict=True):
+            violation = limit.violation(found[output.name])
+            if violation:
+                return f"{output.name} {violation}"
+        return ""
+
+    def largest_error(self, found: Mapping[str, torch.Tensor]) -> float:
+        """Against fp64, of any output."""
+        pairs = zip(self.task.outputs, self.bounds, strict=True)
+        return max(limit.errors(found[output.name])[1] for output, limit in pairs)
 
 
 class TaskCases:
-    """Cases of one of our own tasks, made on first use and kept while they fit."""
+    """Cases of one of our own tasks, made on first use and kept while they fit.
 
-    def __init__(self, task: Operation, seed: int) -> None:
+    device: where tensors lie. Large references run there too, in fp64 and in the task's type without TF32; UserError
+    where such a GPU does not compute what the CPU does.
+    """
+
+    def __init__(
+        self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
+    ) -> None:
         self.task, self._seed = task, seed
+        self.device, self._cache_bytes = torch.device(device), cache_bytes
         self._known = definition(task.name)
         self.rng = np.random.default_rng([seed, 1])
         self.others = self._others(np.random.default_rng([seed, 2]))
         """The task at sizes that nobody was shown."""
         self._cases: OrderedDict[str, TaskCase] = OrderedDict()
+        self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
         found = []
-        for _ in range(OTHER_SIZES):
-            sizes = dict(self.task.sizes) | {
-                name: size for name, size in self._known.other_sizes(rng).items() if name not in self._known.rigid
-            }
+        for multiple in OTHER_MULTIPLES[self.device.type]:
+            drawn = self._known.other_sizes(rng, multiple)
+            sizes = dict(self.task.sizes) | {n: size for n, size in drawn.items() if n not in self._known.rigid}
             try:
                 found.append(self._known.task(sizes, self.task.dtype))
             except UserError:  # sizes that go together
@@ -63,20 +90,21 @@ class TaskCases:
         """A case of fresh values; the same name gives the same one."""
         of = task or self.task
         key = f"{of} {distribution} {name}"
-        return self._get(key, lambda: self._case(of, self._known.draw(of, self._mixed(key), distribution)))
+        return self._get(key, lambda: self._case(of, self._draw(of, key, distribution)))
 
     def timed(self, index: int) -> TaskCase:
         """A case of normal numbers for one launch of a timed round; the caller keeps it.
 
         Its floating-point results may be what those of a case drawn alike may be: `exactly` asks more of the reference.
         """
-        alike, tensors = self.drawn("seed 0"), self._known.draw(self.task, self._mixed(f"timed {index}"))
+        alike, tensors = self.drawn("seed 0"), self._draw(self.task, f"timed {index}")
         if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in alike.bounds):
             return self._case(self.task, tensors)
-        with torch.no_grad(), _threads_for(self.task):
+        with torch.no_grad(), _threads_for(self.task), in_full_precision():
             results = self._known.bind(dict(self.task.sizes))(**widened(tensors))
         pairs = zip(alike.bounds, results, strict=True)
-        return TaskCase(self.task, tensors, tuple(replace(bound, exact=exact) for bound, exact in pairs))
+        found = tuple(replace(bound, exact=exact.to(self.device)) for bound, exact in pairs)
+        return TaskCase(self.task, self._placed(tensors), found)
 
     def exactly(self, case: TaskCase) -> TaskCase:
         """The same case with the tolerance that is its own."""
@@ -88,8 +116,8 @@ class TaskCases:
         key = f"{case.task} changed {tensor} {wholly}"
 
         def make() -> TaskCase:
-            other = self._known.draw(case.task, self._mixed(key))[tensor]
-            old = case.tensors[tensor]
+            other = self._draw(case.task, key)[tensor]
+            old = case.tensors[tensor].to(other.device)
             if not wholly and values.domain in ALONE and old.numel():
                 at = int(np.random.default_rng(self._mixed(key)).integers(old.numel()))
                 new = old.clone().flatten()
@@ -107,16 +135,72 @@ class TaskCases:
         if key not in self._cases:
             self._cases[key] = make()
         self._cases.move_to_end(key)
-        while len(self._cases) > 1 and sum(case.bytes for case in self._cases.values()) > CACHE_BYTES:
+        while len(self._cases) > 1 and sum(case.bytes for case in self._cases.values()) > self._cache_bytes:
             self._cases.popitem(last=False)
         return self._cases[key]
 
     def _case(self, task: Operation, tensors: Tensors) -> TaskCase:
-        with _threads_for(task):
-            return TaskCase(task, tensors, bounds(self._known.bind(dict(task.sizes)), tensors))
+        home = self._computes_on(task)
+        given = {name: tensor.to(home) for name, tensor in tensors.items()}
+        if home.type != "cpu":
+            self._require_same_as_on_the_cpu()
+        with _threads_for(task), in_full_precision():
+            found = bounds(self._known.bind(dict(task.sizes)), given)
+        return TaskCase(task, self._placed(given), tuple(_moved(bound, self.device) for bound in found))
+
+    def _draw(self, task: Operation, key: str, distribution: Distribution = Distribution.NORMAL) -> Tensors:
+        """Fresh values where the task's references run."""
+        return self._known.draw(task, self._mixed(key), distribution, self._computes_on(task))
+
+    def _computes_on(self, task: Operation) -> torch.device:
+        return self.device if max(task.flops, task.bytes) > CPU_WORK else torch.device("cpu")
+
+    def _placed(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.to(self.device).contiguous() for name, tensor in tensors.items()}
+
+    def _require_same_as_on_the_cpu(self) -> None:
+        """UserError where the reference at a CPU's sizes gives something else there; looked at once."""
+        if self._compared:
+            return
+        small = self._known.task(dtype=self.task.dtype)
+        function = self._known.bind(dict(small.sizes))
+        given = widened(self._known.draw(small, self._mixed("compared")))
+        with torch.no_grad(), in_full_precision():
+            here = function(**given)
+            there = function(**{name: tensor.to(self.device) for name, tensor in given.items()})
+        for output, ours, theirs in zip(small.outputs, here, there, strict=True):
+            ours, theirs = ours.double(), theirs.cpu().double()
+            largest = float(ours.nan_to_num(0, 0, 0).abs().max()) if ours.numel() else 0.0
+            close = torch.isclose(theirs, ours, rtol=CLOSE, atol=CLOSE * largest, equal_nan=True)
+            if not close.all():
+                raise UserError(
+                    f"the reference of {small} gives another {output.name} on the GPU than on the CPU;"
+                    " is the GPU's memory sound?"
+                )
+        self._compared = True
 
     def _mixed(self, key: str) -> int:
         return int(np.random.SeedSequence([self._seed, *key.encode()]).generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextlib.contextmanager
+def in_full_precision() -> Iterator[None]:
+    """No TF32, no fp16 sums: on a GPU PyTorch's convolutions would use the one, its products of halves the other."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, products.allow_fp16_reduced_precision_reduction, convolutions.allow_tf32
+    bf16 = products.allow_bf16_reduced_precision_reduction
+    products.allow_tf32 = products.allow_fp16_reduced_precision_reduction = convolutions.allow_tf32 = False
+    products.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, products.allow_fp16_reduced_precision_reduction, convolutions.allow_tf32 = before
+        products.allow_bf16_reduced_precision_reduction = bf16
+
+
+def _moved(bound: Bounds, device: torch.device) -> Bounds:
+    """The same on a device."""
+    return replace(bound, exact=bound.exact.to(device), free=bound.free.to(device))
 
 
 @contextlib.contextmanager

@@ -2,16 +2,13 @@
 
 from pathlib import Path
 
-import torch
-
 from cuda_l2 import contract
-from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.task_arena import TaskArena, TaskMemory
 from cuda_l2.execute.worker import Worker
-from cuda_l2.records import Build, Candidate, Operation, Tensor, VerdictStatus
+from cuda_l2.records import Build, Candidate, Operation, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed
-from cuda_l2.verify.tasks._base import Outputs, TaskSession
+from cuda_l2.verify.tasks._base import Outputs, TaskSession, require_written
 
 LAUNCH_TIMEOUT_S = 5.0
 SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 0.2, 0.05
@@ -35,6 +32,9 @@ class CpuTaskSession(TaskSession):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
         return asked
 
+    def require_served(self, task: Operation) -> None:
+        self.contract.task_workspace_bytes(task)
+
     def launch(self, case: TaskCase, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         arena = self.arena
         if arena.task != case.task:
@@ -52,7 +52,7 @@ class CpuTaskSession(TaskSession):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "wrote outside its outputs and its workspace")
         found = {output.name: arena.output(0, output).clone() for output in case.task.outputs}
         for output in case.task.outputs:
-            _require_written(output, found[output.name])
+            require_written(output, found[output.name])
         return found
 
     def __exit__(self, *_: object) -> None:
@@ -62,17 +62,3 @@ class CpuTaskSession(TaskSession):
 def launch_timeout_s(task: Operation) -> float:
     """Seconds after which one launch is taken to hang."""
     return LAUNCH_TIMEOUT_S + task.flops / SLOWEST_GFLOPS * 1e-9 + task.bytes / SLOWEST_GBYTES_PER_S * 1e-9
-
-
-def _require_written(output: Tensor, found: torch.Tensor) -> None:
-    """CheckFailed where an output still holds its poison. Of one byte that may be right: other checks see those."""
-    poison = POISONS[output.dtype]
-    if len(poison) == 1 or not found.numel():
-        return
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[len(poison)]
-    unwritten = found.flatten().view(words) == int.from_bytes(poison, "little")
-    if unwritten.any():
-        index = [int(i) for i in torch.unravel_index(unwritten.nonzero()[0, 0], found.shape)]
-        count = f"{int(unwritten.sum())} of {found.numel()}"
-        reason = f"left {count} elements of {output.name} unwritten, the first at {index}"
-        raise CheckFailed(VerdictStatus.INCORRECT, reason)

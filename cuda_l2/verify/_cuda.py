@@ -5,6 +5,7 @@ off, some of whose rows are computed again on the CPU and must agree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_alone import Job
-from cuda_l2.execute.cuda_arena import NOT_RESTORED, OUTSIDE, CudaArena
+from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_worker import CudaWorkers
+from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
 from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.segments import Copied, Segment, Segments
 from cuda_l2.execute.worker import Fault
@@ -42,6 +44,20 @@ StressBuilds = Callable[[Candidate, Sequence[int], bool], Sequence[Build]]
 """Builds of a candidate with delays, one a seed; whether delays may differ from pass to pass, for shared memory."""
 Sanitize = Callable[[sanitizer.Tool, Job, float], str]
 """What a tool of the sanitizer finds in a job within so many seconds, in one line; empty where nothing."""
+
+
+def delayed(stress_builds: Callable[[bool], Sequence[Build]], load: Callable[[Build], None]) -> list[Build]:
+    """Builds with delays that can be launched, those whose delays differ from pass to pass if they can; else none."""
+    for counted in (True, False):
+        builds = stress_builds(counted)
+        if all(build.status is BuildStatus.BUILT for build in builds):
+            try:
+                load(builds[0])
+                return list(builds)
+            except Fault as fault:
+                if fault.status is not VerdictStatus.FORBIDDEN:
+                    raise
+    return []
 
 
 class CudaReferences(References):
@@ -144,33 +160,24 @@ class CudaSession(GpuSession):
             [places[w.name].buffer, places[w.name].offset, w.bytes] for w in self.plan.workspaces if not w.persistent
         ]
         limit_s = self._patience * (LAUNCH_TIMEOUT_S + count * (self._work_s + STRESS_S))
-        c, size = [places["c"].buffer, places["c"].offset], 2 * self.arena.c().numel()
+        kept: dict[str, Any] = {"outputs": [self.arena.written()], "stride": self.arena.record_stride}
         load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
-        for build in self._stressed(seeds):
+
+        def use(build: Build) -> None:
             self.worker.load(Path(build.artifact), self.plan, [places])
+
+        for build in delayed(partial(self._stress_builds, self.candidate, seeds), use) or [self.build]:
+            use(build)
             for start in range(0, count, self.arena.records):
                 batch = min(count - start, self.arena.records)
                 self._fill(case, None)
-                self.worker.call("record_loaded", limit_s, count=batch, c=c, size=size, scratch=scratch, **load)
+                self.worker.call("record_loaded", limit_s, count=batch, scratch=scratch, **kept, **load)
                 self._result(case)
                 yield self.arena.recorded(batch)
             self._fill(case, None)
             self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, **load)
             yield self._result(case)[None]
-        self.worker.load(Path(self.build.artifact), self.plan, [places])
-
-    def _stressed(self, seeds: Sequence[int]) -> list[Build]:
-        """Builds with delays that can be launched; the candidate's own where there are none."""
-        for counted in (True, False):
-            builds = self._stress_builds(self.candidate, seeds, counted)
-            if all(build.status is BuildStatus.BUILT for build in builds):
-                try:
-                    self.worker.load(Path(builds[0].artifact), self.plan, [self.arena.places(self.plan)])
-                    return list(builds)
-                except Fault as fault:
-                    if fault.status is not VerdictStatus.FORBIDDEN:
-                        raise
-        return [self.build]
+        use(self.build)
 
     def plan_for(self, gemm: Gemm) -> Plan:
         """What would be launched for another shape; ContractError where the contract refuses it."""

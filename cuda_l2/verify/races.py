@@ -7,14 +7,14 @@ asynchronous instructions; stress builds look for both.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.sanitizer import Tool
-from cuda_l2.records import Gemm, VerdictStatus
+from cuda_l2.records import Build, Gemm, Task, VerdictStatus
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session
 
 LARGE_FLOPS = 1 << 34
@@ -40,23 +40,28 @@ class Races(Check):
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)
         gemm = smaller(session)
-        plan, tools = session.plan_for(gemm), [Tool.MEMCHECK]
-        shared = [kernel.shared_bytes for kernel in session.build.kernels]
-        if any(shared + [launch.shared_bytes for launch in plan.launches]):
-            tools.append(Tool.RACECHECK)
-        if not all(workspace.persistent for workspace in plan.workspaces):
-            tools.append(Tool.INITCHECK)
-        with ThreadPoolExecutor(len(tools)) as pool:
-            found = [pool.submit(session.sanitize, tool, gemm) for tool in tools]
-        for tool, future in zip(tools, found, strict=True):
-            finding = future.result()
-            if finding:
-                raise failed(tool, gemm, session.gemm, finding)
+        look(session.plan_for(gemm), session.build, lambda tool: session.sanitize(tool, gemm), gemm, session.gemm)
 
 
-def failed(tool: Tool, gemm: Gemm, own: Gemm, finding: str) -> CheckFailed:
+def look(plan: Plan, build: Build, sanitize: Callable[[Tool], str], at: Task, own: Task) -> None:
+    """CheckFailed where one of the tools that have something to look at finds anything; all at once."""
+    tools = [Tool.MEMCHECK]
+    shared = [kernel.shared_bytes for kernel in build.kernels]
+    if any(shared + [launch.shared_bytes for launch in plan.launches]):
+        tools.append(Tool.RACECHECK)
+    if not all(workspace.persistent for workspace in plan.workspaces):
+        tools.append(Tool.INITCHECK)
+    with ThreadPoolExecutor(len(tools)) as pool:
+        found = [pool.submit(sanitize, tool) for tool in tools]
+    for tool, future in zip(tools, found, strict=True):
+        finding = future.result()
+        if finding:
+            raise failed(tool, at, own, finding)
+
+
+def failed(tool: Tool, at: Task, own: Task, finding: str) -> CheckFailed:
     """What a tool found at some shape, as a failure at the candidate's own."""
-    where = "" if gemm == own else f" (at {gemm})"
+    where = "" if at == own else f" (at {at})"
     return CheckFailed(VerdictStatus.UNHYGIENIC, f"{tool}{where}: {finding}")
 
 

@@ -18,9 +18,10 @@ from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Writer
 from cuda_l2.measure.protocols import FINALS
 from cuda_l2.propose._answer import parse_answer
-from cuda_l2.records import BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.records import BuildStatus, Candidate, Task, Trial
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
+from cuda_l2.tasks import parse
 
 TIMINGS = 3
 
@@ -42,8 +43,8 @@ class Answers:
 
 def examine(
     folder: Path,
-    gemms: Sequence[Gemm],
-    histories: Mapping[Gemm, Sequence[Trial]],
+    tasks: Sequence[Task],
+    histories: Mapping[Task, Sequence[Trial]],
     teacher: Teacher,
     rig: Rig,
     archive: Archive,
@@ -54,7 +55,7 @@ def examine(
     seed: int,
     answer_tokens: int = 160,
 ) -> list[Answers]:
-    """Ask the model of the folder for every shape. histories: whose scored kernels its questions show."""
+    """Ask the model of the folder for every task. histories: whose scored kernels its questions show."""
     pupil = models.load(str(folder), "float32")
     sampling = Sampling(
         temperature=1.0, prompt_tokens=1, answer_tokens=answer_tokens, exemplars=exemplars, at_once=answers
@@ -64,19 +65,19 @@ def examine(
     texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
     held = {digest(candidate.source) for candidate in teacher.held_out}
     found = []
-    for gemm in gemms:
+    for task in tasks:
         torch.manual_seed(seed)
-        asked = [question(gemm, histories.get(gemm, ()), rig, prompts, exemplars, seed + i) for i in range(answers)]
+        asked = [question(task, histories.get(task, ()), rig, prompts, exemplars, seed + i) for i in range(answers)]
         written = writer.write([writer.prompt_ids(text) for text in asked])
         sources = [parse_answer(writer.text(ids)).source for ids in written]
-        with Evaluator(gemm, rig) as evaluator:
+        with Evaluator(task, rig) as evaluator:
             judged = judge_group(evaluator, archive, [Candidate(source, "miniature") for source in sources if source])
             trials = [trial for trial, _ in judged]
             right = [trial for trial in trials if trial.speedup]
             best = max(right, key=lambda trial: trial.speedup, default=None)
             found.append(
                 Answers(
-                    str(gemm),
+                    str(task),
                     answers,
                     sum(trial.build.status is BuildStatus.BUILT for trial in trials),
                     len(right),
@@ -97,7 +98,7 @@ def contest(shape: str, candidates: Sequence[Candidate], rig: Rig) -> dict[str, 
     """
     protocol = rig.protocols[FINALS.name]
     unique = {candidate.id: candidate for candidate in candidates}
-    with Evaluator(Gemm.parse(shape), rig) as evaluator:
+    with Evaluator(parse(shape), rig) as evaluator:
         rounds = [[t.speedup for t in evaluator.evaluate(list(unique.values()), protocol)] for _ in range(TIMINGS)]
     return {key: round(median(times), 4) for key, times in zip(unique, zip(*rounds, strict=True), strict=True)}
 
@@ -128,7 +129,7 @@ def figures(
     correct = sum(answers.correct for answers in chosen)
     speedups = [speedup for answers in chosen for speedup in answers.speedups]
     bests = [timed[answers.shape][Candidate(answers.best).id] if answers.best else 0.0 for answers in chosen]
-    taught = [max(timed[answers.shape][key] for key in training) for answers in chosen]
+    taught = [max(timed[answers.shape].get(key, 0.0) for key in training) for answers in chosen]
     ratios = [best / other for best, other in zip(bests, taught, strict=True)]
     new = [sum(getattr(answers, part) for answers in chosen) for part in ("novel_text", "novel_tree", "held")]
     shares = [count / correct if correct else math.nan for count in new]

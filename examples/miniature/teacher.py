@@ -17,14 +17,16 @@ from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Questions
-from cuda_l2.propose._base import space_for
+from cuda_l2.propose._base import Values, space_for
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose.random import draw
-from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.retrieve.sources import installed_sources
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 
+Schedule = tuple[str, tuple[tuple[str, int], ...]]
+"""A family's name and its choices."""
 HELD_SHARE = 0.1
 SNIPPETS, SNIPPET_CHARS = 150, 500
 
@@ -33,40 +35,46 @@ SNIPPETS, SNIPPET_CHARS = 150, 500
 class Teacher:
     """Measured schedules: what may be shown, and what may not."""
 
-    trials: dict[Gemm, list[Trial]]  # best first, none held out
+    trials: dict[Task, list[Trial]]  # best first, none held out
     held_out: list[Candidate]
 
-    def best(self, count: int) -> list[Candidate]:
-        """Training kernels by their mean speedup over the shapes."""
-        means: dict[str, list[float]] = {}
-        sources = {}
-        for trials in self.trials.values():
+    def best(self, count: int, task: Task | None = None) -> list[Candidate]:
+        """Training kernels whose schedules have the best mean speedup over the tasks: those for one task, or any."""
+        means: dict[Schedule, list[float]] = {}
+        sources: dict[Schedule, Candidate] = {}
+        for of, trials in self.trials.items():
             for trial in trials:
-                means.setdefault(trial.candidate.id, []).append(trial.speedup)
-                sources[trial.candidate.id] = trial.candidate
+                means.setdefault(_schedule(trial.candidate), []).append(trial.speedup)
+                if task in (None, of):
+                    sources[_schedule(trial.candidate)] = trial.candidate
         ranked = sorted(means, key=lambda key: -fmean(means[key]))
-        return [sources[key] for key in ranked[:count]]
+        return [sources[key] for key in ranked if key in sources][:count]
 
 
-def measure(gemms: Sequence[Gemm], count: int, rig: Rig, archive: Archive) -> Teacher:
-    """Measure so many schedules, drawn at random, on every shape; the best by their mean are held out."""
+def measure(tasks: Sequence[Task], count: int, rig: Rig, archive: Archive) -> Teacher:
+    """Measure so many schedules, drawn at random, on every task; the best by their mean are held out."""
     rng = np.random.default_rng(0)
-    space = space_for(families_for(gemms[0], rig.target), gemms[0], rig.target)
-    drawn: dict[str, Candidate] = {}
+    spaces = {task: space_for(families_for(task, rig.target), task, rig.target) for task in tasks}
+    drawn: dict[Values, None] = {}
     while len(drawn) < count:
-        candidate = space.render(draw(space, rng), "random")
-        drawn[candidate.id] = candidate
-    trials: dict[Gemm, list[Trial]] = {}
-    for gemm in gemms:
-        with Evaluator(gemm, rig) as evaluator:
-            trials[gemm] = [trial for trial, _ in judge_group(evaluator, archive, list(drawn.values()))]
-    means = {key: fmean(by_id[key].speedup for by_id in map(_by_id, trials.values())) for key in drawn}
-    held = frozenset(sorted(means, key=lambda key: -means[key])[: round(HELD_SHARE * count)])
+        drawn[draw(spaces[tasks[0]], rng)] = None
+    trials: dict[Task, list[Trial]] = {}
+    for task, space in spaces.items():
+        candidates = [space.render(values, "random") for values in drawn]
+        with Evaluator(task, rig) as evaluator:
+            trials[task] = [trial for trial, _ in judge_group(evaluator, archive, candidates)]
+    means = [fmean(trial.speedup for trial in column) for column in zip(*trials.values(), strict=True)]
+    held = sorted(range(count), key=lambda index: -means[index])[: round(HELD_SHARE * count)]
+    held_out = {found[index].candidate.id: found[index].candidate for found in trials.values() for index in held}
     kept = {
-        gemm: sorted((t for t in found if t.speedup and t.candidate.id not in held), key=lambda t: -t.speedup)
-        for gemm, found in trials.items()
+        task: sorted((t for t in found if t.speedup and t.candidate.id not in held_out), key=lambda t: -t.speedup)
+        for task, found in trials.items()
     }
-    return Teacher(kept, [drawn[key] for key in held])
+    return Teacher(kept, list(held_out.values()))
+
+
+def _schedule(candidate: Candidate) -> Schedule:
+    return candidate.family, candidate.schedule
 
 
 def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: int) -> None:
@@ -76,8 +84,8 @@ def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: in
     collected = [row["text"] for row in build(sources, HoldOut(), context_tokens=0).text]
     pieces = [piece for text in collected for piece in text.split("\n\n") if 80 < len(piece) <= SNIPPET_CHARS]
     conversations = [
-        _conversation(gemm, trials, trial, rig, prompts, shown, seed + i)
-        for gemm, trials in teacher.trials.items()
+        _conversation(task, trials, trial, rig, prompts, shown, seed + i)
+        for task, trials in teacher.trials.items()
         for i, trial in enumerate(trials)
         for shown in (0, 2, 2)
     ]
@@ -90,19 +98,19 @@ def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: in
     dataset.write(folder / "collected", {"sft": rows}, "Of the miniature.")
 
 
-def question(gemm: Gemm, history: Sequence[Trial], rig: Rig, prompts: Path, exemplars: int, seed: int) -> str:
+def question(task: Task, history: Sequence[Trial], rig: Rig, prompts: Path, exemplars: int, seed: int) -> str:
     """What a model is asked here."""
     sampling = Sampling(temperature=1.0, prompt_tokens=10_000, answer_tokens=1, exemplars=exemplars, at_once=1)
     rng = np.random.default_rng(seed)
-    return Questions(rig.target, Templates(prompts), sampling, HoldOut(), rng).ask(gemm, history, _words)
+    return Questions(rig.target, Templates(prompts), sampling, HoldOut(), rng).ask(task, history, _words)
 
 
 def _conversation(
-    gemm: Gemm, trials: Sequence[Trial], wanted: Trial, rig: Rig, prompts: Path, exemplars: int, seed: int
+    task: Task, trials: Sequence[Trial], wanted: Trial, rig: Rig, prompts: Path, exemplars: int, seed: int
 ) -> list[dict[str, str]]:
     """The kernel as the answer to a question that shows slower ones."""
     slower = [trial for trial in trials if trial.reward < wanted.reward]
-    asked = question(gemm, slower, rig, prompts, exemplars, seed)
+    asked = question(task, slower, rig, prompts, exemplars, seed)
     return [
         {"role": "user", "content": asked},
         {"role": "assistant", "content": f"```c\n{wanted.candidate.source}```\n"},
@@ -111,7 +119,3 @@ def _conversation(
 
 def _words(text: str, **_: Any) -> dict[str, list[str]]:
     return {"input_ids": text.split()}
-
-
-def _by_id(trials: Sequence[Trial]) -> dict[str, Trial]:
-    return {trial.candidate.id: trial for trial in trials}

@@ -1,7 +1,9 @@
-"""The corpus of CUDA cheats and faults: one candidate a file, its second comment says what becomes of it.
+"""The corpora of CUDA cheats and faults: one candidate a file, its second comment says what becomes of it.
+
+Those for tasks other than matrix products lie in tests/cuda_task_cheats.
 
 /* What it does.
- * shape: 250x256x256            the shape it is judged on, 256x256x256 if not given
+ * shape: 250x256x256            the shape it is judged on, 256x256x256 if not given; `task:` for another task
  * verify: full                  also the checks that are too slow for every candidate of a search
  * because: clock|timer          a pattern that the reason must hold
  * expect: refused incorrect */  every status that is a right answer; `measured` for the honest controls
@@ -12,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from cuda_l2.records import BuildStatus, Gemm, TimingStatus, VerdictStatus
+from cuda_l2 import tasks
+from cuda_l2.records import BuildStatus, TimingStatus, VerdictStatus
 
 STATUSES = frozenset(map(str, (*BuildStatus, *VerdictStatus, *TimingStatus)))
 ACCEPTED = str(TimingStatus.MEASURED)
@@ -52,18 +55,18 @@ def read(path: Path) -> Cheat:
         name=path.stem,
         source=source,
         what=re.split(r"\n \* \w+:", comment.group(1))[0].removeprefix("/* ").replace("\n *", ""),
-        shape=fields.pop("shape", "256x256x256"),
+        shape=fields.pop("task", "") or fields.pop("shape", "256x256x256"),
         full=fields.pop("verify", "") == "full",
         because=fields.pop("because", ""),
         expect=expect,
     )
     if fields or not expect or not expect <= STATUSES or (ACCEPTED in expect) != (expect == {ACCEPTED}):
         raise ValueError(f"{path.name}: unknown fields or statuses: {fields} {sorted(expect)}")
-    Gemm.parse(cheat.shape)
+    tasks.parse(cheat.shape)
     return cheat
 
 
 @cache
-def all_cheats() -> tuple[Cheat, ...]:
-    """Every file of this folder, by name."""
-    return tuple(read(path) for path in sorted(Path(__file__).parent.glob("*.cu")))
+def all_cheats(folder: Path = Path(__file__).parent) -> tuple[Cheat, ...]:
+    """Every file of a folder, by name; the matrix products' if not given."""
+    return tuple(read(path) for path in sorted(folder.glob("*.cu")))

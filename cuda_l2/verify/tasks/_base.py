@@ -1,13 +1,16 @@
 """What every check of a task needs: launches with hygiene watched, results held against the task's own tolerance."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import torch
 
-from cuda_l2.contract import ContractError, CpuContract
-from cuda_l2.records import Operation, VerdictStatus
+from cuda_l2.contract import ContractError
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute.fills import POISONS
+from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.records import Build, Operation, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed, checks_in
 
@@ -20,7 +23,6 @@ class TaskSession(ABC):
     """One candidate in its process, ready to be launched on cases. A context manager."""
 
     task: Operation
-    contract: CpuContract
     cases: TaskCases
     rms_error: float = float("nan")
     max_error: float = float("nan")
@@ -34,19 +36,61 @@ class TaskSession(ABC):
         left it, where otherwise it holds garbage. ContractError where the case has sizes that the contract refuses.
         """
 
+    @abstractmethod
+    def require_served(self, task: Operation) -> None:
+        """ContractError where the contract does not take these sizes."""
+
     def serves(self, task: Operation) -> bool:
         """Whether the contract takes these sizes."""
         try:
-            self.contract.task_workspace_bytes(task)
+            self.require_served(task)
         except ContractError:
             return False
         return True
+
+    def as_timed(self) -> None:  # noqa: B027 - on the CPU both are alike
+        """From now on tensors lie where timed launches have them: a kernel must not behave there alone."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
+
+
+class GpuTaskSession(TaskSession):
+    """A CUDA candidate: what goes on around a launch can be arranged too."""
+
+    build: Build
+    programmatic: bool
+    """Whether a launch may begin before the kernel ahead of it has ended."""
+
+    @abstractmethod
+    def launch_behind_producer(self, old: TaskCase, case: TaskCase) -> Outputs:
+        """The outputs for `case`, one of whose inputs holds `old`'s until a slow kernel before writes it.
+
+        That kernel lets the candidate begin at once.
+        """
+
+    @abstractmethod
+    def launch_beside_load(self, case: TaskCase, count: int) -> Outputs:
+        """The outputs after several launches while another stream holds half of the multiprocessors for a while."""
+
+    @abstractmethod
+    def launch_stressed(self, case: TaskCase, seeds: Sequence[int], count: int) -> Iterator[Outputs]:
+        """The outputs of each of so many launches of builds with delays, one build a seed, beside load."""
+
+    @abstractmethod
+    def plan_for(self, task: Operation) -> Plan:
+        """What would be launched for other sizes; ContractError where the contract refuses them."""
+
+    @abstractmethod
+    def sanitizes(self) -> bool:
+        """Whether compute-sanitizer works on this machine; UserError where it is not installed."""
+
+    @abstractmethod
+    def sanitize(self, tool: Tool, case: TaskCase) -> str:
+        """What one of its tools finds in launches on a case, in one line; empty where nothing."""
 
 
 class TaskCheck(ABC):
@@ -97,3 +141,17 @@ def require_same(found: Outputs, right: Outputs, reason: str) -> None:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Elements as rows of bytes."""
     return tensor.contiguous().flatten().view(torch.uint8).reshape(tensor.numel(), -1)
+
+
+def require_written(output: Tensor, found: torch.Tensor) -> None:
+    """CheckFailed where an output still holds its poison. Of one byte that may be right: other checks see those."""
+    poison = POISONS[output.dtype]
+    if len(poison) == 1 or not found.numel():
+        return
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[len(poison)]
+    unwritten = found.flatten().view(words) == int.from_bytes(poison, "little")
+    if unwritten.any():
+        index = [int(i) for i in torch.unravel_index(unwritten.nonzero()[0, 0].cpu(), found.shape)]
+        count = f"{int(unwritten.sum())} of {found.numel()}"
+        reason = f"left {count} elements of {output.name} unwritten, the first at {index}"
+        raise CheckFailed(VerdictStatus.INCORRECT, reason)

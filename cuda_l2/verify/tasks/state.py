@@ -4,7 +4,6 @@ Weights stay from call to call where a kernel is used, but what was made of them
 kernel that they changed.
 """
 
-import numpy as np
 import torch
 
 from cuda_l2.verify.tasks._base import Outputs, TaskCheck, TaskSession, require_right, require_same
@@ -19,6 +18,7 @@ class State(TaskCheck):
     order = 50
 
     def run(self, session: TaskSession) -> None:
+        session.as_timed()
         cases = session.cases
         case, other = cases.drawn("state 0"), cases.drawn("state 1")
         right = session.launch(case)
@@ -46,7 +46,8 @@ def _partly(session: TaskSession, right: Outputs, other: Outputs) -> Outputs:
     """Half of the elements, at random, as they will be; the others as they were for other inputs."""
     mixed = {}
     for name, tensor in right.items():
-        chosen = torch.from_numpy(np.asarray(session.cases.rng.random(tuple(tensor.shape)) < 0.5))
+        generator = torch.Generator(tensor.device).manual_seed(int(session.cases.rng.integers(1 << 62)))
+        chosen = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
         mixed[name] = torch.where(chosen, tensor, other[name])
     return mixed
 

@@ -1,0 +1,139 @@
+"""What GPU families of tasks share: a table of operations, common choices, contracts as text."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.records import DTYPE_BYTES, Operation
+from cuda_l2.targets._base import Target
+from cuda_l2.targets.cuda import CudaTarget
+
+DTYPES = {"float32": 32, "float16": 16, "bfloat16": 17}
+"""What gpu_task.cuh calls the task's type."""
+VECTOR_BYTES = 16
+MAX_THREADS_PER_SM = 2048
+SPARE_SHARED_BYTES = 2048
+"""Kept free for static shared memory and for what a stress build adds."""
+
+VEC = Choice("VEC", (1, 2, 4, 8), "elements a load")
+THREADS = Choice("THREADS", (64, 128, 256, 512, 1024), "a block")
+LOAD = Choice("LOAD", (0, 1, 2), "0 plain, 1 evict first, 2 around L1")
+STORE = Choice("STORE", (0, 1), "1 evict first")
+TAIL = Choice("TAIL", (0, 1), "who adds up what blocks found: 0 a launch of its own, 1 the block that ends last")
+QUICK = Choice("QUICK", (0, 1), "1 takes exponentials and quotients from the hardware's approximations")
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """One operation of a source. shapes: of the task's tensors in its order, dimensions as the contract names them."""
+
+    number: int
+    shapes: tuple[str, ...]
+    quick: bool = False  # whether it has exponentials or quotients
+
+
+class GpuTaskFamily(Family):
+    """A CUDA kernel for several tasks."""
+
+    kind = Operation
+    table: ClassVar[Mapping[str, Computed]]
+
+    def serves(self, task: Operation, target: Target) -> bool:
+        return (
+            isinstance(task, Operation)
+            and isinstance(target, CudaTarget)
+            and task.name in self.table
+            and task.dtype in DTYPES
+            and not task.revision
+        )
+
+    def fits(self, name: str, value: int, chosen: dict[str, int], task: Operation, target: Target) -> bool:
+        """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
+        assert isinstance(target, CudaTarget)
+        if name == "QUICK":
+            return not value or self.table[task.name].quick
+        return self.fits_work(name, value, {**chosen, name: value}, task, target)
+
+    @abstractmethod
+    def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
+        """The same for the choices of this family alone; choice: those chosen, and this one."""
+
+    @abstractmethod
+    def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
+        """What an engineer would try first; the nearest valid values are taken."""
+
+    def default(self, task: Operation, target: Target) -> tuple[int, ...]:
+        assert isinstance(target, CudaTarget)
+        far = int(streams(task, target))
+        wanted = {"LOAD": far, "STORE": far, "QUICK": 1, **self.wanted(task, target)}
+        values: list[int] = []
+        for choice in self.choices:
+            valid = self.valid_values(task, target, values)
+            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
+        return tuple(values)
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        task = operation(schedule)
+        return {"OPERATION": self.table[task.name].number, "DTYPE": DTYPES[task.dtype]}
+
+    def buffers(self, task: Operation) -> list[str]:
+        """[[buffer]] entries for the task's tensors."""
+        lines: list[str] = []
+        tensors = [("input", t) for t in task.inputs] + [("weight", t) for t in task.weights]
+        tensors += [("output", t) for t in task.outputs]
+        for (kind, tensor), shape in zip(tensors, self.table[task.name].shapes, strict=True):
+            dims = ", ".join(f'"{dim}"' for dim in shape.split())
+            lines += ["[[buffer]]", f'name = "{tensor.name}"', f"shape = [{dims}]"]
+            lines += [f'dtype = "{tensor.dtype}"', f'kind = "{kind}"', ""]
+        return lines
+
+
+def operation(schedule: Schedule) -> Operation:
+    """The schedule's task."""
+    assert isinstance(schedule.task, Operation)
+    return schedule.task
+
+
+def element_bytes(task: Operation) -> int:
+    """Of the task's type."""
+    return DTYPE_BYTES[task.dtype]
+
+
+def streams(task: Operation, target: CudaTarget) -> bool:
+    """Whether a launch moves more than the second-level cache holds for the next one."""
+    return task.bytes > target.l2_bytes // 2
+
+
+def product(dims: str) -> str:
+    """Dimensions apart by blanks as one expression."""
+    return " * ".join(dims.split()) or "1"
+
+
+def launch(
+    kernel: str,
+    grid: Sequence[str | int],
+    threads: int,
+    args: Sequence[str],
+    shared_bytes: int | str = 0,
+    cluster: int = 1,
+) -> list[str]:
+    """A [[launch]] entry. args: names, or scalars as in `int32 = "rows"`."""
+    passed = ", ".join(f"{{{arg}}}" if "=" in arg else f'"{arg}"' for arg in args)
+    sizes = ", ".join(f'"{size}"' for size in grid)
+    lines = ["[[launch]]", f'kernel = "{kernel}"', f"grid = [{sizes}]", f"block = [{threads}]", f"args = [{passed}]"]
+    lines += [f'shared_bytes = "{shared_bytes}"'] * (shared_bytes not in (0, "0")) + [f"cluster = [{cluster}]"] * (
+        cluster > 1
+    )
+    return [*lines, ""]
+
+
+def workspace(name: str, size: str, *, persistent: bool = False) -> list[str]:
+    """A [[workspace]] entry of so many bytes; a persistent one begins with zeros."""
+    return ["[[workspace]]", f'name = "{name}"', f'bytes = "{size}"', 'kind = "persistent"' * persistent, ""]
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

@@ -1,0 +1,133 @@
+"""Times CUDA candidates for tasks other than matrix products against PyTorch."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cuda_l2 import contract
+from cuda_l2.execute.cuda_driver import Replays
+from cuda_l2.measure.cuda_played import Played
+from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, named
+from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
+from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
+from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Build, Candidate, Timing
+
+
+def measure_cuda_task(
+    gpu: Gpu,
+    baselines: CudaTaskBaselines,
+    kernel: tuple[Candidate, Build] | None,
+    operands: CudaTaskOperands,
+    protocol: Protocol,
+    rng: np.random.Generator,
+    names: Sequence[str],
+    slowest_launch_s: float,
+    beat: float = 0.0,
+) -> Timing:
+    """Time a kernel that was found correct against the named baselines, or without one those against their first.
+
+    slowest_launch_s: one that takes longer is taken to hang.
+    """
+    rounds = partial(CudaTaskRounds, gpu, baselines, kernel, operands, protocol, rng, names, slowest_launch_s, beat)
+    (timing,) = measured(gpu, rounds, [CANDIDATE] if kernel else names[:1], protocol.name).values()
+    return timing
+
+
+class CudaTaskRounds(GraphRounds):
+    def __init__(
+        self,
+        gpu: Gpu,
+        baselines: CudaTaskBaselines,
+        kernel: tuple[Candidate, Build] | None,
+        operands: CudaTaskOperands,
+        protocol: Protocol,
+        rng: np.random.Generator,
+        names: Sequence[str],
+        slowest_launch_s: float,
+        beat: float,
+    ) -> None:
+        self.operands, self.arena, self.baselines = operands, operands.arena, baselines
+        self._slowest_launch_s = slowest_launch_s
+        self._last_played: dict[str, Played] = {}
+        """What each baseline did last."""
+        task, kernels = operands.cases.task, [CANDIDATE] if kernel else []
+        self.arena.select(task)
+        terms: dict[str, Any] = {"beat": beat, "subject": CANDIDATE if kernel else names[0], "kernels": kernels}
+        super().__init__(gpu, self.arena, operands.stream, [*names, *kernels], protocol, rng, **terms)
+        if kernel:
+            candidate, build = kernel
+            plan = contract.plan_cuda(candidate.source, task, gpu.sms)
+            self.load(CANDIDATE, build, plan, [self.arena.places(plan, w) for w in range(self.arena.windows)])
+        self.trace()
+
+    @property
+    def slowest_launch_s(self) -> float:
+        return self._slowest_launch_s
+
+    def begin_round(self) -> None:
+        self.operands.refresh()
+
+    @property
+    def rotates(self) -> bool:
+        return self.protocol.rotates
+
+    def windows(self, count: int) -> list[int]:
+        """At random, never the same twice running, nor from one replay to the next; each in its turn where they rotate.
+
+        So none of several launches finds its own result in outputs that windows share, and none that rotates finds its
+        tensors in the cache.
+        """
+        several = self.arena.windows
+        if self.rotates or several == 1:
+            return [i % several for i in range(count)]
+        found = [int(self.rng.integers(several))]
+        for _ in range(count - 1):
+            found.append((found[-1] + int(self.rng.integers(1, several))) % several)
+        if count > 1 and found[-1] == found[0]:
+            others = set(range(several)) - {found[0], found[-2]}
+            found[-1] = min(others, default=found[-1])
+        return found
+
+    def written(self, window: int) -> list[Output]:
+        return self.arena.written(window)
+
+    def played(self, name: str, count: int) -> tuple[Replays, list[int]]:
+        known = self.operands.played
+        if (name, count) not in known:
+            windows = self.windows(count)
+            known[name, count] = (self.baselines.play(name, self.operands, windows), windows)
+        played, windows = known[name, count]
+        self._last_played[name] = played
+        return played, windows
+
+    def poison(self, name: str) -> None:
+        """A kernel's alone: PyTorch's results are new tensors, or lie where its graphs have them."""
+        if name in self.slots:
+            self.operands.poison_outputs()
+            self.arena.fill_workspaces(self._plans[name], persistent=False, slot=self.slots[name])
+
+    def poison_between(self, name: str, window: int) -> Callable[[], None]:
+        return lambda: None
+
+    def check(self, name: str, windows: Sequence[int], element_wise: bool) -> float:
+        if name in self.slots:
+            outputs = self.arena.task.outputs
+            found = [{o.name: self.arena.output(o, window) for o in outputs} for window in windows]
+            return self.operands.check(found, windows, element_wise=element_wise)
+        results = named(self.arena.task, self._last_played[name].results)
+        return self.operands.check([results], windows[-1:], element_wise=element_wise)
+
+    def require_untouched(self) -> None:
+        self.operands.require_untouched()
+
+    def audit(self, name: str) -> None:
+        arena = self.arena
+        self.operands.refresh()
+        arena.forget_records()
+        windows = self.record(name, arena.written, arena.record_stride, arena.records)
+        found = [arena.recorded(number) for number in range(len(windows))]
+        self.operands.check(found, windows, element_wise=True)

@@ -1,0 +1,55 @@
+"""The instruction: what a kernel is to compute, and how exactly, in the words that a model is given."""
+
+import re
+
+from cuda_l2.propose._prompt import fenced
+from cuda_l2.records import Gemm, Operation, Task
+
+_OF_TENSORS = ("shape", "device", "dtype", "to", "nn", "functional", "linalg", "mT", "flatten", "transpose", "values")
+"""What references call beside computing."""
+
+
+def describe_task(task: Task) -> str:
+    """The instruction. UserError where the task is neither a matrix product nor one of our own."""
+    return _product(task) if isinstance(task, Gemm) else _operation(task)
+
+
+def code_words(task: Operation) -> str:
+    """Words of the instruction that code has too: the task's name and group, what its reference calls, its type."""
+    from cuda_l2.tasks._base import definition  # noqa: PLC0415 - torch loads only where it is needed
+    from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
+
+    called = re.findall(r"\.([A-Za-z_]\w+)", reference_text(task.name))
+    words = [*task.name.split("_"), *definition(task.name).group.split(), *called, task.dtype]
+    return " ".join(word for word in dict.fromkeys(words) if word not in _OF_TENSORS)
+
+
+def _product(gemm: Gemm) -> str:
+    b = "K x N row-major (layout nn)" if gemm.layout == "nn" else "N x K row-major, that is column-major B (layout tn)"
+    sums = "fp32; sums in less precision fail" if gemm.accumulate == "fp32" else "fp16 or better"
+    return (
+        f"C = A B with M = {gemm.m}, N = {gemm.n}, K = {gemm.k}. A is M x K row-major, B is {b}, C is M x N row-major;"
+        f" all fp16. Products are summed in {sums}. {gemm.flops:,} floating-point operations, {gemm.bytes:,} bytes that"
+        " must move. The kernel is timed for this shape alone and need serve no other."
+    )
+
+
+def _operation(task: Operation) -> str:
+    from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415 - torch loads only where it is needed
+    from cuda_l2.tasks.words import sizes_words, tensor_lines, tolerance_words  # noqa: PLC0415
+
+    text = reference_text(task.name)
+    work = f"{task.flops:,} floating-point operations, " if task.flops else ""
+    return "\n\n".join(
+        (
+            f"{task}: compute what this PyTorch function returns. It takes the tensors, and sizes that it names, by"
+            " name; what it returns are the outputs in their order.",
+            fenced(text, "python", len(text)),
+            "Tensors, all row-major and without gaps:\n\n" + "\n".join(tensor_lines(task)),
+            f"Sizes: {sizes_words(dict(task.sizes))}. {work}{task.bytes:,} bytes that must move. The kernel is timed at"
+            " these sizes alone. A contract that names its dimensions must be right at every size that it takes; one"
+            " with numbers in their place serves these sizes alone.",
+            f"Tolerance: about PyTorch's own error in this type. Allowed {tolerance_words(task)}. Large, small, sparse,"
+            " constant and all positive inputs are checked as well; sums in less precision than fp32 fail.",
+        )
+    )

@@ -1,0 +1,172 @@
+"""The stages for one task other than a matrix product on a GPU."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from cuda_l2 import contract
+from cuda_l2.errors import UserError
+from cuda_l2.execute.cuda_task_arena import CudaTaskArena, arena_bytes, given_file
+from cuda_l2.measure.cuda_task_baselines import ARMS, QUICK, require_some
+from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
+from cuda_l2.measure.cuda_task_rounds import measure_cuda_task
+from cuda_l2.measure.profile import collect
+from cuda_l2.measure.protocols import Protocol
+from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
+from cuda_l2.rigs._base import Bench
+from cuda_l2.tasks.cases import TaskCases, in_full_precision
+from cuda_l2.verify import verify
+from cuda_l2.verify._cuda_task import CudaTaskSession, slowest_s
+from cuda_l2.verify.tasks._base import task_checks
+
+if TYPE_CHECKING:
+    from cuda_l2.rigs.cuda import CudaRig
+
+T = TypeVar("T")
+
+DEVICE = "cuda"
+LEAST_WINDOWS, MOST_WINDOWS = 2, 4
+CACHE_SHARE = 0.5
+"""Of the L2 cache, that the windows of a timed round may take together where they are more than the least."""
+MAX_ROTATED = 128
+"""Each window has a case of its own, with its reference."""
+WORKSPACE_BYTES, WORKSPACES = 256 << 20, 2
+"""A candidate's workspaces may take so much, and so many times the task's tensors more."""
+REFERENCE_COPIES = 12
+"""Of a task's tensors in fp64, that a reference and its tolerance take at once, about."""
+LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
+"""Bytes of cases that are kept, with their references."""
+
+
+class CudaTaskBench(Bench):
+    """The stages for one task on a GPU."""
+
+    def __init__(self, rig: "CudaRig", task: Operation, seed: int) -> None:
+        require_feasible(task, rig.target.l2_bytes, rig.free_bytes())
+        self._rig, self._task = rig, task
+        self._draw(seed)
+
+    def _draw(self, seed: int) -> None:
+        """Cases, and memory for their shapes."""
+        rig, task = self._rig, self._task
+        self._rng = np.random.default_rng(seed)
+        need = needed_bytes(task, rig.target.l2_bytes)
+        cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
+        self._cases = TaskCases(task, seed, DEVICE, cached)
+        self._arenas: dict[bool, CudaTaskArena] = {}
+        self._operands: dict[bool, CudaTaskOperands] = {}
+        """By whether they rotate."""
+        self._arena(rotates=False)
+
+    def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
+        return self._rig.builders.build(candidates)
+
+    def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
+        rig, arena = self._rig, self._arena(rotates=False)
+        places = (arena, rig.workers, self._cases, rig.target.sms, rig.stress_builds)
+        open_session = partial(CudaTaskSession, candidate, build, *places, rig.patience, rig.sanitize)
+        return self._on_the_gpu(lambda: verify(open_session, task_checks(), full=full))
+
+    def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
+        case = self._cases.drawn("seed 0")
+        plan = contract.plan_cuda(candidate.source, self._task, self._rig.target.sms)
+        with given_file(self._task, case.tensors) as given:
+            return collect(Path(build.artifact), plan, self._task, given)
+
+    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
+        return self._time((candidate, build), protocol, beat)
+
+    def time_baselines(self, protocol: Protocol) -> Timing:
+        return self._time(None, protocol)
+
+    def renew(self) -> None:
+        self._rig.workers.renew()
+
+    def redraw(self, seed: int) -> None:
+        self.close()
+        self._draw(seed)
+
+    def close(self) -> None:
+        for operands in self._operands.values():
+            operands.close()
+        for arena in self._arenas.values():
+            arena.close()
+        self._cases.close()
+
+    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
+        return self._on_the_gpu(lambda: self._timed(kernel, protocol, beat))
+
+    def _timed(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float) -> Timing:
+        rig, task, baselines = self._rig, self._task, self._rig.task_baselines
+        self._arena(protocol.rotates).select(task)
+        operands = self._operands_of(protocol.rotates)
+        wanted = QUICK if protocol.selects else rig.reported(ARMS)
+        names = baselines.arms(task, wanted, operands)
+        left_out = baselines.left_out(wanted)
+        require_some(task, names, left_out)
+        names = names[:1] if protocol.selects else names
+        terms = (operands, protocol, self._rng, names, slowest_s(task), beat)
+        (timing,) = rig.steadily(lambda: {"": measure_cuda_task(rig.shared, baselines, kernel, *terms)}).values()
+        left = {"left out": left_out} if left_out and not protocol.selects else {}
+        return replace(timing, conditions=timing.conditions | left)
+
+    def _on_the_gpu(self, work: Callable[[], T]) -> T:
+        """Without gradients and in the task's precision; UserError where the GPU's memory does not suffice."""
+
+        def run() -> T:
+            with torch.no_grad(), in_full_precision():
+                return work()
+
+        try:
+            return self._rig.retried(run)
+        except torch.cuda.OutOfMemoryError:
+            raise UserError(
+                f"{self._task}: its reference in fp64, or PyTorch's own way, takes more memory than this GPU has left;"
+                " choose smaller sizes, or end what else runs on the GPU"
+            ) from None
+
+    def _arena(self, rotates: bool) -> CudaTaskArena:
+        if rotates not in self._arenas:
+            tasks, l2_bytes = [self._task, *self._cases.others], self._rig.target.l2_bytes
+            count = min(MAX_ROTATED, self._rig.rotated(self._task)) if rotates else windows(self._task, l2_bytes)
+            arena = CudaTaskArena(tasks, workspace_bytes(self._task), windows=count, rotates=rotates)
+            self._arenas[rotates] = arena
+        return self._arenas[rotates]
+
+    def _operands_of(self, rotates: bool) -> CudaTaskOperands:
+        if rotates not in self._operands:
+            arena, helpers = self._arena(rotates), self._rig.workers.helpers
+            self._operands[rotates] = CudaTaskOperands(arena, self._cases, self._rng, helpers)
+        return self._operands[rotates]
+
+
+def windows(task: Operation, l2_bytes: int) -> int:
+    """How many sets of tensors timed launches alternate between: the cache keeps them all where it would keep one."""
+    return max(LEAST_WINDOWS, min(MOST_WINDOWS, int(CACHE_SHARE * l2_bytes / max(1, task.bytes))))
+
+
+def workspace_bytes(task: Operation) -> int:
+    """What a candidate's workspaces may take."""
+    return WORKSPACE_BYTES + WORKSPACES * task.bytes
+
+
+def needed_bytes(task: Operation, l2_bytes: int) -> int:
+    """About what checking and timing take of the GPU's memory."""
+    elements = sum(tensor.elements for tensor in (*task.inputs, *task.weights, *task.outputs))
+    arena = arena_bytes([task], workspace_bytes(task), windows(task, l2_bytes), rotates=False)
+    return REFERENCE_COPIES * 8 * elements + arena + LEAST_CACHED
+
+
+def require_feasible(task: Operation, l2_bytes: int, free_bytes: int) -> None:
+    """UserError where checking and timing the task does not fit into the GPU's memory."""
+    need = needed_bytes(task, l2_bytes)
+    if need > free_bytes:
+        raise UserError(
+            f"{task} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
+            f" {free_bytes / 2**30:.1f} GiB are free; choose smaller sizes, or end what else runs on the GPU"
+        )

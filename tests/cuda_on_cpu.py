@@ -1,0 +1,92 @@
+"""Runs candidates of the GPU families of tasks on the CPU, through their contracts' plans: cuda_on_cpu.h says how."""
+
+import ctypes
+import hashlib
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from cuda_l2 import contract
+from cuda_l2.contract.cuda import ArgumentPlan
+from cuda_l2.records import Operation
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+GUARD_BYTES = 512
+GUARD = 0xA5
+
+
+class Compiled:
+    """One candidate as a shared library."""
+
+    def __init__(self, source: str, folder: Path) -> None:
+        self.contract = contract.parse_cuda_task(source)
+        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+        text = folder / f"{digest}.cpp"
+        code = "\n".join(line for line in contract.code(source).splitlines() if not line.startswith("#include <cuda_"))
+        kernels = "".join(f"KERNEL({name})\n" for name in self.contract.kernels)
+        defines, rest = _defines(code)
+        text.write_text(f'{defines}#include "{HEADER}"\n{rest}\n{kernels}')
+        library = text.with_suffix(".so")
+        command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-w", "-shared", "-fPIC"]
+        done = subprocess.run([*command, "-pthread", str(text), "-o", str(library)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+        self._library = ctypes.CDLL(str(library))
+
+    def run(self, task: Operation, tensors: Mapping[str, torch.Tensor], sms: int) -> dict[str, torch.Tensor]:
+        """The outputs; AssertionError where something beside outputs and workspaces was written."""
+        plan = self.contract.plan_task(task, sms)
+        memory = {name: _guarded(tensor.contiguous()) for name, tensor in tensors.items()}
+        for tensor in task.outputs:
+            memory[tensor.name] = _guarded(torch.full(tensor.shape, 77, dtype=getattr(torch, tensor.dtype)))
+        for workspace in plan.workspaces:
+            words = torch.full((-(-workspace.bytes // 4),), workspace.fill if workspace.persistent else 0x7FC12345)
+            memory[workspace.name] = _guarded(words.int())
+        before = {name: block.clone() for name, block in memory.items()}
+        for launch in plan.launches:
+            arguments = [_argument(argument, memory) for argument in launch.arguments]
+            pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
+            sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
+            blocks = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+            run = getattr(self._library, f"run_{launch.kernel}")
+            run(sizes, ctypes.c_uint(blocks), ctypes.c_size_t(launch.shared_bytes), pointers)
+        kept = {workspace.name for workspace in plan.workspaces if workspace.persistent}
+        changing = {tensor.name for tensor in task.outputs} | {workspace.name for workspace in plan.workspaces}
+        for name, block in memory.items():
+            if name in changing - kept:
+                edges = (slice(0, GUARD_BYTES), slice(block.numel() - GUARD_BYTES, None))
+                assert all(bool((block[edge] == GUARD).all()) for edge in edges), f"writes around {name}"
+            else:
+                assert torch.equal(block, before[name]), f"changes {name}"
+        return {
+            tensor.name: memory[tensor.name][GUARD_BYTES:-GUARD_BYTES]
+            .view(getattr(torch, tensor.dtype))
+            .reshape(tensor.shape)
+            for tensor in task.outputs
+        }
+
+
+def _defines(code: str) -> tuple[str, str]:
+    """The macros that a schedule sets, and what follows: the header needs to know the type."""
+    lines = code.lstrip().splitlines(keepends=True)
+    count = next(i for i, line in enumerate(lines) if not line.startswith("#define"))
+    return "".join(lines[:count]), "".join(lines[count:])
+
+
+def _guarded(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes between guards, aligned to 16."""
+    data = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    guard = torch.full((GUARD_BYTES,), GUARD, dtype=torch.uint8)
+    block = torch.cat([guard, data, guard])
+    assert block.data_ptr() % 16 == 0
+    return block
+
+
+def _argument(argument: ArgumentPlan, memory: Mapping[str, torch.Tensor]) -> ctypes.Array[ctypes.c_char]:
+    """The argument's bytes."""
+    if argument.kind == "pointer":
+        data = (memory[argument.name].data_ptr() + GUARD_BYTES).to_bytes(8, "little")
+    else:
+        data = bytes.fromhex(argument.data)
+    return ctypes.create_string_buffer(data, len(data))

@@ -1,0 +1,276 @@
+"""A GPU for tests: this machine's memory in place of a device's, Python functions in place of kernels.
+
+All else is the real thing: arenas, what the worker's process does with its messages, sessions, checks, rounds.
+"""
+
+import contextlib
+import ctypes
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda.bindings import driver
+
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute import cuda_worker_main, device_arena
+from cuda_l2.execute.cuda_driver import LaunchError
+from cuda_l2.execute.cuda_worker import CudaWorker
+from cuda_l2.execute.segments import Segment
+from cuda_l2.execute.worker import Fault
+from cuda_l2.measure import cuda_task_baselines, cuda_task_outputs, graph_rounds
+from cuda_l2.measure.cuda_played import Calls
+from cuda_l2.measure.gpu_state import GpuSample
+from cuda_l2.measure.graph_rounds import Gpu
+from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
+from cuda_l2.rigs import cuda_task
+from cuda_l2.verify import _cuda_task
+
+OK = driver.CUresult.CUDA_SUCCESS
+GRAIN = 1 << 16
+SMS, L2_BYTES = 132, 1 << 20
+Kernel = Callable[[Mapping[str, int], Plan], None]
+"""Computes a launch: addresses of tensors and workspaces by name."""
+
+
+def memory(address: int, size: int) -> np.ndarray:
+    """Bytes of this process."""
+    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8) if size else np.empty(0, np.uint8)
+
+
+def floats(address: int, *shape: int) -> np.ndarray:
+    return memory(address, 4 * int(np.prod(shape))).view(np.float32).reshape(shape)
+
+
+class Buffer:
+    """Memory of this process as a SharedBuffer."""
+
+    def __init__(self, size: int) -> None:
+        self.grain, self.fd = GRAIN, -1
+        self.size = -(-max(size, 1) // GRAIN) * GRAIN
+        self._bytes = torch.empty(self.size + GRAIN, dtype=torch.uint8)  # behind it a GPU has nothing mapped
+        self.address = self._bytes.data_ptr()
+        assert self.address % 16 == 0
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = int(np.prod(shape)) * dtype.itemsize
+        assert offset >= 0 and offset + size <= self.size, "outside the buffer"
+        return self._bytes[offset : offset + size].view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        pass
+
+
+class Segments:
+    """Fills and looks at any addresses."""
+
+    def __init__(self, helpers: object) -> None:
+        pass
+
+    def fill(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            memory(segment.address, segment.bytes)[:] = _wanted(segment)
+
+    def hold(self, segments: Sequence[Segment]) -> list[bool]:
+        return [np.array_equal(memory(each.address, each.bytes), _wanted(each)) for each in segments]
+
+
+def _wanted(segment: Segment) -> np.ndarray:
+    if segment.source:
+        return memory(segment.source, segment.bytes)
+    word = np.frombuffer(segment.word.to_bytes(4, "little"), np.uint8)
+    return np.resize(word, segment.bytes)
+
+
+class Graph:
+    """What was captured runs when it is replayed."""
+
+    def __init__(self, stream: int, enqueue: Callable[[int], None]) -> None:
+        self._run = lambda: enqueue(stream)
+
+    def once(self) -> float:
+        self._run()
+        return 1e-5
+
+    def time(self, warm: int = 1, between: Callable[[], None] | None = None) -> tuple[float, float]:
+        for _ in range(warm):
+            self._run()
+        if between:
+            between()
+        self._run()
+        return 1e-4, 1e-4
+
+    def destroy(self) -> None:
+        pass
+
+
+class Helpers:
+    def spoil_shared(self, *_: object) -> None: ...
+    def spoil_behind(self, *_: object) -> None: ...
+    def occupy(self, *_: object) -> None: ...
+    def settle(self, *_: object) -> None: ...
+
+    def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
+        memory(target, 16 * words)[:] = memory(source, 16 * words)
+
+    def empty_s(self, stream: int) -> float:
+        return 1e-6
+
+    def empty_graph(self, stream: int) -> Graph:
+        return Graph(stream, lambda stream: None)
+
+
+class WorkerProcess(cuda_worker_main.Worker):
+    """What the worker's process does, in this one."""
+
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self.kernels = kernels
+        self.stream, self.beside, self.behind = 1, 2, 3
+        self.helpers = Helpers()  # type: ignore[assignment]
+        self.buffers, self.loaded, self.bound, self.graphs = {}, [], [], []
+        self.loaded_from, self.trace, self.words = ("", ""), None, 0
+        self.evicted, self.evictions, self.traffic = (0, 0), 0, (1, 1)
+
+
+class Worker(CudaWorker):
+    """A worker whose process is this one; messages go through JSON all the same."""
+
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self.process, self.arena, self.alive, self.traced = WorkerProcess(kernels), None, True, False
+        self.calls: list[str] = []
+
+    def attach(self, arena: Any) -> None:
+        self.arena = arena
+        self.process.buffers = {name: SimpleNamespace(address=buffer.address) for name, buffer in arena.buffers.items()}
+
+    def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        assert timeout_s > 0
+        self.calls.append(op)
+        try:
+            return dict(getattr(self.process, op)(**json.loads(json.dumps(arguments))))
+        except LaunchError as error:
+            raise Fault(VerdictStatus.FORBIDDEN, str(error)) from None
+
+
+class Workers:
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self._kernels, self.helpers, self.renewed = kernels, Helpers(), 0
+        self.worker = Worker(kernels)
+
+    def get(self, arena: Any, *, traced: bool = False) -> Worker:
+        self.worker.attach(arena)
+        return self.worker
+
+    def renew(self) -> None:
+        self.renewed += 1
+        self.worker = Worker(self._kernels)
+
+
+class _Loaded:
+    """A kernel found by the text of its cubin."""
+
+    kernels: Mapping[str, Kernel]
+
+    def __init__(self, cubin: bytes, plan: Plan) -> None:
+        self.kernel, self.plan = self.kernels[cubin.decode()], plan
+
+    def bind(self, pointers: Mapping[str, int]) -> Any:
+        return SimpleNamespace(launch=lambda stream: self.kernel(dict(pointers), self.plan))
+
+    def unload(self) -> None:
+        pass
+
+
+class Rig:
+    """What a bench of a task asks of a rig. kernels: by the artifact's text."""
+
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self.workers = Workers(kernels)
+        self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
+        self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
+        self.task_baselines = cuda_task_baselines.CudaTaskBaselines()
+        self.patience, self.sanitized = 1.0, list[tuple[str, Any]]()
+        self.finding = ""
+
+    def free_bytes(self) -> int:
+        return 8 << 30
+
+    def rotated(self, task: object) -> int:
+        return 6
+
+    def reported(self, arms: Sequence[str]) -> list[str]:
+        return list(arms)
+
+    def retried(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def steadily(self, measure: Callable[[], Any]) -> Any:
+        return measure()
+
+    def sanitize(self, tool: str, job: Any, timeout_s: float) -> str:
+        self.sanitized.append((str(tool), job))
+        return self.finding
+
+    def stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> list[Build]:
+        return [Build(candidate.id, BuildStatus.FAILED, "none here")]
+
+
+class State:
+    def sample(self) -> GpuSample:
+        return GpuSample(1500, 2600, 400.0, 50, ())
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str, Kernel]], Rig]]:
+    """fake_gpu(kernels) is a rig for benches of tasks."""
+    event = (OK, object())
+    for name, answer in {
+        "cuEventCreate": event,
+        "cuEventRecord": (OK,),
+        "cuEventSynchronize": (OK,),
+        "cuEventDestroy": (OK,),
+        "cuEventElapsedTime": (OK, 0.1),
+        "cuStreamSynchronize": (OK,),
+    }.items():
+        monkeypatch.setattr(driver, name, lambda *_, answer=answer: answer)
+
+    def fill(width: int) -> Callable[..., tuple[Any, ...]]:
+        def filled(address: int, value: int, count: int, stream: object) -> tuple[Any, ...]:
+            memory(address, width * count).view(f"u{width}")[:] = value
+            return (OK,)
+
+        return filled
+
+    def copy(target: int, source: int, size: int, stream: object) -> tuple[Any, ...]:
+        memory(target, size)[:] = memory(source, size)
+        return (OK,)
+
+    for width in (1, 2, 4):
+        monkeypatch.setattr(driver, f"cuMemsetD{8 * width}Async", fill(width))
+    monkeypatch.setattr(driver, "cuMemcpyDtoDAsync", copy)
+    room = np.zeros(4 << 20, np.uint8)
+    monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (OK, room.ctypes.data))
+    monkeypatch.setattr(device_arena, "SharedBuffer", Buffer)
+    for module in (_cuda_task, cuda_task_outputs):
+        monkeypatch.setattr(module, "Segments", Segments)
+    monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
+    monkeypatch.setattr(cuda_worker_main, "Loaded", _Loaded)
+    trace = SimpleNamespace(detach=lambda: None)
+    monkeypatch.setattr(graph_rounds, "KernelTrace", trace)
+    monkeypatch.setattr(graph_rounds, "_state", State)
+    monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)
+    monkeypatch.setattr(cuda_task, "DEVICE", "cpu")
+    stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+    def opened(kernels: Mapping[str, Kernel]) -> Rig:
+        monkeypatch.setattr(_Loaded, "kernels", kernels, raising=False)
+        return Rig(kernels)
+
+    yield opened

@@ -1,0 +1,92 @@
+"""CUDA cheats and controls for tasks other than matrix products: what shows without a GPU, and on one the whole way."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_cheats import ACCEPTED, Cheat, all_cheats
+
+from cuda_l2 import tasks
+from cuda_l2.build.stress import stressed
+from cuda_l2.contract import ContractError, plan_cuda
+from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Trial
+from cuda_l2.targets.cuda import compile_only
+from cuda_l2.tasks.cases import TaskCases
+
+CORPUS = all_cheats(Path(__file__).with_name("cuda_task_cheats"))
+LEAST, LEAST_HONEST = 20, 3
+SMS = 132
+cheats = pytest.mark.parametrize("cheat", CORPUS, ids=lambda cheat: cheat.name)
+
+
+@pytest.fixture(scope="module")
+def builds(own_folders: Path) -> dict[str, Build]:
+    """Every file built for Hopper, and the controls with delays too, by name; no GPU is needed."""
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+
+    sources = {cheat.name: cheat.source for cheat in CORPUS}
+    sources |= {f"{cheat.name} delayed": stressed(cheat.source, 1) for cheat in CORPUS if cheat.honest}
+    found = build_all([Candidate(source) for source in sources.values()], replace(compile_only("sm_90a"), cores=2))
+    return dict(zip(sources, found, strict=True))
+
+
+def test_the_corpus_is_large_and_has_honest_controls() -> None:
+    honest = [cheat for cheat in CORPUS if cheat.honest]
+    assert len(CORPUS) - len(honest) >= LEAST and len(honest) >= LEAST_HONEST
+    assert len({cheat.source for cheat in CORPUS}) == len(CORPUS)
+
+
+@cheats
+def test_a_contract_says_what_to_launch_at_its_own_sizes_and_at_others(cheat: Cheat) -> None:
+    task = tasks.parse(cheat.shape)
+    assert isinstance(task, Operation)
+    if cheat.name == "wrong_type":
+        with pytest.raises(ContractError, match="float16"):
+            plan_cuda(cheat.source, task, SMS)
+        return
+    for each in (task, *TaskCases(task, 1).others):
+        plan = plan_cuda(cheat.source, each, SMS)
+        assert all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
+
+
+@cheats
+def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, builds: dict[str, Build]) -> None:
+    build = builds[cheat.name]
+    if build.status is BuildStatus.BUILT:
+        assert cheat.expect - {"refused", "failed"}, "should not have been built"
+    else:
+        assert cheat.accepts(str(build.status), build.reason), build.reason + build.log
+    if cheat.honest:
+        assert builds[f"{cheat.name} delayed"].status is BuildStatus.BUILT
+
+
+@pytest.fixture(scope="module")
+def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
+    """judge(cheat) -> Trial through the real path; one evaluator at a time, for the task last asked for."""
+    from cuda_l2.evaluator import Evaluator  # noqa: PLC0415
+
+    evaluators: dict[str, Evaluator] = {}
+
+    def run(cheat: Cheat) -> Trial:
+        if cheat.shape not in evaluators:
+            for evaluator in evaluators.values():
+                evaluator.close()
+            evaluators.clear()
+            evaluators[cheat.shape] = Evaluator(tasks.parse(cheat.shape), gpu)
+        return next(evaluators[cheat.shape].evaluate([Candidate(cheat.source)], full=cheat.full))
+
+    yield run
+    for evaluator in evaluators.values():
+        evaluator.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cheat", sorted(CORPUS, key=lambda cheat: cheat.shape), ids=lambda cheat: cheat.name)
+def test_a_cheat_ends_as_its_file_says(cheat: Cheat, judge_on_gpu: Callable[[Cheat], Trial]) -> None:
+    trial = judge_on_gpu(cheat)
+    assert cheat.accepts(trial.status, trial.reason), (trial.status, trial.reason)
+    if trial.status != ACCEPTED:
+        assert trial.reason and trial.speedup == 0.0 and trial.reward < 0

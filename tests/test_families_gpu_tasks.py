@@ -1,0 +1,275 @@
+"""families/gpu_*.cu: schedules fit the machine and compile clean; a CPU runs them; a GPU judges them."""
+
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cuda_on_cpu import Compiled
+
+from cuda_l2 import contract, tasks
+from cuda_l2.build.cuda import build_all
+from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
+from cuda_l2.contract import ContractError
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import Schedule, all_families, families_for, inlined
+from cuda_l2.families._gpu_task import GpuTaskFamily
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.propose.random import draw
+from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation
+from cuda_l2.targets.cuda import CudaTarget, compile_only
+from cuda_l2.task_bench import read_tasks
+from cuda_l2.tasks._base import definition
+from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks.gpu_bench import GPU_FAMILIES
+from cuda_l2.tasks.values import Distribution
+
+FAMILIES = [family for family in all_families() if isinstance(family, GpuTaskFamily)]
+SERVED = [(family, name) for family in FAMILIES for name in family.table]
+NAMES = [name for _, name in SERVED]
+HOPPER = compile_only("sm_90a")
+MAX_STATIC_BYTES = 48 << 10
+
+
+def shown(name: str, dtype: str = "") -> list[Operation]:
+    """A task at its sizes for CPUs and GPUs, and at odd ones; attention at depths that tensor cores take."""
+    known = definition(name)
+    dtype = dtype or ("float16" if name.startswith("attention") else "float32")
+    odd = known.other_sizes(np.random.default_rng(3)) | ({"depth": 32} if name.startswith("attention") else {})
+    return [known.task(sizes, dtype) for sizes in (known.cpu, known.gpu, odd)]
+
+
+def random(family: GpuTaskFamily, task: Operation, target: CudaTarget, seed: int) -> Candidate:
+    space = FamilySpace(family, task, target)
+    return space.render(draw(space, np.random.default_rng(seed)), "random")
+
+
+def default(family: GpuTaskFamily, task: Operation, target: CudaTarget) -> Candidate:
+    return family.render(Schedule(family, task, target, family.default(task, target)))
+
+
+def plan(candidate: Candidate, task: Operation, sms: int = HOPPER.sms) -> Plan:
+    return contract.parse_cuda_task(candidate.source).plan_task(task, sms)
+
+
+def test_twenty_tasks_and_more_are_served_by_one_family_each() -> None:
+    assert len(FAMILIES) >= 8 and len(NAMES) == len(set(NAMES)) >= 70
+    for family, name in SERVED:
+        (task, *_) = shown(name)
+        assert families_for(task, HOPPER) == (family,)
+
+
+@pytest.mark.parametrize(
+    "text", ["softmax:rows=8,columns=9@abcd", "attention", "attention:depth=24:float16", "cholesky"]
+)
+def test_other_tasks_are_left_to_others(text: str) -> None:
+    task = dataclasses.replace(tasks.parse("softmax"), revision="abcd") if "@" in text else tasks.parse(text)
+    assert families_for(task, HOPPER) == ()
+    assert not {family for family in families_for(Gemm(64, 64, 64), HOPPER)} & set(FAMILIES)
+
+
+@pytest.mark.parametrize(("family", "name"), SERVED, ids=NAMES)
+def test_schedules_fit_the_device(family: GpuTaskFamily, name: str) -> None:
+    dtypes = set(definition(name).dtypes) & ({"float16"} if family.name == "gpu_attention" else {"float32", "float16"})
+    for dtype in sorted(dtypes):
+        for task in shown(name, dtype):
+            for target in (HOPPER, compile_only("sm_80"), compile_only("sm_120a")):
+                candidates = [default(family, task, target), *(random(family, task, target, seed) for seed in range(4))]
+                for candidate in candidates:
+                    planned = plan(candidate, task, target.sms)
+                    assert all(launch.shared_bytes < target.shared_bytes for launch in planned.launches)
+                    assert contract.parse_cuda_task(candidate.source).interface.names == tuple(
+                        tensor.name for tensor in (*task.inputs, *task.weights, *task.outputs)
+                    )
+
+
+@pytest.mark.parametrize(("family", "name"), SERVED, ids=NAMES)
+def test_every_prefix_has_a_valid_value(family: GpuTaskFamily, name: str) -> None:
+    rng = np.random.default_rng(1)
+    for task in shown(name):
+        for target in (HOPPER, compile_only("sm_80")):
+            for _ in range(20):
+                values: list[int] = []
+                for choice in family.choices:
+                    valid = family.valid_values(task, target, values)
+                    assert valid and set(valid) <= set(choice.values), (choice.name, values)
+                    values.append(int(rng.choice(valid)))
+
+
+def test_every_value_of_every_choice_is_valid_somewhere() -> None:
+    rng = np.random.default_rng(2)
+    for family in FAMILIES:
+        seen: dict[str, set[int]] = {choice.name: set() for choice in family.choices}
+        for name in family.table:
+            for task in [*shown(name), *([shown(name, "float16")[1]] if "float16" in definition(name).dtypes else [])]:
+                for _ in range(60):
+                    values: list[int] = []
+                    for choice in family.choices:
+                        valid = family.valid_values(task, HOPPER, values)
+                        seen[choice.name].update(valid)
+                        values.append(int(rng.choice(valid)))
+        assert {name: sorted(values) for name, values in seen.items()} == {
+            choice.name: sorted(choice.values) for choice in family.choices
+        }
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
+    compiled = compile_source(inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
+    assert compiled.status is BuildStatus.BUILT, compiled.log
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
+def test_defaults_and_random_schedules_compile_clean(arch: str) -> None:
+    target = dataclasses.replace(compile_only(arch), cores=2)
+    cases = [(family, name) for family in FAMILIES for name in list(family.table)[:: max(1, len(family.table) // 2)]]
+    defaults, others = [], []
+    for seed, (family, name) in enumerate(cases):
+        _, large, _ = shown(name)
+        defaults.append(default(family, large, target))
+        others.append(random(family, large, target, seed))
+    for candidate, build in zip(defaults + others, build_all(defaults + others, target), strict=True):
+        assert build.status is BuildStatus.BUILT, (candidate.schedule, build.reason)
+        assert all(kernel.shared_bytes <= MAX_STATIC_BYTES for kernel in build.kernels)
+        if candidate in defaults:
+            assert not any(kernel.spill_bytes or kernel.stack_bytes for kernel in build.kernels), candidate.schedule
+
+
+def test_a_contract_takes_shapes_of_the_same_divisibility_and_refuses_others() -> None:
+    (family,) = families_for(tasks.parse("softmax:rows=64,columns=512"), HOPPER)
+    candidate = default(family, tasks.parse("softmax:rows=64,columns=512"), HOPPER)
+    assert plan(candidate, tasks.parse("softmax:rows=7,columns=500")).launches
+    for text in ("softmax:rows=64,columns=510", "softmax:rows=64,columns=1024"):  # vectors; what registers hold
+        with pytest.raises(ContractError):
+            plan(candidate, tasks.parse(text))
+    (family,) = families_for(tasks.parse("gelu"), HOPPER)
+    assert plan(default(family, tasks.parse("gelu"), HOPPER), tasks.parse("gelu:rows=3,columns=11")).launches
+
+
+def test_clusters_are_for_hopper_and_later() -> None:
+    task = definition("temperature_softmax").task(definition("temperature_softmax").gpu)
+    for arch, blocks in (("sm_80", 1), ("sm_90a", 8)):
+        target = compile_only(arch)
+        candidate = default(families_for(task, target)[0], task, target)
+        assert dict(candidate.schedule)["CLUSTER"] == blocks
+        assert contract.parse_cuda_task(candidate.source).arch == arch
+
+
+def test_the_tasks_of_the_gpus_figures_have_families() -> None:
+    listed = read_tasks(GPU_FAMILIES)
+    assert len(listed) >= 20
+    for task in listed:
+        assert families_for(task, HOPPER) and dict(task.sizes) == dict(definition(task.name).gpu)
+
+
+ON_CPU = {
+    "gelu_tanh:rows=5,columns=77": "QUICK=1",
+    "bias_gelu_residual:rows=9,columns=24:bfloat16": "VEC=8",
+    "complex_multiply:rows=3,columns=35:float16": "VEC=8",
+    "adamw:count=4099": "",
+    "softmax:rows=7,columns=500": "KEEP=1",
+    "layer_norm:rows=5,columns=300": "KEEP=2 LANES=64",
+    "temperature_softmax:rows=2,vocabulary=4104": "CLUSTER=2 KEEP=1 LANES=256",
+    "cross_entropy:rows=9,classes=130": "TAIL=1 KEEP=0",
+    "max_rows:rows=11,columns=129:float16": "LANES=8",
+    "mean_columns:rows=200,columns=72": "SPLITS=4 TAIL=1",
+    "argmin_columns:rows=200,columns=72": "SPLITS=2 TAIL=0",
+    "embedding_bag_weighted:batch=3,length=300,vocabulary=50,width=20": "SPLITS=2",
+    "focal:rows=33,columns=47": "TAIL=1",
+    "transpose_add:rows=44,columns=100": "VEC=4 TILE=32",
+    "clip_gradient_norm:small=5,middle=1000,large=3001": "BACKWARDS=1",
+    "lamb:count=3003": "BACKWARDS=1",
+    "max_pool2d:batch=1,channels=2,height=13,width=20": "VEC=4",
+    "conv2d_depthwise:batch=1,channels=2,height=11,width=17": "",
+    "causal_depthwise_conv1d:batch=1,channels=5,length=40": "VEC=4",
+    "attention_causal:batch=1,heads=2,length=75,depth=32:float16": "KEYS=32",
+    "attention_grouped_query:batch=1,heads=1,length=37,depth=16:bfloat16": "KEYS=16",
+}
+"""Tasks, and what their schedules are to hold."""
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("text", "wanted"), ON_CPU.items(), ids=[text.partition(":")[0] for text in ON_CPU])
+def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -> None:
+    """By tests/cuda_on_cpu.h: indices, edges, reductions and clusters of real candidates, through their contracts."""
+    task, target = tasks.parse(text), dataclasses.replace(HOPPER, sms=3)
+    (family,) = families_for(task, target)
+    values: list[int] = []
+    asked = dict(pair.split("=") for pair in wanted.split())
+    likely = dict(zip([c.name for c in family.choices], family.default(task, target), strict=True))
+    for choice in family.choices:
+        valid = family.valid_values(task, target, values)
+        if choice.name in asked:
+            assert int(asked[choice.name]) in valid, (choice.name, valid)
+        nearest = int(asked.get(choice.name, likely[choice.name]))
+        values.append(min(valid, key=lambda value: abs(value - nearest)))
+    kernel = Compiled(family.render(Schedule(family, task, target, tuple(values))).source, tmp_path)
+    cases = TaskCases(task, 1)
+    for distribution in (Distribution.NORMAL, Distribution.OFFSET, Distribution.LARGE, Distribution.CONSTANT):
+        case = cases.drawn("case", distribution)
+        found = kernel.run(task, case.tensors, target.sms)
+        for output, limit in zip(task.outputs, case.bounds, strict=True):
+            assert not limit.violation(found[output.name]), (
+                distribution,
+                output.name,
+                dict(zip(asked, values, strict=False)),
+            )
+
+
+NOT_FINITE = {
+    "relu": "rows=7,columns=40",
+    "gelu_tanh": "rows=7,columns=40",
+    "silu_gate": "rows=7,columns=40",
+    "mish": "rows=7,columns=40",
+    "softplus": "rows=7,columns=40",
+    "hardswish": "rows=7,columns=40",
+    "scale_shift_clamp": "rows=7,columns=40",
+    "softmax": "rows=7,columns=40",
+    "log_softmax": "rows=7,columns=40",
+    "logsumexp": "rows=7,columns=40",
+    "layer_norm": "rows=7,columns=40",
+    "rms_norm": "rows=7,columns=40",
+    "max_rows": "rows=7,columns=40",
+    "argmin_columns": "rows=40,columns=8",
+    "mean_columns": "rows=40,columns=8",
+    "greedy_token": "rows=7,vocabulary=40",
+    "cross_entropy_smoothed": "rows=7,classes=40",
+    "max_pool2d": "batch=1,channels=1,height=9,width=40",
+    "hinge": "rows=7,columns=40",
+}
+
+"""Without gelu: of inf, torch's vectors for CPUs make NaN."""
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "sizes"), NOT_FINITE.items(), ids=list(NOT_FINITE))
+def test_nan_and_infinities_are_treated_as_torch_does(name: str, sizes: str, tmp_path: Path) -> None:
+    task, target = tasks.parse(f"{name}:{sizes}"), dataclasses.replace(HOPPER, sms=3)
+    (family,) = families_for(task, target)
+    kernel = Compiled(default(family, task, target).source, tmp_path)
+    known = definition(name)
+    tensors = known.draw(task, 1)
+    x = tensors[task.inputs[0].name].view(-1, task.inputs[0].shape[-1])
+    x[0, 3], x[1, 5], x[2, 7], x[3], x[4, 1], x[4, 2] = math.nan, math.inf, -math.inf, -math.inf, math.inf, math.nan
+    found = kernel.run(task, tensors, target.sms)
+    for output, right in zip(task.outputs, known.bind(dict(task.sizes))(**tensors), strict=True):
+        torch.testing.assert_close(found[output.name], right, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("family", "name"), SERVED, ids=NAMES)
+def test_a_gpu_finds_default_and_random_schedules_right(family: GpuTaskFamily, name: str, gpu) -> None:
+    small, _, odd = shown(name)
+    for task in (small if family.name != "gpu_attention" else odd, odd):
+        with Evaluator(task, gpu) as evaluator:
+            candidates = [default(family, task, gpu.target), *(random(family, task, gpu.target, s) for s in range(3))]
+            for trial in evaluator.evaluate(list(dict.fromkeys(candidates))):
+                assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)

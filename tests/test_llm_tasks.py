@@ -1,0 +1,252 @@
+"""Language models and tasks other than matrix products: what reaches them, and a search that one drives over a task."""
+
+import inspect
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from llm_server import Say, serving
+from test_llm_prompts import TARGETS
+from test_llm_search import ONE, block, optimize, proposing, run
+
+from cuda_l2 import contract, tasks
+from cuda_l2.archive import Archive
+from cuda_l2.build.cuda import build_all
+from cuda_l2.commands.exchanges import command as list_exchanges
+from cuda_l2.contract.text import contract_text
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import families_for
+from cuda_l2.llm._base import open_model
+from cuda_l2.llm.client import Client
+from cuda_l2.llm.exchanges import ExchangeLog
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.propose._llm import LlmProposer
+from cuda_l2.propose._prompt import Templates, fenced
+from cuda_l2.propose._references import query
+from cuda_l2.propose._task import describe_task
+from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
+from cuda_l2.search import search
+from cuda_l2.targets.cuda import compile_only
+from cuda_l2.tasks._base import definitions
+from cuda_l2.tasks.reference_text import reference_text
+from cuda_l2.tasks.words import tolerance_words
+
+SOFTMAX = "softmax:rows=8,columns=64"
+HONEST = (Path(__file__).with_name("task_cheats") / "honest_softmax.c").read_text()
+ONE_THREAD = HONEST.replace("threads = 2", "threads = 1")
+SUM_AGAIN = """\
+    for (int64_t j = 0; j < call->columns; ++j) {
+        sum = 0;
+        for (int64_t i = 0; i < call->columns; ++i) sum += exponential(x[i] - most);
+        out[j] = exponential(x[j] - most) / sum;
+    }
+}"""
+SLOW = re.sub(r"    for \(int64_t j = 0; j < call->columns; \+\+j\) sum .*?\n}", SUM_AGAIN, ONE_THREAD, flags=re.S)
+"""Every element sums its row again."""
+NOTHING_SUBTRACTED = ONE_THREAD.replace("x[j] - most", "x[j]")
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tasks-0123456789")
+
+
+@pytest.fixture(scope="module")
+def evaluator(rig):
+    with Evaluator(tasks.parse(SOFTMAX), rig) as made:
+        yield made
+
+
+def operation(text: str) -> Operation:
+    task = tasks.parse(text)
+    assert isinstance(task, Operation)
+    return task
+
+
+@pytest.mark.parametrize("name", definitions())
+def test_the_reference_that_is_shown_is_the_one_that_judges(name) -> None:
+    known = definitions()[name]
+    task = known.task()
+    space: dict = {}
+    exec(reference_text(name), space)  # our own text
+    wanted = inspect.signature(space["reference"]).parameters
+    drawn, sizes = known.draw(task, 3), dict(task.sizes)
+    found = space["reference"](**drawn, **{size: value for size, value in sizes.items() if size in wanted})
+    found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+    for mine, right in zip(found, known.bind(sizes)(**drawn), strict=True):
+        assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
+    task, target = operation("group_norm:batch=2,groups=3,channels=4,height=5,width=6:float16"), TARGETS[name]
+    trials = []
+    for source, speedup in (("/* slower */", 0.5), ("/* faster */", 1.25)):
+        trials.append(measured(task, target.machine, source, speedup))
+    refused = Build("x", BuildStatus.FAILED, reason="error: no header norm.h")
+    wrong = Verdict(VerdictStatus.INCORRECT, "other shapes", "out is off by 3 (rows=39)", passed=("seeds",))
+    failures = [
+        replace(trials[0], candidate=Candidate("a"), build=refused, verdict=None, timing=None, reward=-1.0),
+        replace(trials[0], candidate=Candidate("b"), verdict=wrong, timing=None, reward=-0.5),
+    ]
+    settings = ModelSettings(concurrency=1, repairs=0)
+    with serving([Say("no code")]) as server, Archive(tmp_path / "a.db") as archive, ExchangeLog(archive.path) as log:
+        proposer = LlmProposer(
+            task,
+            target,
+            Client(open_model(f"openai:stub@{server.address}", settings), log, settings),
+            Templates(),
+            lambda: [*trials, *failures],
+            np.random.default_rng(0),
+            contract=contract_text(target.name, task),
+            environment=target.environment(),
+            references=lambda query: [fenced(f"found for: {query}", "cpp")],
+            profile=lambda trial: f"busy 61 % ({trial.speedup})",
+        )
+        assert proposer.propose(1) == []
+    system, user = server.requests[0]["messages"]
+    assert "expert" in system["content"] and "two fp16" not in system["content"]
+    text = user["content"]
+    for part in (
+        str(task),
+        "return F.group_norm(x, groups, gain, shift)",
+        "- input `x`: float16 [2, 12, 5, 6]",
+        "- weight `gain`: float16 [12], real numbers, the same from call to call",
+        "- output `out`: float16 [2, 12, 5, 6]",
+        "groups = 3, channels = 4",
+        f"{task.flops:,} floating-point operations, {task.bytes:,} bytes",
+        tolerance_words(task),
+        "[[buffer]]",
+        {"cpu": "void sum_rows(const int64_t *sizes", "cuda": '"C" __global__ void sum_rows(const float *x'}[name],
+        {"cpu": "`parallel_for(count, task, context)`", "cuda": "cuTensorMapEncodeTiled"}[name],
+        {"cpu": "From outside the file only `memcpy`", "cuda": "No reading of clocks"}[name],
+        target.model,
+        f"roofline bound of this task: {target.bound_us(task):.2f} us",
+        "1.250 times as fast as the strongest library",
+        "Score 1.250",
+        "/* faster */",
+        "Score 0.500",
+        "/* slower */",
+        "busy 61 % (1.25)",
+        "no header norm.h",
+        "out is off by 3 (rows=39)",
+        "found for: group norm reduction group_norm float16",
+        "Algorithm design",
+    ):
+        assert part in text, part
+    for of_products in ("void gemm(", "M x K", "fp16 gemm", "An example"):
+        assert of_products not in text, of_products
+
+
+def measured(task, machine, source, speedup):
+    """A trial as the archive keeps one."""
+    from test_archive import trial  # noqa: PLC0415 - a helper of another test
+
+    return replace(trial(source, speedup), task=task, machine=machine)
+
+
+def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
+    assert re.search(r"at these sizes: `out` RMS error \d\.\de-0\d, largest error", tolerance_words(operation(SOFTMAX)))
+    assert "`indices` equal" in tolerance_words(operation("max_rows"))
+    large = operation("softmax:rows=8192,columns=8192")
+    assert "at rows = 64, columns = 500: " in tolerance_words(large) and "268,435,456 floating" not in describe_task(
+        large
+    )
+    assert "whole numbers from 0 to 9" in describe_task(operation("cross_entropy:rows=4,classes=10"))
+
+
+def test_what_is_looked_up_comes_from_the_instruction() -> None:
+    for name, target in TARGETS.items():
+        words = query(operation("residual_rms_norm:float16"), target, [])
+        assert words.startswith("residual rms norm reduction rms_norm float16 ") and "gemm" not in words
+        assert ("warp" in words) == (name == "cuda")
+
+
+def examples(chapter: str) -> list[str]:
+    """Sources in a chapter of what a model is told, unindented."""
+    found = re.findall(r"^    /\* cuda-l2\n(?:    .*\n|\n)*    }$", chapter, re.M)
+    return [re.sub("^    ", "", text, flags=re.M) + "\n" for text in found]
+
+
+def test_the_example_of_the_cpus_contract_is_right(judge) -> None:
+    task = operation("sum_rows:rows=5,columns=33")
+    (source,) = examples(contract_text("cpu", task))
+    trial = judge(source, str(task))
+    assert trial.status == "measured", trial.reason
+
+
+def test_the_example_of_the_gpus_contract_builds_and_has_a_plan() -> None:
+    task = operation("sum_rows:rows=5,columns=33")
+    (source,) = examples(contract_text("cuda", task))
+    (build,) = build_all([Candidate(source)], compile_only("sm_90a"))
+    assert build.status is BuildStatus.BUILT, build.reason
+    (launch,) = contract.parse_cuda_task(source).plan_task(task, 132).launches
+    assert (launch.grid, launch.block) == ((5, 1, 1), (32, 1, 1))
+
+
+def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(evaluator, archive) -> None:
+    """This one answers with the next better kernel only when its prompt shows the last one with its code and score."""
+    space = FamilySpace(families_for(evaluator.task, evaluator.target)[0], evaluator.task, evaluator.target)
+    kernels = [SLOW, space.render(space.defaults()[0], "x").source]
+
+    def script(request, number):
+        prompt = request["messages"][-1]["content"]
+        shown = [source for source in kernels if source.strip() in prompt and "Score " in prompt]
+        return Say(block(kernels[min(len(shown), len(kernels) - 1)]))
+
+    progress, server, exchanges = run(evaluator, archive, script, 2)
+    slow, fast = progress.trials
+    assert [trial.status for trial in progress.trials] == ["measured", "measured"]
+    assert progress.best is fast and fast.candidate.proposer == "openai:stub"
+    assert fast.timing.speedup.low > 3 * slow.timing.speedup.high  # beside other work too: they are far apart
+    assert f"Score {slow.reward:.3f}" in server.prompts[1]
+    assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
+
+
+def test_a_wrong_kernel_for_a_task_is_mended_in_the_same_conversation(evaluator, archive) -> None:
+    progress, server, exchanges = run(evaluator, archive, [Say(block(NOTHING_SUBTRACTED)), Say(block(ONE_THREAD))], 2)
+    assert [trial.status for trial in progress.trials] == ["incorrect", "measured"]
+    assert [len(request["messages"]) for request in server.requests] == [2, 4]
+    for part in ("Status: incorrect", "Check that failed: ", "passed before: ", "large", "whole corrected file"):
+        assert part in server.prompts[1], part
+    assert exchanges[1].parent == exchanges[0].key
+
+
+def test_what_was_paid_for_is_judged_first_and_not_paid_again(evaluator, archive) -> None:
+    with serving([Say(block(ONE_THREAD))]) as server:
+        policy = f"openai:stub@{server.address}"
+        with proposing(policy, evaluator, archive) as proposer:
+            (paid,) = proposer.propose(1)  # and the search is killed
+        with proposing(policy, evaluator, archive) as proposer:
+            progress = search(evaluator, proposer, archive, budget_s=60, max_trials=1)
+    assert progress.best.candidate.id == paid.id and len(server.requests) == 1
+
+
+def test_a_question_asked_before_is_answered_from_the_archive(evaluator, archive) -> None:
+    """The prompt is the same in every process: figures in it do not wobble."""
+    with serving([Say("Hm."), Say(block(ONE_THREAD))]) as server:
+        policy, settings = f"openai:stub@{server.address}", replace(ONE, repairs=0)
+        with proposing(policy, evaluator, archive, settings) as proposer:
+            asked = proposer._ask(proposer._questions(1))
+        tolerance_words.cache_clear()
+        with proposing(policy, evaluator, archive, settings) as proposer:
+            again = proposer._ask(proposer._questions(1))
+    assert [exchange.key for exchange in again] == [exchange.key for exchange in asked] and len(server.requests) == 1
+
+
+def test_the_command_line_asks_for_a_task_and_lists_what_was_said(tmp_path, capsys) -> None:
+    path = tmp_path / "archive.db"
+    with serving([Say(block(ONE_THREAD))]) as server:
+        done = optimize(f"openai:stub@{server.address}", path, "--trials", "2", "--protocol", "offline", task=SOFTMAX)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["correct"] == 2  # the family's default, and the model's
+    list_exchanges(SOFTMAX, archive=path, json=True)
+    (exchange,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert exchange["task"] == SOFTMAX and "void softmax" in exchange["reply"]["text"]
+    list_exchanges(SOFTMAX, archive=path)
+    assert "measured" in capsys.readouterr().out

@@ -1,0 +1,229 @@
+"""The stage general-rl: GRPO on tasks other than matrix products, on the CPU with a tiny model; killed, resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_train_tasks import SMALL, TASKS
+
+from cuda_l2 import tasks
+from cuda_l2.archive import Archive
+from cuda_l2.commands import train as command
+from cuda_l2.commands.train import TrainSettings
+from cuda_l2.corpus import dataset
+from cuda_l2.errors import UserError
+from cuda_l2.learn import rl
+from cuda_l2.learn.rl import Judge
+from cuda_l2.learn.settings import read
+from cuda_l2.learn.writer import Writer
+from cuda_l2.propose._task import describe_task
+from cuda_l2.records import Gemm, TimingStatus
+from cuda_l2.reward import RewardSettings
+from cuda_l2.rigs.cpu import CpuRig
+from cuda_l2.tasks._base import definitions
+
+RELU, SQUARE = "relu:rows=4,columns=8", "relu_squared:rows=4,columns=8"
+CONTRACT = """\
+/* cuda-l2
+target = "cpu"
+entry = "f"
+[[buffer]]
+name = "x"
+shape = ["rows", "columns"]
+[[buffer]]
+name = "out"
+shape = ["rows", "columns"]
+kind = "output"
+*/
+void f(const long *sizes, float **buffers) {
+    for (long i = 0; i < sizes[0] * sizes[1]; i += STEP) {
+        float x = buffers[0][i] > 0 ? buffers[0][i] : 0;
+        buffers[1][i] = VALUE;
+    }
+}
+"""
+RIGHT = CONTRACT.replace("STEP", "1").replace("VALUE", "x")
+WRONG = CONTRACT.replace("STEP", "2").replace("VALUE", "x")
+RIGHT_SQUARE = CONTRACT.replace("STEP", "1").replace("VALUE", "x * x")
+
+
+def answer(code: str) -> str:
+    return f"```c\n{code}```\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model that writes right and wrong kernels for one task, and what its stage is told."""
+    folder = tmp_path_factory.mktemp("general")
+    (folder / "small.toml").write_text(SMALL.replace("sequence_tokens = 256", "sequence_tokens = 512"))
+    (folder / "tasks.toml").write_text(TASKS.replace("answer_tokens = 100", "answer_tokens = 160"))
+    (folder / "prompts").mkdir()
+    (folder / "prompts" / "system.md").write_text("Write a kernel.")
+    (folder / "prompts" / "ask.md").write_text("{task}\n\n## Exemplars\n\n{exemplars}\n")
+    question = f"Write a kernel.\n\n{describe_task(tasks.parse(RELU))}"
+    turns = [
+        [{"role": "user", "content": question}, {"role": "assistant", "content": answer(code)}]
+        for code in (RIGHT, WRONG)
+    ]
+    dataset.write(folder / "collected", {"sft": [{"messages": each} for each in turns * 4]}, "test")
+    asked = TrainSettings("scratch", [folder / "collected"], folder / "tuned", folder / "small.toml")
+    command.command(stage="sft", settings=asked)
+    return folder
+
+
+def run(folder: Path, out: Path, *changes: str, on=(RELU, SQUARE), **settings) -> None:
+    asked = TrainSettings(
+        **{"archive": out.parent / "archive.db", "target": "cpu", "prompts": folder / "prompts"} | settings,
+        model=str(folder / "tuned" / "model"),
+        out=out,
+        config=folder / "tasks.toml",
+        set=["sampling.prompt_tokens=2000", *changes],
+    )
+    command.command(list(on), stage="general-rl", settings=asked)
+
+
+def groups(out: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "run.jsonl").read_text().splitlines()]
+    return [line for line in lines if "candidates" in line]
+
+
+def test_a_step_on_two_tasks_rewards_what_is_right_for_each(folder, tmp_path, monkeypatch) -> None:
+    """Answers are given: half of them right for one task and half for the other."""
+    questions: list[str] = []
+
+    def write(self, prompts):
+        questions.extend(self.tokenizer.decode(ids) for ids in prompts[::8])
+        ids = [self.tokenizer(answer(code))["input_ids"] for code in (RIGHT, RIGHT_SQUARE)]
+        return [[*ids[i % 2], self.tokenizer.eos_token_id] for i in range(len(prompts))]
+
+    monkeypatch.setattr(Writer, "write", write)
+    run(folder, tmp_path / "rl", "tuning.steps=2")
+    found = groups(tmp_path / "rl")
+    assert len(found) == 4 and {group["task"] for group in found} == {RELU, SQUARE}
+    for group in found:
+        right = ["measured", "incorrect"] * 4
+        assert group["statuses"] == (right if group["task"] == RELU else right[::-1])
+        rewards = dict(zip(group["statuses"], group["rewards"], strict=True))
+        assert rewards["measured"] >= 0 > rewards["incorrect"] == -0.5  # before smoothing
+    assert any("return F.relu(x)" in text for text in questions)
+    assert any("Score " in text for text in questions[2:])  # what was found a step ago is an exemplar now
+    with Archive(tmp_path / "archive.db") as archive:
+        assert len(archive.trials(tasks.parse(RELU))) == len(archive.trials(tasks.parse(SQUARE))) == 2
+        assert {trial.candidate.proposer for trial in archive.trials()} == {"general-rl"}
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folder, tmp_path) -> None:
+    out = tmp_path / "rl"
+    options = {
+        "--model": folder / "tuned" / "model",
+        "--out": out,
+        "--config": folder / "tasks.toml",
+        "--target": "cpu",
+    }
+    options |= {"--archive": tmp_path / "archive.db", "--prompts": folder / "prompts"}
+    base = [sys.executable, "-m", "cuda_l2.cli", "train", RELU, "--stage", "general-rl"]
+    base += [str(word) for pair in options.items() for word in pair]
+    for change in ("tuning.steps=4", "tuning.save_every=1", "sampling.prompt_tokens=2000"):
+        base += ["--set", change]
+    process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = groups(out)
+    assert before and not (out / "model").exists()
+    done = subprocess.run(base, capture_output=True, text=True, timeout=100, env={**os.environ})
+    assert done.returncode == 0 and "goes on from checkpoint-" in done.stderr, done.stderr
+    assert (out / "model").is_dir() and groups(out)[: len(before)] == before
+    assert "measured" in {status for group in groups(out) for status in group["statuses"]}  # it writes right ones
+    with Archive(tmp_path / "archive.db") as archive:
+        ids = [trial.candidate.id for trial in archive.trials() if trial.status != TimingStatus.TIMED_OUT]
+    assert len(ids) == len(set(ids))
+
+
+def test_other_prompts_or_another_hold_out_are_noticed_on_going_on(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(rl.GRPOTrainer, "train", lambda self, **_: (_ for _ in ()).throw(KeyboardInterrupt))
+    held = tmp_path / "held.txt"
+    held.write_text("gelu  # a remark\nadd\n")
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "rl", "tuning.steps=2", hold_out=held)
+    held.write_text("add\ngelu\n")  # the same
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "rl", "tuning.steps=2", hold_out=held)
+    with pytest.raises(UserError, match=r"began with other contents of --hold-out; choose another folder"):
+        run(folder, tmp_path / "rl", "tuning.steps=2")
+    mine = tmp_path / "prompts"
+    mine.mkdir()
+    for name in ("system.md", "ask.md"):
+        (mine / name).write_text((folder / "prompts" / name).read_text())
+    (mine / "check.md").write_text("of no account here: {code}")
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "rl", "tuning.steps=2", hold_out=held, prompts=mine)
+    (mine / "ask.md").write_text("{task}")
+    with pytest.raises(UserError, match=r"began with other contents of --prompts; choose another folder"):
+        run(folder, tmp_path / "rl", "tuning.steps=2", hold_out=held, prompts=mine)
+
+
+def test_without_tasks_named_it_takes_all_of_our_own_but_those_held_out(folder, tmp_path, monkeypatch) -> None:
+    taken = []
+    monkeypatch.setattr(rl, "contrastive_rl", lambda model, wanted, *_: taken.extend(wanted))
+    held = tmp_path / "held.txt"
+    held.write_text("softmax\n")
+    run(folder, tmp_path / "rl", on=(), hold_out=held)
+    assert [task.name for task in taken] == [name for name in definitions() if name != "softmax"]
+    assert all(dict(task.sizes) == definitions()[task.name].cpu for task in taken)
+    monkeypatch.setattr(CpuRig, "require_feasible", _too_large)
+    taken.clear()
+    with pytest.raises(UserError, match="relu"):
+        run(folder, tmp_path / "named", on=(RELU,))
+    run(folder, tmp_path / "all", on=())
+    assert "relu" not in [task.name for task in taken] and len(taken) == len(definitions()) - 1
+
+
+def _too_large(self, task) -> None:
+    if task.name == "relu":
+        raise UserError("relu is too large")
+
+
+def test_matrix_products_are_tasks_of_this_stage_too(folder, tmp_path, monkeypatch) -> None:
+    taken = []
+    monkeypatch.setattr(rl, "contrastive_rl", lambda model, wanted, *_: taken.extend(wanted))
+    run(folder, tmp_path / "rl", on=("32x24x40", RELU))
+    assert taken == [Gemm.parse("32x24x40"), tasks.parse(RELU)]
+
+
+def test_few_tasks_are_ready_at_once(rig, archive, monkeypatch) -> None:
+    monkeypatch.setattr(rl, "OPEN", 1)
+    with Judge(rig, archive, RewardSettings(), "general-rl") as judge:
+        for text, code in ((RELU, RIGHT), (SQUARE, RIGHT_SQUARE), (RELU, RIGHT.replace("> 0", ">= 0"))):
+            _, (trial,) = judge.judge(tasks.parse(text), [answer(code)])
+            assert trial.status == "measured", trial.reason
+            assert list(judge._evaluators) == [tasks.parse(text)]
+        assert judge._evaluators[tasks.parse(RELU)].best_speedup >= judge.history(tasks.parse(RELU))[0].speedup
+        assert len(judge.history(tasks.parse(RELU))) == 2
+
+
+def test_a_jump_in_reward_is_reviewed_while_training(rig, archive) -> None:
+    """By measuring again; no checker model is asked here."""
+    with Judge(rig, archive, RewardSettings(), "general-rl") as judge:
+        task = tasks.parse("relu:rows=64,columns=64")
+        slow = RIGHT.replace("float x", "for (volatile int w = 0; w < 60; ++w);\n        float x")
+        _, (first,) = judge.judge(task, [answer(slow)])
+        _, (second,) = judge.judge(task, [answer(RIGHT)])
+    assert second.speedup > 3 * first.speedup and second.review is not None and second.review.counts
+    assert "jump" not in second.review.status and len(second.review.speedups) >= 2 and not second.review.checker
+
+
+def test_its_settings_are_those_of_the_other_stage_of_rl_but_for_two() -> None:
+    general, products = read("general-rl"), read("hgemm-rl")
+    assert replace(general.rl, alpha=products.rl.alpha) == products.rl and general.rl.alpha == 0.0
+    assert replace(general.tuning, steps=products.tuning.steps) == products.tuning
+    assert (general.sampling, general.lora) == (products.sampling, products.lora)
