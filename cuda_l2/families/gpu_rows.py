@@ -21,6 +21,7 @@ from cuda_l2.families._gpu_task import (
     element_bytes,
     launch,
     operation,
+    product,
     workspace,
 )
 from cuda_l2.records import Operation
