@@ -91,6 +91,7 @@ def main() -> None:
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
     options.add_argument("--target", choices=MINIATURES, default="cpu")
     options.add_argument("--few", action="store_true", help="a dry run")
+    options.add_argument("--without-sandbox", action="store_true", help="as for cuda-l2 train")
     given = options.parse_args()
     size = MINIATURES[given.target]
     size = size.few() if given.few else size
@@ -103,14 +104,14 @@ def main() -> None:
                 teacher.write_data(out / "data", taught, rig, PROMPTS, seed)
     for out, seed in zip(outs, given.seeds, strict=True):
         if not (out / CONTEST).exists():
-            _train_and_examine(size, out, seed, taught)
+            _train_and_examine(size, out, seed, taught, given.without_sandbox)
             _contest(size, out, taught)
         _print(size, f"Seed {seed}", [out], taught)
     if len(outs) > 1:
         _print(size, f"{len(outs)} seeds", outs, taught)
 
 
-def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Teacher) -> None:
+def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Teacher, without_sandbox: bool) -> None:
     hold_out = out / "held.txt"
     hold_out.write_text("\n".join([*size.held_shapes, *(candidate.id for candidate in taught.held_out)]) + "\n")
     for name in ("own", "rl", "control"):  # exemplars begin with what fine-tuning saw
@@ -134,6 +135,7 @@ def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Te
             target=size.target,
             hold_out=hold_out if archive else None,
             prompts=PROMPTS,
+            without_sandbox=without_sandbox,
         )
         train(list(size.shapes) if archive else None, stage=stage, settings=settings)
         _examine(size, out, name, archive, taught, seed)
