@@ -92,6 +92,7 @@ class CudaTaskBench(Bench):
         self._draw(seed)
 
     def close(self) -> None:
+        self._rig.workers.detach()
         for operands in self._operands.values():
             operands.close()
         for arena in self._arenas.values():
