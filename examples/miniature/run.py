@@ -76,10 +76,11 @@ MINIATURES = {
         "cuda",
         ("768x768x512:tn", "1536x768x256:tn"),
         ("768x1536x256:tn", "1536x1536x512:tn"),
+        sft_steps=300,
         group=16,
         iterations=2,
         answer_tokens=320,
-        data=("scratch.layers=4", "scratch.width=192", "tuning.sequence_tokens=1024"),
+        data=("scratch.layers=4", "scratch.width=192", "tuning.sequence_tokens=1024"),  # 2.2 million weights
         tasks=("sampling.at_once=32", "sampling.prompt_tokens=800", "sampling.answer_tokens=320"),
     ),
 }
