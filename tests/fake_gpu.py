@@ -264,6 +264,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     trace = SimpleNamespace(detach=lambda: None)
     monkeypatch.setattr(graph_rounds, "KernelTrace", trace)
     monkeypatch.setattr(graph_rounds, "_state", State)
+    monkeypatch.setattr(graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda seconds: None))
     monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)
     monkeypatch.setattr(cuda_task, "DEVICE", "cpu")
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
