@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import settled
 
 from cuda_l2 import contract
 from cuda_l2.build.cpu import build
@@ -123,7 +124,7 @@ def test_random_schedules_are_correct(shape, target, rig) -> None:
     space = FamilySpace(families_for(gemm, target)[0], gemm, target)
     proposer = RandomProposer(space, list, np.random.default_rng(len(shape)))
     with Evaluator(gemm, rig) as evaluator:
-        for trial in evaluator.evaluate(proposer.propose(3)):  # which builds several at a time
+        for trial in settled(evaluator).evaluate(proposer.propose(3)):  # which builds several at a time
             assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
 
 
@@ -146,7 +147,7 @@ def test_every_vector_width_operand_order_and_widening_is_correct(bits, layout, 
         candidates.append(CPU_GEMM.render(schedule))
     assert len(candidates) >= 4
     with Evaluator(gemm, rig) as evaluator:
-        for trial in evaluator.evaluate(candidates):
+        for trial in settled(evaluator).evaluate(candidates):
             assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
 
 

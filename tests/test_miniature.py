@@ -2,9 +2,11 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import settled
 
 from cuda_l2 import contract
 from cuda_l2.build.cuda import build_all
@@ -39,7 +41,7 @@ def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, targe
         for family in families_for(GEMM, target):
             space = FamilySpace(family, GEMM, target)
             assert family.serves(GEMM, target) and not family.serves(Gemm.parse("25x192x32"), target)
-            (trial,) = evaluator.evaluate([space.render((1, 4, 2, 3), "test")])
+            (trial,) = settled(evaluator).evaluate([space.render((1, 4, 2, 3), "test")])
             assert trial.status == "measured", trial.reason
             sources.append(trial.candidate.source)
             other = space.render((1, 4, 1, 3), "test").source
@@ -54,7 +56,7 @@ def test_sources_of_other_tasks_are_correct_and_short(name, rig, target) -> None
     task = parse(f"{name}:rows=5,columns=70")
     (family,) = families_for(task, target)
     with Evaluator(task, rig) as evaluator:
-        (trial,) = evaluator.evaluate([FamilySpace(family, task, target).render((4, 3, 64), "test")])
+        (trial,) = settled(evaluator).evaluate([FamilySpace(family, task, target).render((4, 3, 64), "test")])
     assert trial.status == "measured", trial.reason
     assert len(trial.candidate.source.splitlines()) < 56
 
@@ -130,10 +132,19 @@ def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -
     from family import families_for  # noqa: PLC0415
 
     space = FamilySpace(families_for(GEMM, target)[0], GEMM, target)
-    fast, slow = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))
+    first, other = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))
+    speedups, asked = iter([3.0, 0.5, 1.0, 0.25, 2.0, 0.75]), []
+
+    def evaluate(self, candidates, protocol):
+        asked.append([candidate.id for candidate in candidates])
+        return (SimpleNamespace(speedup=next(speedups)) for _ in candidates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(examine.Evaluator, "evaluate", evaluate)
+        timed = examine.contest(str(GEMM), [first, other, first], rig)
+    assert timed == {first.id: 2.0, other.id: 0.5} and asked == [[first.id, other.id]] * examine.TIMINGS == asked[:3]
     monkeypatch.setattr(examine, "TIMINGS", 1)
-    timed = examine.contest(str(GEMM), [fast, slow, fast], rig)
-    assert list(timed) == [fast.id, slow.id] and timed[fast.id] > timed[slow.id] > 0
+    assert examine.contest(str(GEMM), [first], rig)[first.id] > 0
 
 
 def test_the_four_sources_are_one_space(target) -> None:
@@ -206,7 +217,7 @@ def test_the_gpus_sources_are_right(gpu, number) -> None:
     size = MINIATURES["cuda"]
     gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
     with Evaluator(gemm, gpu) as evaluator:
-        for trial in evaluator.evaluate(_gpu_schedules(gemm, gpu.target, 3)):
+        for trial in settled(evaluator).evaluate(_gpu_schedules(gemm, gpu.target, 3)):
             assert trial.status == "measured", (trial.candidate.family, trial.candidate.schedule, trial.reason)
 
 
