@@ -76,7 +76,7 @@ MINIATURES = {
         "cuda",
         ("768x768x512:tn", "1536x768x256:tn"),
         ("768x1536x256:tn", "1536x1536x512:tn"),
-        sft_steps=300,
+        sft_steps=450,
         group=16,
         iterations=2,
         answer_tokens=320,
