@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,12 @@ def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
     yield run
     for evaluator in evaluators.values():
         evaluator.close()
+
+
+def settled(evaluator: Evaluator) -> Evaluator:
+    """The same where it is asked whether kernels are right: none is a new best, which would be looked at twice."""
+    evaluator.best_speedup = math.inf
+    return evaluator
 
 
 @pytest.fixture

@@ -204,6 +204,9 @@ class Workers:
         self.worker.attach(arena)
         return self.worker
 
+    def detach(self) -> None:
+        self.worker.arena, self.worker.process.buffers = None, {}
+
     def renew(self) -> None:
         self.renewed += 1
         self.worker = Worker(self._kernels)

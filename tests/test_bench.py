@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from cuda_l2 import sweep
 from cuda_l2.errors import UserError
@@ -430,11 +431,18 @@ QUICK = ("--target", "cpu", "--baselines-only", "--arms", "torch fp16")
 
 
 def bench(folder: Path, grid: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "cuda_l2.cli", "bench", "--grid", grid, "--out", str(folder), *arguments]
+    return ["bench", "--grid", grid, "--out", str(folder), *arguments]
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+def started(command: list[str]) -> "subprocess.Popen[str]":
+    """From a shell, to be killed or interrupted."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cuda_l2.cli", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def stored(folder: Path) -> list[bytes]:
@@ -453,30 +461,30 @@ MANY = ",".join(f"{8 + i}x9x{7 + i}" for i in range(24))
 
 
 def test_a_run_killed_in_the_middle_goes_on_and_measures_nothing_twice(tmp_path) -> None:
-    process = subprocess.Popen(bench(tmp_path, MANY, *QUICK), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started(bench(tmp_path, MANY, *QUICK))
     wait_for(lambda: len(stored(tmp_path)) >= 3, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     before = (tmp_path / RESULTS).read_bytes()
-    done = run(bench(tmp_path, MANY, *QUICK))
+    done = run(*bench(tmp_path, MANY, *QUICK))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / RESULTS).read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     shapes = [tuple(json.loads(line)["gemm"][name] for name in "mnk") for line in stored(tmp_path)]
     assert len(shapes) == len(set(shapes)) == 24
     assert len(read_csv(tmp_path / CSV)) == 24 and "24 of 24 shapes measured" in done.stdout
     everything = (tmp_path / RESULTS).read_bytes()
-    again = run(bench(tmp_path, MANY, *QUICK))
+    again = run(*bench(tmp_path, MANY, *QUICK))
     assert again.returncode == 0 and (tmp_path / RESULTS).read_bytes() == everything
 
 
 def test_parts_measured_apart_make_one_table(tmp_path) -> None:
     grid_ = "16x16x16,16x16x32,16x32x16"
     for part in ("1/2", "2/2"):
-        done = run(bench(tmp_path / part[0], grid_, "--part", part))
+        done = run(*bench(tmp_path / part[0], grid_, "--part", part))
         assert done.returncode == 0, done.stderr
     first, second = (stored(tmp_path / name) for name in "12")
     assert sorted((len(first), len(second))) == [1, 2]
-    done = run(bench(tmp_path / "1", grid_, "--also", str(tmp_path / "2")))
+    done = run(*bench(tmp_path / "1", grid_, "--also", str(tmp_path / "2")))
     assert done.returncode == 0, done.stderr
     assert "3 of 3 shapes measured" in done.stdout
     assert stored(tmp_path / "1") == first + second
@@ -492,19 +500,13 @@ def test_parts_measured_apart_make_one_table(tmp_path) -> None:
     ],
 )
 def test_bad_parts_are_one_clear_line(arguments, says, tmp_path) -> None:
-    done = run(bench(tmp_path, "16x16x16", *arguments))
+    done = run(*bench(tmp_path, "16x16x16", *arguments))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert says in done.stderr
 
 
 def test_ctrl_c_ends_with_tables_of_what_is_there(tmp_path) -> None:
-    process = subprocess.Popen(
-        bench(tmp_path, MANY, *QUICK),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(bench(tmp_path, MANY, *QUICK))
     wait_for(lambda: len(stored(tmp_path)) >= 2, process)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
@@ -516,10 +518,10 @@ def test_ctrl_c_ends_with_tables_of_what_is_there(tmp_path) -> None:
 
 def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_path) -> None:
     before = kept(tmp_path / RESULTS)
-    refused = run(bench(tmp_path, "8x9x10", *QUICK))
+    refused = run(*bench(tmp_path, "8x9x10", *QUICK))
     assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1 and "machine gpu:a" in refused.stderr
     assert (tmp_path / RESULTS).read_bytes() == before and refused.stdout == ""
-    done = run(bench(tmp_path, "8x9x10", *QUICK, "--fresh"))
+    done = run(*bench(tmp_path, "8x9x10", *QUICK, "--fresh"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "results-1.jsonl").read_bytes() == before and len(stored(tmp_path)) == 1
 
@@ -547,18 +549,14 @@ def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_pat
     ],
 )
 def test_bad_options_are_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cuda_l2.cli", "bench", *arguments],
-        capture_output=True, text=True, timeout=110, cwd=tmp_path,
-    )  # fmt: skip
+    done = run("bench", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
     assert not (tmp_path / "bench-grid" / RESULTS).exists()
 
 
 def test_without_a_grid_the_table_of_searched_shapes_is_made(tmp_path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "cuda_l2.cli", "bench", "24x20x36", "--budget", "1s", "--out", str(out)]
-    done = run([*command, "--target", "cpu"])
+    done = run("bench", "24x20x36", "--budget", "1s", "--out", str(out), "--target", "cpu")
     assert done.returncode == 0, done.stderr
     assert "| 24x20x36 |" in done.stdout and "geometric mean" in done.stdout
     assert {path.suffix for path in out.iterdir()} >= {".db", ".json", ".md"}

@@ -1,12 +1,12 @@
 """The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from conftest import CHEATS
 
 COMMANDS = (
@@ -26,13 +26,6 @@ COMMANDS = (
     "collect",
     "tasks",
 )
-
-
-def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cuda_l2.cli", *arguments],
-        capture_output=True, text=True, timeout=110, cwd=cwd, env={**os.environ, **environment},
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -162,5 +155,6 @@ def test_importing_the_package_and_its_help_stays_light() -> None:
 
 
 def test_doctor_passes_here() -> None:
-    done = run("doctor")
+    command = [sys.executable, "-m", "cuda_l2.cli", "doctor"]  # as from a shell
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0 and "C compiler" in done.stdout

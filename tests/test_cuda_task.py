@@ -154,6 +154,13 @@ def test_a_kernel_is_judged_as_it_behaves(judged: Any, name: str) -> None:
         assert rig.workers.renewed
 
 
+def test_a_closed_task_leaves_nothing_mapped(judged: Any) -> None:
+    rig, bench, candidate, build = judged("honest")
+    assert bench.verify(candidate, build).status == "correct" and rig.workers.worker.arena is not None
+    bench.close()
+    assert rig.workers.worker.arena is None and not rig.workers.worker.process.buffers
+
+
 def test_full_verification_delays_threads_and_asks_the_sanitizer(judged: Any) -> None:
     rig, bench, candidate, build = judged("honest")
     verdict = bench.verify(candidate, build, full=True)

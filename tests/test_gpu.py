@@ -53,6 +53,19 @@ def test_a_protocol_times_every_baseline(gpu, protocol) -> None:
         assert set(timing.conditions["host_call_to_done_us"]) == names | {"candidate", "empty kernel"}
 
 
+def test_a_closed_shapes_memory_is_free_again(gpu) -> None:
+    import torch  # noqa: PLC0415
+
+    with Evaluator(Gemm.parse("2048x2048x2048"), gpu) as evaluator:
+        (trial,) = evaluator.evaluate([Candidate((CORPUS / "honest_fma.cu").read_text())])
+        assert trial.status == "measured", trial.reason
+        arena = gpu.workers.get(evaluator._bench._arena).arena
+        held, _ = torch.cuda.mem_get_info()
+    assert gpu.workers._current.arena is None
+    free, _ = torch.cuda.mem_get_info()
+    assert free - held >= 0.9 * sum(buffer.size for buffer in arena.buffers.values())
+
+
 def test_the_heater_works_while_the_host_goes_on(gpu) -> None:
     del gpu
     import torch  # noqa: PLC0415

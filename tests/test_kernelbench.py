@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from cuda_l2 import process_tree, sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation, Tensor, from_json, to_json
+from cuda_l2.targets.cpu import usable_cores
 from cuda_l2.tasks.examined import Examined, Readiness
 from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_case, _read_examined, entries
 from cuda_l2.tasks.values import Distribution
@@ -113,7 +116,24 @@ def references(own_folders):
 def examined(references) -> dict[str, Examined]:
     """Every file of our own checkout, tried once."""
     found = entries(CHECKOUT)
-    return {e.name.removeprefix("kernelbench/"): references.examine(e, parts=e.level == 3) for e in found}
+    with ThreadPoolExecutor(usable_cores()) as pool:  # most of a try is the start of its process
+        tried = pool.map(lambda e: references.examine(e, parts=e.level == 3), found)
+        return {e.name.removeprefix("kernelbench/"): result for e, result in zip(found, tried, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def refused(references, tmp_path_factory) -> Iterator[dict[str, "Future[Examined]"]]:
+    """What becomes of each of the files above, tried once; a test waits for its own."""
+    folder = tmp_path_factory.mktemp("refused")
+
+    def examine(name: str) -> Examined:
+        (folder / name).mkdir()
+        effort = Effort(timeout_s=2.0 if name == "endless" else 20.0, memory_bytes=1 << 30)
+        return References(effort).examine(entry(folder / name, REFUSED[name][0]))
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        yield {name: pool.submit(examine, name) for name in REFUSED}
+        pool.shutdown(cancel_futures=True)
 
 
 def entry(folder: Path, source: str, name: str = "1_Task") -> Entry:
@@ -227,11 +247,9 @@ def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_a_task_is_refused_with_its_reason(name, references, tmp_path) -> None:
-    source, status, says = REFUSED[name]
-    references.effort = Effort(timeout_s=2.0 if name == "endless" else 20.0, memory_bytes=1 << 30)
-    found = references.examine(entry(tmp_path, source))
-    references.effort = EFFORT
+def test_what_cannot_be_a_task_is_refused_with_its_reason(name, refused) -> None:
+    _, status, says = REFUSED[name]
+    found = refused[name].result()
     assert (found.status, says in found.reason) == (status, True), found.reason
     assert "\n" not in found.reason and found.task is None
 

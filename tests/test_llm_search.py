@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import command_line
 import numpy as np
 import pytest
 from conftest import CHEATS, honest_source
@@ -291,25 +292,20 @@ def test_without_a_sandbox_a_model_is_refused_unless_the_user_says_so(monkeypatc
 
 
 def optimize(policy: str, archive: Path, *options: str, task: str = "64x48x80") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cuda_l2.cli", "optimize", task, "--policy", policy, "--archive", str(archive),
-         "--target", "cpu", "--json", *options],
-        capture_output=True, text=True, timeout=110, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    arguments = ["optimize", task, "--policy", policy, "--archive", str(archive), "--target", "cpu", "--json"]
+    return command_line.run(*arguments, *options, HF_HUB_OFFLINE="1")
 
 
 def test_the_command_line_asks_an_endpoint_and_keeps_the_key_out(tmp_path) -> None:
     path = tmp_path / "archive.db"
     with serving([Say(block(honest_source() + f"/* {KEY} */\n"))]) as server:
-        done = optimize(f"openai:stub@{server.address}", path, "--trials", "2", "--price-in", "1", "--price-out", "2")
+        options = ("--trials", "2", "--protocol", "offline", "--price-in", "1", "--price-out", "2")
+        done = optimize(f"openai:stub@{server.address}", path, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["correct"] == 2 and "cost" in result["policy"]
     assert server.keys[0] == f"Bearer {KEY}"
-    listed = subprocess.run(
-        [sys.executable, "-m", "cuda_l2.cli", "exchanges", "64x48x80", "--archive", str(path), "--json"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    listed = command_line.run("exchanges", "64x48x80", "--archive", str(path), "--json")
     (exchange,) = [json.loads(line) for line in listed.stdout.splitlines()]
     assert exchange["cost"] == pytest.approx(1200e-6) and "void gemm" in exchange["reply"]["text"]
     assert KEY not in done.stdout + done.stderr

@@ -2,15 +2,22 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from conftest import settled
 
+from cuda_l2 import contract
+from cuda_l2.build.cuda import build_all
 from cuda_l2.corpus import dataset
 from cuda_l2.corpus.duplicates import digest
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.propose._base import ABSENT, FamilySpace, space_for
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.propose.random import draw
+from cuda_l2.records import BuildStatus, Candidate, Gemm
 from cuda_l2.retrieve.sources import Source
+from cuda_l2.targets.cuda import compile_only
 from cuda_l2.tasks import parse
 
 FOLDER = Path(__file__).parent.parent / "examples" / "miniature"
@@ -21,25 +28,25 @@ GEMM = Gemm.parse("24x192x32")
 def importable(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("family", "teacher", "examine", "general"):
+    for name in ("family", "cuda_family", "teacher", "examine", "general", "run"):
         sys.modules.pop(name, None)
 
 
 def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, target) -> None:
     from examine import tree  # noqa: PLC0415
-    from family import FAMILIES  # noqa: PLC0415
+    from family import families_for  # noqa: PLC0415
 
     sources = []
     with Evaluator(GEMM, rig) as evaluator:
-        for family in FAMILIES:
+        for family in families_for(GEMM, target):
             space = FamilySpace(family, GEMM, target)
             assert family.serves(GEMM, target) and not family.serves(Gemm.parse("25x192x32"), target)
-            (trial,) = evaluator.evaluate([space.render((1, 4, 2, 3), "test")])
+            (trial,) = settled(evaluator).evaluate([space.render((1, 4, 2, 3), "test")])
             assert trial.status == "measured", trial.reason
             sources.append(trial.candidate.source)
             other = space.render((1, 4, 1, 3), "test").source
             assert tree(other) == tree(sources[-1]) and digest(other) != digest(sources[-1])
-    assert len({tree(source) for source in sources}) == len(FAMILIES)
+    assert len({tree(source) for source in sources}) == len(sources) == 4
 
 
 @pytest.mark.parametrize("name", ["sum_rows", "variance_rows", "relu_squared"])
@@ -49,7 +56,7 @@ def test_sources_of_other_tasks_are_correct_and_short(name, rig, target) -> None
     task = parse(f"{name}:rows=5,columns=70")
     (family,) = families_for(task, target)
     with Evaluator(task, rig) as evaluator:
-        (trial,) = evaluator.evaluate([FamilySpace(family, task, target).render((4, 3, 64), "test")])
+        (trial,) = settled(evaluator).evaluate([FamilySpace(family, task, target).render((4, 3, 64), "test")])
     assert trial.status == "measured", trial.reason
     assert len(trial.candidate.source.splitlines()) < 56
 
@@ -77,9 +84,12 @@ def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeyp
         "/* Adds two numbers, as the caller wants. */\nint add(int a, int b) {\n    int sum_of_both = a + b;  /* may overflow */\n    return sum_of_both;\n}\n"
     )
     monkeypatch.setattr(teacher, "installed_sources", lambda: [Source("aten", tmp_path / "code")])
-    monkeypatch.setattr(teacher, "draw", _in_turn())
     monkeypatch.setattr(teacher, "HELD_SHARE", 0.34)
-    taught = teacher.measure([GEMM], 3, rig, archive)
+    for _ in range(3):  # what a bad moment of the machine spoilt is judged again
+        monkeypatch.setattr(teacher, "draw", _in_turn())
+        taught = teacher.measure([GEMM], 3, rig, archive)
+        if len(taught.trials[GEMM]) == 2:
+            break
     assert len(taught.held_out) == 1 and len(taught.trials[GEMM]) == 2
     (held,) = taught.held_out
     assert archive.best(GEMM, rig.target.machine, "search")[0].candidate.id == held.id
@@ -135,20 +145,96 @@ def test_a_row_of_the_table_counts_over_its_shapes() -> None:
 
 def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -> None:
     import examine  # noqa: PLC0415
-    from family import FAMILIES  # noqa: PLC0415
+    from family import families_for  # noqa: PLC0415
 
-    space = FamilySpace(FAMILIES[0], GEMM, target)
-    fast, slow = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))
+    space = FamilySpace(families_for(GEMM, target)[0], GEMM, target)
+    first, other = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))
+    speedups, asked = iter([3.0, 0.5, 1.0, 0.25, 2.0, 0.75]), []
+
+    def evaluate(self, candidates, protocol):
+        asked.append([candidate.id for candidate in candidates])
+        return (SimpleNamespace(speedup=next(speedups)) for _ in candidates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(examine.Evaluator, "evaluate", evaluate)
+        timed = examine.contest(str(GEMM), [first, other, first], rig)
+    assert timed == {first.id: 2.0, other.id: 0.5} and asked == [[first.id, other.id]] * examine.TIMINGS == asked[:3]
     monkeypatch.setattr(examine, "TIMINGS", 1)
-    timed = examine.contest(str(GEMM), [fast, slow, fast], rig)
-    assert list(timed) == [fast.id, slow.id] and timed[fast.id] > timed[slow.id] > 0
+    assert examine.contest(str(GEMM), [first], rig)[first.id] > 0
 
 
 def test_the_four_sources_are_one_space(target) -> None:
-    from family import FAMILIES  # noqa: PLC0415
+    from family import families_for  # noqa: PLC0415
 
-    space = space_for(FAMILIES, GEMM, target)
+    space = space_for(families_for(GEMM, target), GEMM, target)
     assert len({space.render(values, "test").id for values in space.defaults()}) == 4
+
+
+def _gpu_schedules(gemm: Gemm, target, count: int) -> list[Candidate]:
+    """Of each of the GPU's four sources the default and some others."""
+    from family import families_for  # noqa: PLC0415
+
+    rng = np.random.default_rng(0)
+    found = []
+    for family in families_for(gemm, target):
+        space = FamilySpace(family, gemm, target)
+        found += [
+            space.render(values, "test") for values in (*space.defaults(), *(draw(space, rng) for _ in range(count)))
+        ]
+    assert len({candidate.family for candidate in found}) == 4
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_the_gpus_sources_compile_and_plan_for_their_shapes(number) -> None:
+    from run import MINIATURES  # noqa: PLC0415
+
+    size, machine = MINIATURES["cuda"], compile_only("sm_90a")
+    gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
+    candidates = _gpu_schedules(gemm, machine, 2)
+    for candidate, build in zip(candidates, build_all(candidates, machine), strict=True):
+        assert build.status is BuildStatus.BUILT, build.reason
+        (kernel,) = build.kernels
+        assert kernel.tensor_instructions == ("HMMA.16816.F32",)
+        (launch,) = contract.plan_cuda(candidate.source, gemm, machine.sms).launches
+        tiles = launch.grid[0] * launch.grid[1]
+        outputs = gemm.m * gemm.n // tiles  # of a block
+        chosen = dict(candidate.schedule)
+        assert (
+            outputs == 128 * chosen["MT"] * chosen["NT"] * chosen["WARPS"] and launch.block[0] == 32 * chosen["WARPS"]
+        )
+
+
+def test_every_gpu_schedule_can_be_completed() -> None:
+    """The rules look at one choice after the other; none of their beginnings may be a dead end."""
+    from family import families_for  # noqa: PLC0415
+
+    gemm, machine = Gemm.parse("768x768x512:tn"), compile_only("sm_90a")
+
+    def complete(family, prefix: tuple[int, ...] = ()) -> int:
+        if len(prefix) == len(family.choices):
+            return 1
+        valid = family.valid_values(gemm, machine, prefix)
+        assert valid, (family.name, prefix)
+        return sum(complete(family, (*prefix, value)) for value in valid)
+
+    assert all(complete(family) > 200 for family in families_for(gemm, machine))
+    assert not families_for(Gemm.parse("768x768x512"), machine) and not families_for(
+        Gemm.parse("700x768x512:tn"), machine
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_the_gpus_sources_are_right(gpu, number) -> None:
+    from run import MINIATURES  # noqa: PLC0415
+
+    size = MINIATURES["cuda"]
+    gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
+    with Evaluator(gemm, gpu) as evaluator:
+        for trial in settled(evaluator).evaluate(_gpu_schedules(gemm, gpu.target, 3)):
+            assert trial.status == "measured", (trial.candidate.family, trial.candidate.schedule, trial.reason)
 
 
 def _in_turn():

@@ -64,7 +64,7 @@ def test_bad_settings_are_user_errors() -> None:
 
 
 def test_a_search_goes_on_with_the_policy_of_the_last_one(tmp_path) -> None:
-    settings = Settings(budget_s=60, trials=9, archive=tmp_path / "archive.db")
+    settings = Settings(budget_s=60, trials=9, archive=tmp_path / "archive.db", protocol="offline")
     gemm = cuda_l2.Gemm(16, 16, 16)
     updates = []
     for _ in range(2):

@@ -123,13 +123,13 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 def test_a_search_killed_with_sigkill_goes_on_and_measures_nothing_twice(tmp_path) -> None:
     path = tmp_path / "archive.db"
     process = subprocess.Popen(command(path, "--budget", "60s"), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    wait_for(lambda: len(stored(path)) >= 12)
+    wait_for(lambda: len(stored(path)) >= 9)  # in its second group
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = stored(path)
-    assert len(before) >= 12
+    assert len(before) >= 9
     done = subprocess.run(
-        command(path, "--trials", "20", "--json"), capture_output=True, text=True, timeout=110, check=True
+        command(path, "--trials", "12", "--json"), capture_output=True, text=True, timeout=110, check=True
     )
     result = json.loads(done.stdout)
     assert result["known"] >= 1  # at least the default schedule, which every search tries first

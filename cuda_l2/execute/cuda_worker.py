@@ -4,6 +4,7 @@ The parent (here) makes the memory, the inputs and the references, and gives a w
 ends with its process. Starting one takes most of a second, so the next is started before it is needed.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -169,6 +170,14 @@ class CudaWorkers:
         """Throw the current worker away: it ran something that failed, or a fresh process is asked for."""
         self._current.close()
         self._current, self._next = self._next, CudaWorker(self._cubin)
+
+    def detach(self) -> None:
+        """Have no arena mapped: what a process maps stays taken, though its owner closed it."""
+        worker = self._current
+        if worker.alive and worker.arena is not None:
+            with contextlib.suppress(Fault, MachineError):  # then it is dead, and has nothing
+                worker.call("attach", LOAD_TIMEOUT_S, sizes={})
+            worker.arena = None
 
     def close(self) -> None:
         self._current.close()

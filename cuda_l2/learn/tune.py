@@ -62,7 +62,7 @@ def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
         "warmup_steps": tuning.warmup,
         "weight_decay": tuning.weight_decay,
         "lr_scheduler_type": "cosine",
-        "activation_checkpointing": tuning.activation_checkpointing,
+        _checkpointing(): tuning.activation_checkpointing,
         "bf16": on_gpu,
         "use_cpu": not on_gpu,
         "save_strategy": "steps",
@@ -75,6 +75,12 @@ def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": on_gpu,
     }
+
+
+def _checkpointing() -> str:
+    """The option's name; transformers 5.17 has the older one, 5.23 the newer."""
+    names = transformers.TrainingArguments.__dataclass_fields__
+    return "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
 
 
 def adapters(lora: Lora) -> LoraConfig | None:

@@ -17,7 +17,7 @@ class Protocol:
     max_rounds: int
     halfwidth: float  # stop once the ratio's relative half-width is below this
     gap_s: float = 0.0  # mean of the exponential gap before a launch
-    evict: bool = False  # write twice the last-level cache before each launch
+    evict: bool = False  # write twice the last-level cache before each launch, on a CPU as much as pushes all out
     warmup_s: float = 0.0
     measure_s: float = 0.0  # run at least this long, whatever the interval
     selects: bool = False  # chooses among candidates: against the usual strongest baseline only, poor ones cut short

@@ -4,11 +4,12 @@ The prompt is contrastive, as in CUDA-L1: the task, the machine, and a few of th
 their scores. Invalid choices are masked, so every answer is a schedule.
 """
 
+import contextlib
 import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,17 @@ NOVELTY_TRIES = 8
 HEATING = 1.5
 """A known schedule is drawn again so often, each time at a temperature higher by this factor: proposing it anew would
 earn nothing, and a policy that has settled must still move."""
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Of a network this small the threads of four cores made each operator three times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass
@@ -73,7 +85,8 @@ class SchedulePolicy(Proposer):
     def propose(self, count: int) -> list[Candidate]:
         history = [trial for trial in self._trials() if trial.candidate.schedule]
         self._known.update(self._space.values_of(trial) for trial in history)
-        self._group = self._sample(count, self._exemplars(history))
+        with _one_thread():
+            self._group = self._sample(count, self._exemplars(history))
         answers = [self._values(row) for row in self._group.answer_GT]
         return [self._space.render(values, self.name) for values in answers]
 
@@ -90,7 +103,8 @@ class SchedulePolicy(Proposer):
         if advantages is None:
             self.skipped_groups += 1
             return
-        self._update(group, torch.tensor(advantages))
+        with _one_thread():
+            self._update(group, torch.tensor(advantages))
 
     def summary(self) -> str:
         return f"{self.updates} updates, {self.skipped_groups} groups without variance skipped"

@@ -255,6 +255,7 @@ class CudaBench(Bench):
         self._cases = Cases(self._gemm, seed, self._cases.references)
 
     def close(self) -> None:
+        self._rig.workers.detach()
         for operands in (self._operands, self._rotating):
             if operands:
                 operands.close()

@@ -92,6 +92,7 @@ class CudaTaskBench(Bench):
 
     def close(self) -> None:
         torch.cuda.synchronize()  # nothing may be at work in memory that goes
+        self._rig.workers.detach()
         for operands in self._operands.values():
             operands.close()
         for arena in self._arenas.values():

@@ -60,7 +60,7 @@ def examine(
     sampling = Sampling(
         temperature=1.0, prompt_tokens=1, answer_tokens=answer_tokens, exemplars=exemplars, at_once=answers
     )
-    writer = Writer(pupil.model.eval(), pupil.tokenizer, sampling)
+    writer = Writer(pupil.model.to(models.device()).eval(), pupil.tokenizer, sampling)
     known = [trial.candidate.source for trials in teacher.trials.values() for trial in trials]
     texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
     held = {digest(candidate.source) for candidate in teacher.held_out}

@@ -2,11 +2,13 @@
 
 For matrix products four sources (B read in place or widened into a panel; threads share rows or columns) and four
 numbers. They compute only shapes whose M is a multiple of MR and N of NV x VW. For three other tasks a source each and
-three numbers; they compute all sizes.
+three numbers; they compute all sizes. cuda_family.py has kernels for GPUs.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import cuda_family
 
 from cuda_l2.families._base import Choice, Family, Schedule
 from cuda_l2.records import Gemm, Layout, Operation, Task
@@ -83,7 +85,10 @@ class SmallTask(Family):
         return "\n".join(lines)
 
 
-FAMILIES = tuple(SmallGemm(f"{panel}_{share}") for panel in ("direct", "packed") for share in ("rows", "columns"))
+FAMILIES = (
+    *(SmallGemm(f"{panel}_{share}") for panel in ("direct", "packed") for share in ("rows", "columns")),
+    *cuda_family.FAMILIES,
+)
 TASK_FAMILIES = tuple(SmallTask(name) for name in ("sum_rows", "variance_rows", "relu_squared"))
 
 

@@ -1,17 +1,20 @@
-"""A language model from scratch, in miniature: all stages on this CPU with measured rewards, and a table.
+"""A language model from scratch, in miniature: all stages on one machine with measured rewards, and a table.
 
-    python examples/miniature/run.py --out miniature --seeds 0 1 2
+    python examples/miniature/run.py --out miniature --seeds 0 1 2                  # on this CPU
+    python examples/miniature/run.py --out miniature --seeds 0 1 2 --target cuda    # on an NVIDIA GPU
 
-A model of half a million weights with random values and a tokenizer of its own is pretrained, fine-tuned, learns from
-itself, and is trained by contrastive GRPO, all through `cuda-l2 train`. It writes whole candidate files of a small
-family (kernels/). The best decile of the measured schedules and two shapes are in no training text. Interrupted, it
-goes on. docs/learning.md has results.
+A model of random values and a tokenizer of its own is pretrained, fine-tuned, learns from itself, and is trained by
+contrastive GRPO, all through `cuda-l2 train`. It writes whole candidate files of a small family (kernels/). The best
+decile of the measured schedules and two shapes are in no training text. Interrupted, it goes on. docs/learning.md has
+results. --few is a dry run: a few of everything, and figures that say nothing.
 """
 
 import argparse
 import json
 import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would disturb timings
@@ -24,15 +27,10 @@ from cuda_l2.commands.train import TrainSettings
 from cuda_l2.commands.train import command as train
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Candidate, Gemm
-from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.rigs import open_rig
 
 HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts"
-SHAPES = ("48x192x128", "96x384x64")
-HELD_SHAPES = ("72x192x96", "24x384x128")
-SCHEDULES = 80
-SFT_STEPS, OWN_STEPS, RL_STEPS = 150, 12, 40
-ANSWERS = 16
 CONTEST = "contest.json"
 YARDSTICKS = 3  # best training kernels that are timed with the answers
 NAMES = {
@@ -43,32 +41,80 @@ NAMES = {
     "control": "control: GRPO without exemplars",
     "longer": "control: SFT alone, same steps",
 }
+BEGINS_FROM = {"tuned": "pretrained", "longer": "tuned", "own": "tuned", "rl": "own", "control": "own"}
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """How large it is on one kind of machine. data: settings of stages on data, tasks: of those that write kernels."""
+
+    target: str
+    shapes: tuple[str, ...]
+    held_shapes: tuple[str, ...]
+    schedules: int = 80
+    sft_steps: int = 150
+    own_steps: int = 12
+    rl_steps: int = 40
+    tries: int = 40
+    keep: int = 24
+    group: int = 8
+    iterations: int = 1
+    answers: int = 16
+    answer_tokens: int = 160
+    data: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+    def few(self) -> "Miniature":
+        """A dry run; with fewer steps of fine-tuning the model would have no right kernels to learn from."""
+        return replace(self, schedules=20, own_steps=2, rl_steps=2, tries=16, keep=4, group=4, answers=4)
+
+
+MINIATURES = {
+    "cpu": Miniature("cpu", ("48x192x128", "96x384x64"), ("72x192x96", "24x384x128")),
+    # a GPU judges and writes many at once: groups of 16, two gradient steps on each
+    "cuda": Miniature(
+        "cuda",
+        ("768x768x512:tn", "1536x768x256:tn"),
+        ("768x1536x256:tn", "1536x1536x512:tn"),
+        sft_steps=450,
+        group=16,
+        iterations=2,
+        answer_tokens=320,
+        data=("scratch.layers=4", "scratch.width=192", "tuning.sequence_tokens=1024"),  # 2.2 million weights
+        tasks=("sampling.at_once=32", "sampling.prompt_tokens=800", "sampling.answer_tokens=320"),
+    ),
+}
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options.add_argument("--target", choices=MINIATURES, default="cpu")
+    options.add_argument("--few", action="store_true", help="a dry run")
+    options.add_argument("--without-sandbox", action="store_true", help="as for cuda-l2 train")
     given = options.parse_args()
+    size = MINIATURES[given.target]
+    size = size.few() if given.few else size
     given.out.mkdir(parents=True, exist_ok=True)
-    with open_rig("cpu") as rig, Archive(given.out / "teacher.db") as archive:
-        gemms = [Gemm.parse(shape) for shape in SHAPES]
-        taught = teacher.measure(gemms, SCHEDULES, rig, archive)
-        for seed in given.seeds:
-            out = given.out / f"seed-{seed}"
-            _train_and_examine(out, seed, taught, rig)
-            _contest(out, taught, rig)
-            _print(f"Seed {seed}", [out], taught)
-    if len(given.seeds) > 1:
-        _print(f"{len(given.seeds)} seeds", [given.out / f"seed-{seed}" for seed in given.seeds], taught)
+    outs = [given.out / f"seed-{seed}" for seed in given.seeds]
+    with open_rig(size.target) as rig, Archive(given.out / "teacher.db") as archive:
+        taught = teacher.measure([Gemm.parse(shape) for shape in size.shapes], size.schedules, rig, archive)
+        for out, seed in zip(outs, given.seeds, strict=True):
+            if not (out / "data" / "collected").exists():
+                teacher.write_data(out / "data", taught, rig, PROMPTS, seed)
+    for out, seed in zip(outs, given.seeds, strict=True):
+        if not (out / CONTEST).exists():
+            _train_and_examine(size, out, seed, taught, given.without_sandbox)
+            _contest(size, out, taught)
+        _print(size, f"Seed {seed}", [out], taught)
+    if len(outs) > 1:
+        _print(size, f"{len(outs)} seeds", outs, taught)
 
 
-def _train_and_examine(out: Path, seed: int, taught: teacher.Teacher, rig: Rig) -> None:
-    out.mkdir(exist_ok=True)
+def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Teacher, without_sandbox: bool) -> None:
     hold_out = out / "held.txt"
-    hold_out.write_text("\n".join([*HELD_SHAPES, *(candidate.id for candidate in taught.held_out)]) + "\n")
-    if not (out / "data" / "collected").exists():
-        teacher.write_data(out / "data", taught, rig, PROMPTS, seed)
+    hold_out.write_text("\n".join([*size.held_shapes, *(candidate.id for candidate in taught.held_out)]) + "\n")
     for name in ("own", "rl", "control"):  # exemplars begin with what fine-tuning saw
         with Archive(out / f"{name}.db") as archive:
             if not archive.trials():
@@ -76,82 +122,100 @@ def _train_and_examine(out: Path, seed: int, taught: teacher.Teacher, rig: Rig) 
                     for trial in trials:
                         archive.append(trial)
 
-    def stage(stage: str, name: str, model: str, *changes: str, data: str = "", archive: str = "rl") -> None:
-        on_tasks = stage in ("self-supervised", "hgemm-rl")
+    def stage(stage: str, name: str, *changes: str, data: str = "", archive: str = "") -> None:
+        if _examined(out, name):
+            return
+        begins = out / BEGINS_FROM[name] / "model" if name in BEGINS_FROM else "scratch"
         settings = TrainSettings(
-            model=model if model == "scratch" else str(out / model / "model"),
+            model=str(begins),
             data=[out / "data" / data] if data else None,
             out=out / name,
-            config=HERE / ("tasks.toml" if on_tasks else "small.toml"),
-            set=[f"tuning.seed={seed}", *changes],
-            archive=out / f"{archive}.db",
-            target="cpu",
-            hold_out=hold_out if on_tasks else None,
+            config=HERE / ("tasks.toml" if archive else "small.toml"),
+            set=[f"tuning.seed={seed}", *(size.tasks if archive else size.data), *changes],
+            archive=out / f"{archive}.db" if archive else None,
+            target=size.target,
+            hold_out=hold_out if archive else None,
             prompts=PROMPTS,
+            without_sandbox=without_sandbox,
         )
-        train(list(SHAPES) if on_tasks else None, stage=stage, settings=settings)
+        train(list(size.shapes) if archive else None, stage=stage, settings=settings)
+        _examine(size, out, name, archive, taught, seed)
+        _drop(out)
+
+    stage("pretrain", "pretrained", "tuning.batch=8", "tuning.micro_batch=8", data="corpus")
+    stage("sft", "tuned", f"tuning.steps={size.sft_steps}", data="collected")
+    same = [f"tuning.steps={size.own_steps + size.rl_steps}", "tuning.learning_rate=3e-4"]
+    stage("sft", "longer", *same, data="collected")
+    own = ["collecting.rounds=1", f"collecting.tries={size.tries}", f"collecting.keep={size.keep}"]
+    own += ["tuning.learning_rate=2e-4", f"tuning.steps={size.own_steps}"]
+    stage("self-supervised", "own", *own, archive="own")
+    step = 2 * size.group  # answers
+    rl = [f"rl.group={size.group}", f"rl.iterations={size.iterations}", f"tuning.batch={step}"]
+    rl += [f"tuning.micro_batch={step}", "tuning.learning_rate=3e-4", f"tuning.steps={size.rl_steps}"]
+    stage("hgemm-rl", "rl", *rl, archive="rl")
+    stage("hgemm-rl", "control", *rl, "sampling.exemplars=0", archive="control")
+
+
+def _examined(out: Path, name: str) -> bool:
+    return all((out / f"{name}-{shown}.json").exists() for shown in (0, 2))
+
+
+def _drop(out: Path) -> None:
+    """Models that nothing begins from any more go, so that an interrupted run is small; the last one stays."""
+    for name in NAMES:
+        after = [later for later, earlier in BEGINS_FROM.items() if earlier == name]
+        if name != "rl" and all(_examined(out, each) for each in (name, *after)):
+            for folder in (out / name).rglob("model"):
+                shutil.rmtree(folder)
+
+
+def _examine(size: Miniature, out: Path, name: str, archive: str, taught: teacher.Teacher, seed: int) -> None:
+    """Of the model without exemplars in the question, and with two."""
+    with open_rig(size.target) as rig, Archive(out / "examined.db") as examined:
+        histories = {gemm: list(trials) for gemm, trials in taught.trials.items()}
+        if archive:
+            with Archive(out / f"{archive}.db") as kept:
+                held = {candidate.id for candidate in taught.held_out}
+                for gemm in histories:
+                    found = kept.trials(gemm, rig.target.machine, SEARCH.name)
+                    histories[gemm] = [trial for trial in found if trial.candidate.id not in held]
         for shown in (0, 2):
-            _examine(out, name, shown, archive if on_tasks else "", taught, rig, seed)
-
-    stage("pretrain", "pretrained", "scratch", "tuning.batch=8", "tuning.micro_batch=8", data="corpus")
-    stage("sft", "tuned", "pretrained", f"tuning.steps={SFT_STEPS}", data="collected")
-    own = ["collecting.rounds=1", "collecting.tries=40", "collecting.keep=24", "tuning.learning_rate=2e-4"]
-    stage("self-supervised", "own", "tuned", *own, f"tuning.steps={OWN_STEPS}", archive="own")
-    rl = ["rl.group=8", "tuning.learning_rate=3e-4", f"tuning.steps={RL_STEPS}"]
-    stage("hgemm-rl", "rl", "own", *rl)
-    stage("hgemm-rl", "control", "own", *rl, "sampling.exemplars=0", archive="control")
-    same = [f"tuning.steps={OWN_STEPS + RL_STEPS}", "tuning.learning_rate=3e-4"]
-    stage("sft", "longer", "tuned", *same, data="collected")
-
-
-def _examine(out: Path, name: str, shown: int, archive: str, taught: teacher.Teacher, rig: Rig, seed: int) -> None:
-    path = out / f"{name}-{shown}.json"
-    if path.exists():
-        return
-    gemms = [Gemm.parse(shape) for shape in (SHAPES if shown else (*SHAPES, *HELD_SHAPES))]
-    histories = {gemm: list(trials) for gemm, trials in taught.trials.items()}
-    if archive:
-        with Archive(out / f"{archive}.db") as kept:
-            held = {candidate.id for candidate in taught.held_out}
-            for gemm in histories:
-                found = kept.trials(gemm, rig.target.machine, SEARCH.name)
-                histories[gemm] = [trial for trial in found if trial.candidate.id not in held]
-    with Archive(out / "examined.db") as examined:
-        found = examine.examine(
-            out / name / "model",
-            gemms,
-            histories,
-            taught,
-            rig,
-            examined,
-            PROMPTS,
-            answers=ANSWERS,
-            exemplars=shown,
-            seed=seed,
-        )
-    examine.save(path, found)
+            path = out / f"{name}-{shown}.json"
+            if path.exists():
+                continue
+            found = examine.examine(
+                out / name / "model",
+                [Gemm.parse(shape) for shape in (size.shapes if shown else (*size.shapes, *size.held_shapes))],
+                histories,
+                taught,
+                rig,
+                examined,
+                PROMPTS,
+                answers=size.answers,
+                exemplars=shown,
+                seed=seed,
+                answer_tokens=size.answer_tokens,
+            )
+            examine.save(path, found)
 
 
-def _contest(out: Path, taught: teacher.Teacher, rig: Rig) -> None:
+def _contest(size: Miniature, out: Path, taught: teacher.Teacher) -> None:
     """Time the best answers of all stages, and the best training kernels, beside one another; kept by shape and id."""
-    path = out / CONTEST
-    if not path.exists():
-        found = [
-            answers for name in NAMES for shown in (0, 2) for answers in examine.load(out / f"{name}-{shown}.json")
-        ]
-        timed = {}
-        for shape in (*SHAPES, *HELD_SHAPES):
+    found = [answers for name in NAMES for shown in (0, 2) for answers in examine.load(out / f"{name}-{shown}.json")]
+    timed = {}
+    with open_rig(size.target) as rig:
+        for shape in (*size.shapes, *size.held_shapes):
             bests = [Candidate(answers.best) for answers in found if answers.shape == shape and answers.best]
             timed[shape] = examine.contest(shape, [*taught.best(YARDSTICKS), *bests], rig)
-        path.write_text(json.dumps(timed, indent=1) + "\n")
+    (out / CONTEST).write_text(json.dumps(timed, indent=1) + "\n")
 
 
-def _print(title: str, outs: Sequence[Path], taught: teacher.Teacher) -> None:
+def _print(size: Miniature, title: str, outs: Sequence[Path], taught: teacher.Teacher) -> None:
     training = [candidate.id for candidate in taught.best(YARDSTICKS)]
     for where, shapes, shown in (
-        ("trained shapes", SHAPES, 0),
-        ("trained shapes", SHAPES, 2),
-        ("held-out shapes", HELD_SHAPES, 0),
+        ("trained shapes", size.shapes, 0),
+        ("trained shapes", size.shapes, 2),
+        ("held-out shapes", size.held_shapes, 0),
     ):
         print(f"\n{title}, {where}, {shown} exemplars in the question:\n\n{examine.head()}")
         for name, words in NAMES.items():

@@ -1,5 +1,6 @@
 """Which mutants are judged: a fixed sample, spread over operators, none the same machine code as another."""
 
+import bisect
 import hashlib
 import itertools
 import re
@@ -132,6 +133,8 @@ def _slug(name: str) -> str:
 
 def _changed_line(text: str, mutated: str, start: int) -> str:
     """The line of the mutant that holds the first difference."""
-    first = next((i for i, (x, y) in enumerate(zip(text, mutated, strict=False)) if x != y), start)
+    common = min(len(text), len(mutated))
+    first = bisect.bisect_left(range(common), True, key=lambda i: text[: i + 1] != mutated[: i + 1])
+    first = first if first < common else start
     begin, end = mutated.rfind("\n", 0, first) + 1, mutated.find("\n", first)
     return mutated[begin : end if end >= 0 else len(mutated)].strip()

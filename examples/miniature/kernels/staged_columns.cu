@@ -1,0 +1,4 @@
+#include "columns.cuh"
+#include "mma.cuh"
+#include "staged.cuh"
+#include "gemm.cuh"

@@ -1,0 +1,4 @@
+#include "columns.cuh"
+#include "mma.cuh"
+#include "straight.cuh"
+#include "gemm.cuh"

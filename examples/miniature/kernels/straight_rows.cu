@@ -1,0 +1,4 @@
+#include "rows.cuh"
+#include "mma.cuh"
+#include "straight.cuh"
+#include "gemm.cuh"
