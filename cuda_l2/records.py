@@ -310,6 +310,7 @@ class Verdict:
     rms_error: float = math.nan  # against fp64
     max_error: float = math.nan
     baseline_deviation: float = math.nan  # the paper's bound: largest difference among baselines, reported only
+    notes: tuple[str, ...] = ()  # what a reader should know besides
     seconds: float = 0.0
 
     def __post_init__(self) -> None:

@@ -30,8 +30,8 @@ _NAMESPACE_SCRIPT = """
 set -e
 IFS='
 '
-root=$1 work=$2 reads=$3
-shift 3
+root=$1 work=$2 reads=$3 devices=$4 proc=$5
+shift 5
 mount -t tmpfs -o size=16m,mode=755 tmpfs "$root"
 for folder in $reads; do
     if [ -L "$folder" ]; then ln -s "$(readlink "$folder")" "$root$folder"
@@ -42,8 +42,9 @@ for folder in $reads; do
     fi
 done
 mkdir -p "$root/dev" "$root/tmp" "$root$work"
-for device in null urandom; do
-    touch "$root/dev/$device" && mount --bind "/dev/$device" "$root/dev/$device"
+for device in /dev/null /dev/urandom $devices; do
+    mkdir -p "$root${device%/*}"
+    touch "$root$device" && mount --bind "$device" "$root$device"
 done
 mount --bind "$work" "$root$work"
 mkdir "$root/.old" "$root/proc"
@@ -51,7 +52,7 @@ mount -t proc proc "$root/proc" # umount looks there
 cd "$root"
 pivot_root . .old
 umount -l /.old
-umount /proc
+[ "$proc" ] || umount /proc
 cd "$work"
 exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
 """
@@ -97,11 +98,18 @@ def kind() -> Kind:
 
 
 def wrap(
-    command: Sequence[str], work: Path, limits: Limits = Limits(), using: Kind | None = None, reads: Sequence[Path] = ()
+    command: Sequence[str],
+    work: Path,
+    limits: Limits = Limits(),
+    using: Kind | None = None,
+    reads: Sequence[Path] = (),
+    devices: Sequence[Path] = (),
+    proc: bool = False,
 ) -> list[str]:
     """The argument list that runs `command` in the sandbox with `work` as its only writable folder.
 
-    reads: further folders it may read, besides the system's.
+    reads: further folders it may read, besides the system's. devices: files under /dev that it may use, a GPU's.
+    proc: it sees a /proc, of its own processes; libraries that look up the processor and a GPU's driver need one.
     """
     using = using or kind()
     work = work.resolve()
@@ -114,6 +122,8 @@ def wrap(
             *("--cap-drop", "ALL"),  # root keeps them else
             "--new-session",  # /dev/tty is there, and what is pushed into the user's terminal the user's shell runs
             *("--dev", "/dev", "--tmpfs", "/tmp", *binds, "--bind", str(work), str(work)),
+            *[part for device in devices for part in ("--dev-bind", str(device), str(device))],
+            *(("--proc", "/proc") if proc else ()),
             *("--chdir", str(work), *limited),
         ]
     if using is Kind.NAMESPACES:
@@ -122,7 +132,7 @@ def wrap(
         return [
             *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
             *("--fork", "--kill-child", "/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox"),
-            *(str(root), str(work), "\n".join(folders), *limited),
+            *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices)), "1" if proc else "", *limited),
         ]
     return limited
 
@@ -158,6 +168,22 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def gpu_devices() -> list[Path]:
+    """What a process needs of /dev to use NVIDIA GPUs; empty where there are none."""
+    found = [*Path("/dev").glob("nvidia*"), *Path("/dev/nvidia-caps").glob("*"), Path("/dev/dxg")]
+    return sorted(path for path in found if path.is_char_device())
+
+
+def gpu_libraries() -> list[str]:
+    """Folders of the GPU driver's libraries: the sandbox has no list of the loader's, and a cleared environment."""
+    named = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    listed = ""
+    if program := shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin"):
+        listed = subprocess.run([program, "-p"], capture_output=True, text=True, check=False).stdout
+    found = [line.rpartition("=> ")[2] for line in listed.splitlines() if "libcuda.so.1" in line]
+    return list(dict.fromkeys([*named, *(str(Path(path).parent) for path in found)]))
 
 
 def receive_line(connection: socket.socket, timeout_s: float, most_bytes: int) -> bytes:

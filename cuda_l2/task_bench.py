@@ -19,6 +19,7 @@ from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
 
 ALL, SERVED = "all", "served"
 """Every task of our own; those that a kernel family serves on the machine."""
+MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def run(
             continue
         try:
             result = optimizer.optimize(task, *on_task(task))
-        except UserError as error:
-            yield TaskResult(task, level, reason=str(error))
+        except (UserError, RuntimeError) as error:  # the driver's and torch's errors are the latter
+            yield TaskResult(task, level, reason=" ".join(str(error).split())[:MAX_REASON])
             continue
         if result.search.interrupted:
             return

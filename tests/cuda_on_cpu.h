@@ -27,6 +27,8 @@
 struct Three { unsigned x, y, z; };
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 static thread_local Three threadIdx, blockIdx;
 static Three blockDim, gridDim;
 
@@ -100,6 +102,7 @@ static inline int __syncthreads_or(int predicate) {
   return result;
 }
 static inline unsigned atomicInc(unsigned *p, unsigned most) { const unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
+template <typename T> static inline T atomicAdd(T *p, T value) { const T old = *p; *p += value; return old; }
 static inline void __threadfence() {}
 template <typename T> static inline T __ldg(const T *p) { return *p; }
 template <typename T> static inline T __ldcs(const T *p) { return *p; }
@@ -146,6 +149,7 @@ static inline float float_of(uint32_t x) { float y; memcpy(&y, &x, 4); return y;
 struct __half { _Float16 value; };
 static inline float __half2float(__half x) { return (float)x.value; }
 static inline __half __float2half_rn(float x) { return {(_Float16)x}; }
+static inline __half __float2half(float x) { return __float2half_rn(x); }
 struct __nv_bfloat16 { uint16_t bits; };
 static inline float __bfloat162float(__nv_bfloat16 x) { return float_of((uint32_t)x.bits << 16); }
 static inline __nv_bfloat16 __float2bfloat16_rn(float x) {

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.contract.cuda import ArgumentPlan
+from cuda_l2.contract.cuda import ArgumentPlan, Plan
 from cuda_l2.records import Operation
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
@@ -34,6 +34,16 @@ class Compiled:
         assert done.returncode == 0, done.stderr[:3000]
         self._library = ctypes.CDLL(str(library))
 
+    def launch(self, plan: Plan, addresses: Mapping[str, int]) -> None:
+        """A plan's launches on tensors and workspaces at these addresses."""
+        for launch in plan.launches:
+            arguments = [_argument(argument, addresses) for argument in launch.arguments]
+            pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
+            sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
+            blocks = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+            run = getattr(self._library, f"run_{launch.kernel}")
+            run(sizes, ctypes.c_uint(blocks), ctypes.c_size_t(launch.shared_bytes), pointers)
+
     def run(self, task: Operation, tensors: Mapping[str, torch.Tensor], sms: int) -> dict[str, torch.Tensor]:
         """The outputs; AssertionError where something beside outputs and workspaces was written."""
         plan = self.contract.plan_task(task, sms)
@@ -44,13 +54,7 @@ class Compiled:
             words = torch.full((-(-workspace.bytes // 4),), workspace.fill if workspace.persistent else 0x7FC12345)
             memory[workspace.name] = _guarded(words.int())
         before = {name: block.clone() for name, block in memory.items()}
-        for launch in plan.launches:
-            arguments = [_argument(argument, memory) for argument in launch.arguments]
-            pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
-            sizes = (ctypes.c_uint * 6)(*launch.grid, *launch.block)
-            blocks = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-            run = getattr(self._library, f"run_{launch.kernel}")
-            run(sizes, ctypes.c_uint(blocks), ctypes.c_size_t(launch.shared_bytes), pointers)
+        self.launch(plan, {name: block.data_ptr() + GUARD_BYTES for name, block in memory.items()})
         kept = {workspace.name for workspace in plan.workspaces if workspace.persistent}
         changing = {tensor.name for tensor in task.outputs} | {workspace.name for workspace in plan.workspaces}
         for name, block in memory.items():
@@ -83,10 +87,10 @@ def _guarded(tensor: torch.Tensor) -> torch.Tensor:
     return block
 
 
-def _argument(argument: ArgumentPlan, memory: Mapping[str, torch.Tensor]) -> ctypes.Array[ctypes.c_char]:
+def _argument(argument: ArgumentPlan, addresses: Mapping[str, int]) -> ctypes.Array[ctypes.c_char]:
     """The argument's bytes."""
     if argument.kind == "pointer":
-        data = (memory[argument.name].data_ptr() + GUARD_BYTES).to_bytes(8, "little")
+        data = addresses[argument.name].to_bytes(8, "little")
     else:
         data = bytes.fromhex(argument.data)
     return ctypes.create_string_buffer(data, len(data))

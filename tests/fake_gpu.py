@@ -19,16 +19,52 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute import cuda_worker_main, device_arena
 from cuda_l2.execute.cuda_driver import LaunchError
 from cuda_l2.execute.cuda_worker import CudaWorker
-from cuda_l2.execute.segments import Segment
+from cuda_l2.execute.segments import Copied, Segment
 from cuda_l2.execute.worker import Fault
-from cuda_l2.measure import cuda_task_baselines, cuda_task_outputs, graph_rounds
+from cuda_l2.measure import cuda_outputs, cuda_rounds, cuda_task_baselines, cuda_task_outputs, graph_rounds
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda_task
-from cuda_l2.verify import _cuda_task
+from cuda_l2.verify import _cuda, _cuda_task
 
+RMS_NORM = """/* cuda-l2
+target = "cuda"
+arch = "sm_80"
+
+[[buffer]]
+name = "x"
+shape = ["rows", "columns"]
+
+[[buffer]]
+name = "gain"
+shape = ["columns"]
+kind = "weight"
+
+[[buffer]]
+name = "out"
+shape = ["rows", "columns"]
+kind = "output"
+
+[[workspace]]
+name = "kept"
+bytes = "4 * rows * (columns + 1)"
+
+[[workspace]]
+name = "calls"
+bytes = 4
+kind = "persistent"
+fill = 7
+
+[[launch]]
+kernel = "rms_norm"
+grid = ["rows"]
+block = [128]
+args = ["x", "gain", "out", "kept", "calls", "rows", "columns"]
+*/
+"""
+"""A contract of rms_norm with a workspace of each kind, for kernels in Python."""
 OK = driver.CUresult.CUDA_SUCCESS
 GRAIN = 1 << 16
 SMS, L2_BYTES = 132, 1 << 20
@@ -51,7 +87,7 @@ class Buffer:
     def __init__(self, size: int) -> None:
         self.grain, self.fd = GRAIN, -1
         self.size = -(-max(size, 1) // GRAIN) * GRAIN
-        self._bytes = torch.empty(self.size + GRAIN, dtype=torch.uint8)  # behind it a GPU has nothing mapped
+        self._bytes = torch.zeros(self.size + GRAIN, dtype=torch.uint8)  # behind it a GPU has nothing mapped
         self.address = self._bytes.data_ptr()
         assert self.address % 16 == 0
 
@@ -76,6 +112,10 @@ class Segments:
 
     def hold(self, segments: Sequence[Segment]) -> list[bool]:
         return [np.array_equal(memory(each.address, each.bytes), _wanted(each)) for each in segments]
+
+    def look(self, segments: Sequence[Segment], copied: Copied) -> tuple[list[bool], bool]:
+        memory(copied.target, copied.bytes)[:] = memory(copied.address, copied.bytes)
+        return self.hold(segments), bool((memory(copied.address, copied.bytes).view(np.uint16) == copied.word).any())
 
 
 def _wanted(segment: Segment) -> np.ndarray:
@@ -221,6 +261,29 @@ class Rig:
         return [Build(candidate.id, BuildStatus.FAILED, "none here")]
 
 
+class _Torch:
+    """torch, on the CPU where a GPU is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if name not in ("randint", "randperm"):
+            return found
+        return lambda *terms, **named: found(*terms, **named | {"device": "cpu"})
+
+
+class Trace:
+    """Of launches that all take 5 us."""
+
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
+
+    @classmethod
+    def detach(cls) -> None: ...
+
+    def span_s(self) -> float:
+        return 5e-6
+
+
 class State:
     def sample(self) -> GpuSample:
         return GpuSample(1500, 2600, 400.0, 50, ())
@@ -257,12 +320,14 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     room = np.zeros(4 << 20, np.uint8)
     monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (OK, room.ctypes.data))
     monkeypatch.setattr(device_arena, "SharedBuffer", Buffer)
-    for module in (_cuda_task, cuda_task_outputs):
+    for module in (_cuda, _cuda_task, cuda_task_outputs):
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
+    monkeypatch.setattr(cuda_rounds, "Graph", Graph)
+    monkeypatch.setattr(cuda_outputs, "torch", _Torch())
     monkeypatch.setattr(cuda_worker_main, "Loaded", _Loaded)
-    trace = SimpleNamespace(detach=lambda: None)
-    monkeypatch.setattr(graph_rounds, "KernelTrace", trace)
+    for module in (graph_rounds, cuda_worker_main):
+        monkeypatch.setattr(module, "KernelTrace", Trace)
     monkeypatch.setattr(graph_rounds, "_state", State)
     monkeypatch.setattr(graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda seconds: None))
     monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)

@@ -1,5 +1,6 @@
 """CUDA cheats and controls for tasks other than matrix products: what shows without a GPU, and on one the whole way."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +8,22 @@ from typing import Any
 
 import pytest
 from cuda_cheats import ACCEPTED, Cheat, all_cheats
+from cuda_on_cpu import Compiled
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+from fake_gpu import fake_gpu  # noqa: F401 - a fixture
 
 from cuda_l2 import tasks
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, plan_cuda
-from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Trial
+from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Trial, VerdictStatus
 from cuda_l2.targets.cuda import compile_only
 from cuda_l2.tasks.cases import TaskCases
 
 CORPUS = all_cheats(Path(__file__).with_name("cuda_task_cheats"))
 LEAST, LEAST_HONEST = 20, 3
+NOT_HERE = {"missing_wait", "late_wait", "honest_programmatic", "kept_in_global", "order_of_atomics", "block_race"}
+"""What a CPU that runs one thread after the other does not show, or does not compile."""
 SMS = 132
 cheats = pytest.mark.parametrize("cheat", CORPUS, ids=lambda cheat: cheat.name)
 
@@ -61,6 +68,31 @@ def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, builds: dict[str, 
         assert cheat.accepts(str(build.status), build.reason), build.reason + build.log
     if cheat.honest:
         assert builds[f"{cheat.name} delayed"].status is BuildStatus.BUILT
+
+
+@pytest.mark.parametrize("cheat", [c for c in CORPUS if c.name not in NOT_HERE], ids=lambda cheat: cheat.name)
+def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
+    cheat: Cheat,
+    fake_gpu: Any,  # noqa: F811 - the fixture
+    tmp_path: Path,
+) -> None:
+    """With this machine's memory in place of a device's, and the source compiled for this CPU."""
+    from cuda_l2.measure.protocols import CUDA_PROTOCOLS  # noqa: PLC0415 - skipped without cuda-bindings
+    from cuda_l2.rigs.cuda_task import CudaTaskBench  # noqa: PLC0415
+
+    task = tasks.parse(re.sub("rows=.*", "rows=6,columns=1000", cheat.shape))
+    rig = fake_gpu({"kernel": lambda addresses, plan: compiled.launch(plan, addresses)})
+    compiled = Compiled(cheat.source, tmp_path)
+    (tmp_path / "cubin").write_text("kernel")
+    candidate = Candidate(cheat.source)
+    build = Build(candidate.id, BuildStatus.BUILT, artifact=str(tmp_path / "cubin"))
+    bench = CudaTaskBench(rig, task, 1)
+    verdict = bench.verify(candidate, build)
+    status, reason = str(verdict.status), verdict.reason
+    if verdict.status is VerdictStatus.CORRECT:
+        timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
+        status, reason = str(timing.status), timing.reason
+    assert status in cheat.expect or (status == "unhygienic" and "crashed" in cheat.expect), (status, reason)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_l2 import sandbox
+from cuda_l2 import process_tree, sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation, Tensor, from_json, to_json
 from cuda_l2.targets.cpu import usable_cores
@@ -206,6 +206,19 @@ def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(referen
     assert found.status is Readiness.READY and 1 < dict(found.task.sizes)["n"] < 2**20
 
 
+def test_sizes_that_inputs_are_made_of_in_other_functions_are_found(references, tmp_path) -> None:
+    found = references.examine(entry(tmp_path, text(given="made()") + "\ndef made():\n    return torch.rand(n, 3)\n"))
+    assert found.status is Readiness.READY and found.sizes == (("n", 8),) and found.variable == ("n",)
+
+
+def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path) -> None:
+    steps = "\nsteps = []\ndef step():\n    steps.append(1)\n    return 1 + len(steps) % 2 * 2.0**-23\n"
+    assert references.examine(entry(tmp_path, text("x * step()") + steps)).status is Readiness.READY
+    assert references.examine(
+        entry(tmp_path, text("x * step()") + steps.replace("2.0**-23", "2.0**-9"))
+    ).status is not (Readiness.READY)
+
+
 def test_sizes_that_may_change_are_those_no_weight_depends_on(examined) -> None:
     assert examined["level2/2_Conv_BatchNorm_Min"].variable == ("batch_size", "side")
     assert examined["level2/1_Linear_Swish_Scale"].variable == ("batch_size",)
@@ -289,9 +302,12 @@ def test_no_process_of_a_file_outlives_it_nor_turns_a_later_ones_text_into_a_lin
 @pytest.mark.parametrize("distribution", [None, Distribution.NORMAL])
 def test_a_case_judges_without_running_the_file_again(references, distribution) -> None:
     found = next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)
-    case = references.case(found, seed=7, sizes={"batch_size": 33}, distribution=distribution)
+    with references.open(found) as file:
+        case = file.case(seed=7, sizes={"batch_size": 33}, distribution=distribution)
+        again, other = (file.case(seed=s, sizes={"batch_size": 33}, distribution=distribution) for s in (7, 8))
     assert case.task.sizes == (("batch_size", 33),) and case.tensors["x"].shape == (33, 128)
     assert bool((case.tensors["x"] < 0).any()) == (distribution is not None)
+    assert case.initial == [128, 96, 0.5] and case.keys["linear_weight"] == "linear.weight"
 
     def ours(x, linear_weight, linear_bias, scale):
         y = x @ linear_weight.T + linear_bias
@@ -300,31 +316,103 @@ def test_a_case_judges_without_running_the_file_again(references, distribution) 
     assert case.bounds["out"].violation(ours(**case.tensors)) == ""
     half = {name: tensor.half().float() for name, tensor in case.tensors.items()}
     assert "off by" in case.bounds["out"].violation(ours(**half))
-    again, other = (
-        references.case(found, seed=seed, sizes={"batch_size": 33}, distribution=distribution) for seed in (7, 8)
-    )
     assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in case.tensors.items())
     assert not torch.equal(other.tensors["x"], case.tensors["x"])
     assert not torch.equal(other.tensors["linear_weight"], case.tensors["linear_weight"])
 
 
 def test_a_case_of_several_outputs_and_numbers(references) -> None:
-    ranges = references.case(next(e for e in entries(CHECKOUT) if "Row_Range" in e.name), seed=1)
+    with references.open(next(e for e in entries(CHECKOUT) if "Row_Range" in e.name)) as file:
+        ranges = file.case(seed=1)
     x = ranges.tensors["x"]
     assert ranges.bounds["out"].violation(x.amax(1) - x.amin(1)) == ""
     assert ranges.bounds["out1"].violation(x.argmax(1)) == ""
     assert "differs" in ranges.bounds["out1"].violation(x.argmin(1))
-    product = references.case(next(e for e in entries(CHECKOUT) if "Shifted" in e.name), seed=1)
+    with references.open(next(e for e in entries(CHECKOUT) if "Shifted" in e.name)) as file:
+        product = file.case(seed=1)
     a, b, shift = (product.tensors[name] for name in ("a", "b", "shift"))
     assert float(shift) == 0.5 and product.bounds["out"].violation((a + shift) @ b) == ""
+    assert product.numbers == {"shift": 0.5}
+
+
+def test_one_tensor_of_a_case_is_changed_in_one_element_or_wholly(references) -> None:
+    with references.open(next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)) as file:
+        case, one, all_ = (
+            file.case(seed=7),
+            file.case(seed=7, changed="scale"),
+            file.case(seed=7, changed="x", wholly=True),
+        )
+        weights = file.case(seed=7, weights_seed=8)
+    assert int((case.tensors["scale"] != one.tensors["scale"]).sum()) == 1
+    assert torch.equal(all_.tensors["x"], 1 - case.tensors["x"]) and torch.equal(
+        all_.tensors["scale"], case.tensors["scale"]
+    )
+    assert torch.equal(weights.tensors["x"], case.tensors["x"])
+    assert not torch.equal(weights.tensors["linear_weight"], case.tensors["linear_weight"])
+    exact = [each.bounds["out"].exact for each in (case, one, all_, weights)]
+    assert not any(torch.equal(exact[0], other) for other in exact[1:])
+
+
+def test_zeros_and_symmetry_that_a_file_means_stay(references, tmp_path) -> None:
+    for draw in ("torch.rand(n, n).triu()", "(lambda a: a + a.T)(torch.rand(n, n))"):
+        with references.open(entry(tmp_path, text("x @ x", draw))) as file:
+            cases = [file.case(seed=3, distribution=Distribution.NORMAL)]
+            cases += [file.case(seed=3, changed="x", wholly=wholly) for wholly in (False, True)]
+        for case in cases:
+            x = case.tensors["x"]
+            assert torch.equal(x, x.triu() if "triu" in draw else x.T) and bool(x.any())
+
+
+def test_one_sandbox_serves_many_cases_and_ends_with_all_its_processes(references, tmp_path) -> None:
+    stays = "import os, time\nif not os.fork():\n    os.setsid()\n    os.closerange(3, 256)\n    time.sleep(60)\n    os._exit(0)\n"
+    with references.open(entry(tmp_path, stays + text())) as file:
+        first = file.case(seed=0)
+        root = file._process.pid
+        cases = [file.case(seed=seed) for seed in range(1, 4)]
+        sets = file.inputs(seeds=[0, 1])
+        assert file._process.pid == root
+        held = process_tree.processes(root)
+        assert len(held) >= 6, "those that stay behind are there as long as the file is open"
+    assert not torch.equal(first.tensors["x"], cases[0].tensors["x"]) and torch.equal(first.tensors["x"], sets[0]["x"])
+    assert torch.equal(sets[1]["x"], cases[0].tensors["x"])
+    assert not [pid for pid in held if Path(f"/proc/{pid}/exe").exists()]
+
+
+def test_a_run_that_ends_its_sandbox_leaves_the_file_open_for_others(references, tmp_path) -> None:
+    source = "import time\n" + text("x + (time.sleep(60) or 1 if len(x) == 9 else 1)")
+    references.effort = Effort(timeout_s=3, memory_bytes=1 << 30)
+    opened = references.open(entry(tmp_path, source))
+    references.effort = EFFORT
+    with opened as file:
+        with pytest.raises(UserError, match="timed-out"):
+            file.case(seed=0, sizes={"n": 9})
+        assert file.case(seed=0).bounds["out"].violation(file.case(seed=0).tensors["x"] + 1) == ""
+
+
+def test_processes_of_a_file_may_not_take_more_memory_together(references, tmp_path) -> None:
+    share = """
+import mmap, os, time
+pages = mmap.mmap(-1, 600 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for _ in range(5):
+    if not os.fork():
+        pages.write(b"x" * (600 << 20))
+        time.sleep(60)
+        os._exit(0)
+time.sleep(8)
+"""
+    references.effort = Effort(timeout_s=20, memory_bytes=1 << 30)
+    found = references.examine(entry(tmp_path, share + text()))
+    references.effort = EFFORT
+    assert (found.status, "together" in found.reason) == (Readiness.TOO_LARGE, True), found
 
 
 def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:
-    with pytest.raises(UserError, match="random") as error:
-        references.case(entry(tmp_path, text("torch.rand_like(x)")), seed=1)
+    random = entry(tmp_path, text("torch.rand_like(x)"))
+    with references.open(random) as file, pytest.raises(UserError, match="random") as error:
+        file.case(seed=1)
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="no size m"):
-        references.case(entry(tmp_path, text()), seed=1, sizes={"m": 4})
+    with references.open(entry(tmp_path, text())) as file, pytest.raises(UserError, match="no size m"):
+        file.case(seed=1, sizes={"m": 4})
 
 
 def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
@@ -348,7 +436,7 @@ def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkey
     monkeypatch.setattr(
         sandbox,
         "wrap",
-        lambda arguments, work, reads: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
+        lambda arguments, work, reads, **_: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
     )
     found = references.examine(entry(tmp_path, text()))
     assert (found.status, "took the process" in found.reason) == (Readiness.CRASHED, True)

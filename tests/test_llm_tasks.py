@@ -39,6 +39,16 @@ from cuda_l2.tasks.words import tolerance_words
 SOFTMAX = "softmax:rows=8,columns=64"
 HONEST = (Path(__file__).with_name("task_cheats") / "honest_softmax.c").read_text()
 ONE_THREAD = HONEST.replace("threads = 2", "threads = 1")
+CUMSUM = "cumsum:rows=4,columns=9"
+SCAN = HONEST[: HONEST.index("*/") + 3].replace('"softmax"', '"scan"').replace("4 * columns * threads", "0")
+SCAN += """\
+void scan(const long *sizes, float **buffers) {
+    for (long row = 0; row < sizes[0]; ++row) {
+        float sum = 0;
+        for (long j = row * sizes[1]; j < (row + 1) * sizes[1]; ++j) buffers[1][j] = sum += buffers[0][j];
+    }
+}
+"""
 SUM_AGAIN = """\
     for (int64_t j = 0; j < call->columns; ++j) {
         sum = 0;
@@ -79,7 +89,7 @@ def test_the_reference_that_is_shown_is_the_one_that_judges(name) -> None:
     found = space["reference"](**drawn, **{size: value for size, value in sizes.items() if size in wanted})
     found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     for mine, right in zip(found, known.bind(sizes)(**drawn), strict=True):
-        assert torch.equal(mine, right)
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)  # sums over threads may differ
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -135,7 +145,7 @@ def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
         "busy 61 % (1.25)",
         "no header norm.h",
         "out is off by 3 (rows=39)",
-        "found for: group norm reduction group_norm float16",
+        "found for: group norm reduction group_norm",
         "Algorithm design",
     ):
         assert part in text, part
@@ -163,8 +173,7 @@ def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
 def test_what_is_looked_up_comes_from_the_instruction() -> None:
     for name, target in TARGETS.items():
         words = query(operation("residual_rms_norm:float16"), target, [])
-        assert words.startswith("residual rms norm reduction rms_norm float16 ") and "gemm" not in words
-        assert ("warp" in words) == (name == "cuda")
+        assert words == "residual rms norm reduction rms_norm" + (" kernel block threads" if name == "cuda" else "")
 
 
 def examples(chapter: str) -> list[str]:
@@ -240,13 +249,16 @@ def test_a_question_asked_before_is_answered_from_the_archive(evaluator, archive
 
 
 def test_the_command_line_asks_for_a_task_and_lists_what_was_said(tmp_path, capsys) -> None:
+    """One that no family serves: the model's kernel is all there is."""
     path = tmp_path / "archive.db"
-    with serving([Say(block(ONE_THREAD))]) as server:
-        done = optimize(f"openai:stub@{server.address}", path, "--trials", "2", "--protocol", "offline", task=SOFTMAX)
+    with serving([Say(block(SCAN))]) as server:
+        policy = f"openai:stub@{server.address}"
+        done = optimize(policy, path, "--trials", "1", "--protocol", "offline", task=CUMSUM)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["correct"] == 2  # the family's default, and the model's
-    list_exchanges(SOFTMAX, archive=path, json=True)
+    result = json.loads(done.stdout)
+    assert result["correct"] == 1 and len(server.requests) == 1
+    list_exchanges(CUMSUM, archive=path, json=True)
     (exchange,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert exchange["task"] == SOFTMAX and "void softmax" in exchange["reply"]["text"]
-    list_exchanges(SOFTMAX, archive=path)
+    assert exchange["task"] == CUMSUM and "void scan" in exchange["reply"]["text"]
+    list_exchanges(CUMSUM, archive=path)
     assert "measured" in capsys.readouterr().out

@@ -76,3 +76,16 @@ def test_what_is_copied_is_searched_for_the_word(segments: Any, length: int) -> 
         assert look()
         c[at] = kept
     assert not look()
+
+
+def test_more_pieces_than_one_kernel_takes_are_all_filled_and_looked_at(segments: Any) -> None:
+    from cuda_l2.execute.segments import MAX_SEGMENTS, Segment  # noqa: PLC0415
+
+    count = 2 * MAX_SEGMENTS + 3
+    whole = torch.zeros(count, 12, dtype=torch.int32, device="cuda")
+    pieces = [Segment(row.data_ptr() + 4, 16, number + 1) for number, row in enumerate(whole)]
+    segments.fill(pieces)
+    assert segments.hold(pieces) == [True] * count
+    assert whole[:, 1:5].eq(torch.arange(1, count + 1, device="cuda")[:, None]).all() and not whole[:, 5:].any()
+    whole[MAX_SEGMENTS + 1, 4] = 0
+    assert segments.hold(pieces) == [number != MAX_SEGMENTS + 1 for number in range(count)]

@@ -24,7 +24,8 @@ from cuda_l2.records import (
 )
 from cuda_l2.report.task_figures import figures, markdown, table
 from cuda_l2.search import Progress
-from cuda_l2.task_bench import TaskResult, read_tasks, run
+from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.task_bench import TaskResult, read_tasks, run, served
 from cuda_l2.tasks._base import definition, definitions
 
 EAGER, COMPILED = "torch eager", "torch.compile"
@@ -108,6 +109,8 @@ class Stand:
         self.searched.append(task.name)
         if task.name == "cumsum":
             raise UserError("no kernel family serves it")
+        if task.name == "mish":
+            raise RuntimeError("CUDA error: out of luck\nCompile with device-side assertions")
         progress = Progress(interrupted=task.name == "gelu")
         return Result(task, self.target, progress, {"offline": trial(task.name, 10, eager=20)}, None)
 
@@ -146,3 +149,25 @@ def test_bad_options_are_one_clear_line(arguments, says, monkeypatch, capsys, tm
         cli.main()
     error = capsys.readouterr().err
     assert ended.value.code == 2 and says in error and len(error.splitlines()) == 1
+
+
+def test_a_task_that_the_machine_fails_at_does_not_end_the_run(tmp_path, target) -> None:
+    with Archive(tmp_path / "archive.db") as archive:
+        results = list(run(Stand(archive, target), read_tasks("mish,relu"), lambda task: (print, print)))
+    assert [bool(result.trial) for result in results] == [False, True]
+    assert results[0].reason == "CUDA error: out of luck Compile with device-side assertions"
+
+
+def test_served_tasks_are_those_that_a_family_writes_kernels_for(target: CpuTarget) -> None:
+    every, found = read_tasks("served"), served(read_tasks("served"), target)
+    assert every == read_tasks("all") and 20 < len(found) < len(every)
+    assert "softmax" in [task.name for task in found]
+    with pytest.raises(UserError, match="no kernel family serves any task"):
+        served(read_tasks("cumsum"), target)
+
+
+def test_sizes_left_out_are_those_for_the_machine() -> None:
+    (on_gpu,), (on_cpu,) = read_tasks("softmax:rows=7", "cuda"), read_tasks("softmax:rows=7")
+    known = definition("softmax")
+    assert dict(on_gpu.sizes) == {**known.gpu, "rows": 7}
+    assert dict(on_cpu.sizes) == {**known.cpu, "rows": 7}

@@ -1,14 +1,30 @@
 """cuda-l2 check: judge a kernel of one's own."""
 
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
+from cuda_l2.commands._options import require_target
 from cuda_l2.errors import UserError
-from cuda_l2.records import TimingStatus
+from cuda_l2.records import Candidate, TimingStatus, Trial
+
+
+@Parameter(name="*", group="KernelBench")
+@dataclass(frozen=True)
+class AuditSettings:
+    """How candidates in KernelBench's style are judged."""
+
+    pytorch: Annotated[tuple[str, ...], Parameter(negative=())] = ()
+    """An operator of PyTorch that the candidate may call, as in linear; give it several times. all: any."""
+    one_shape: Annotated[bool, Parameter(negative=())] = False
+    """Judge at the shape shown alone, as published results often are meant."""
+    as_written: Annotated[bool, Parameter(negative=())] = False
+    """Keep sizes as written, however long that takes, instead of halving them until they suit the machine."""
 
 
 def command(
@@ -19,6 +35,8 @@ def command(
     protocol: str = "offline",
     target: str = "auto",
     full: Annotated[bool, Parameter(negative=())] = False,
+    kernelbench: Path | None = None,
+    audit: AuditSettings | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Build, verify and time a kernel: the verdict with the failing element, the timing, the reward.
@@ -35,6 +53,9 @@ def command(
         offline, server, paper, or search; on a GPU also rotating and server-10ms.
     target
         The machine to judge it on: cpu, cuda, or auto for the one its contract names.
+    kernelbench
+        Folder of a KernelBench checkout: judge a Python file with a class ModelNew on its file TASK, which is named as
+        kernelbench/level1/1_Square_matrix_multiplication_, or kernelbench/level1/1.
     full
         Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds.
     json
@@ -44,10 +65,37 @@ def command(
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    if kernelbench:
+        trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
+    elif audit and audit != AuditSettings():
+        raise UserError("--pytorch, --one-shape and --as-written are for candidates judged with --kernelbench")
+    else:
+        trial = _judge(text, task, protocol, target, full)
 
+    from cuda_l2.report.tables import print_trial, trials_json
+
+    if json:
+        print(trials_json([trial]))
+    else:
+        print_trial(trial)
+    sys.exit(0 if trial.timing and trial.timing.status is TimingStatus.MEASURED else 1)
+
+
+def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:
+    from cuda_l2.audit import Auditor, effort_for, find_entry
+    from cuda_l2.rigs import gpu_present
+
+    require_target(target)
+    gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
+    effort = effort_for(gpu=gpu, as_written=settings.as_written)
+    entry = find_entry(checkout, task)
+    with Auditor(entry, effort) as auditor:
+        return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, one_shape=settings.one_shape)
+
+
+def _judge(text: str, task: str, protocol: str, target: str, full: bool) -> Trial:
     from cuda_l2 import contract
     from cuda_l2.optimizer import evaluate
-    from cuda_l2.report.tables import print_trial, trials_json
     from cuda_l2.rigs import chosen
 
     if target == "auto":
@@ -55,10 +103,4 @@ def command(
             target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
         except contract.ContractError:
             pass  # the build says what is wrong with it
-    judged = tasks.parse(task, chosen(target))
-    trial = evaluate(text, judged, protocol=protocol, target=target, full=full)
-    if json:
-        print(trials_json([trial]))
-    else:
-        print_trial(trial)
-    sys.exit(0 if trial.timing and trial.timing.status is TimingStatus.MEASURED else 1)
+    return evaluate(text, tasks.parse(task, chosen(target)), protocol=protocol, target=target, full=full)

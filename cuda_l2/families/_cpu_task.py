@@ -16,6 +16,8 @@ THREADS = Choice("THREADS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
 UNROLL = Choice("UNROLL", (1, 2, 4, 8), "vectors in flight")
 STREAM = Choice("STREAM", (0, 1), "1 stores around the caches")
 DEGREE = Choice("DEGREE", (5, 6), "of the exponential's polynomial")
+ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""Types of a task's matrices, as sources number them."""
 SHAPES = {"matrix": ["rows", "columns"], "row": ["rows"], "column": ["columns"], "number": []}
 
 
@@ -29,10 +31,11 @@ class Computed:
     exponential: bool = False
     kept: bool = False  # whether exponentials may be kept in the output
     total: bool = False  # whether rows' numbers are added up in the workspace
+    dtypes: tuple[str, ...] = tuple(ELEMENTS)
 
 
 class CpuTaskFamily(Family):
-    """A CPU kernel for several tasks on float32 matrices."""
+    """A CPU kernel for several tasks on matrices."""
 
     kind = Operation
     entry: str
@@ -43,7 +46,7 @@ class CpuTaskFamily(Family):
             isinstance(task, Operation)
             and isinstance(target, CpuTarget)
             and task.name in self.table
-            and task.dtype == "float32"
+            and task.dtype in self.table[task.name].dtypes
             and not task.revision
         )
 
@@ -57,10 +60,15 @@ class CpuTaskFamily(Family):
             case "THREADS":
                 return value <= target.cores
             case "STREAM":
-                able = platform.machine() == "x86_64" and chosen["VECTOR_BITS"] > 128 and computed.out == "matrix"
+                able = (
+                    task.dtype == "float32"
+                    and platform.machine() == "x86_64"
+                    and chosen["VECTOR_BITS"] > 128
+                    and computed.out == "matrix"
+                )
                 return not value or (able and not chosen.get("KEEP"))
             case "KEEP":
-                return not value or computed.kept
+                return not value or (computed.kept and task.dtype == "float32")
             case "DEGREE":
                 return computed.exponential or value == DEGREE.values[-1]
         return self.fits_work(name, value, task, chosen)
@@ -84,14 +92,19 @@ class CpuTaskFamily(Family):
             values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
         return tuple(values)
 
+    def workspace(self, schedule: Schedule) -> str:
+        """Bytes of workspace as the contract states them; empty for none."""
+        return "4 * rows" if self._computed(schedule).total else ""
+
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        return {"OPERATION": self._computed(schedule).number}
+        assert isinstance(schedule.task, Operation)
+        return {"OPERATION": self._computed(schedule).number, "ELEMENT": ELEMENTS[schedule.task.dtype]}
 
     def contract(self, schedule: Schedule) -> str:
         task, computed = schedule.task, self._computed(schedule)
         lines = ['target = "cpu"', f'entry = "{self.entry}"', f"threads = {schedule.named['THREADS']}"]
-        if computed.total:
-            lines.append('workspace = "4 * rows"')
+        if workspace := self.workspace(schedule):
+            lines.append(f'workspace = "{workspace}"')
         kinds = [("input", tensor) for tensor in task.inputs] + [("weight", tensor) for tensor in task.weights]
         buffers = [(kind, tensor, lies) for (kind, tensor), lies in zip(kinds, computed.given, strict=True)]
         buffers += [("output", tensor, computed.out) for tensor in task.outputs]

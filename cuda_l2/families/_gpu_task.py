@@ -111,6 +111,14 @@ def product(dims: str) -> str:
     return " * ".join(dims.split()) or "1"
 
 
+def head(names: Mapping[str, str], arch: str = "sm_80", sizes: Sequence[str] = ()) -> list[str]:
+    """A contract's top level. names: expressions by name; sizes: the task's own that expressions use."""
+    lines = ['target = "cuda"', f'arch = "{arch}"']
+    if sizes:
+        lines.append("sizes = [" + ", ".join(f'"{size}"' for size in sizes) + "]")
+    return [*lines, "[names]", *(f'{name} = "{value}"' for name, value in names.items()), ""]
+
+
 def launch(
     kernel: str,
     grid: Sequence[str | int],

@@ -1,6 +1,6 @@
-/* Element-wise kernels over matrices of floats: out[i, j] from x[i, j], y[i, j] and vectors over the columns.
+/* Element-wise kernels over matrices: out[i, j] from x[i, j], y[i, j] and vectors over the columns.
  *
- * Set from outside: OPERATION (below), VECTOR_BITS, UNROLL, BLOCK (elements a task), DEGREE, STREAM. Where no operand is a
+ * Set from outside: OPERATION (below), VECTOR_BITS, UNROLL, BLOCK (elements a task), DEGREE, STREAM, ELEMENT. Where no operand is a
  * vector over the columns the matrix is one long row. */
 #include "cpu_vectors.h"
 
@@ -26,7 +26,7 @@ static inline vec mish(vec x) {
 #elif OPERATION == 7 /* hardswish */
 #define OF(x, y, g, h) (x * (1.0f / 6) * clipped(x + 3, 0, 6))
 #elif OPERATION == 8 /* relu_squared */
-#define OF(x, y, g, h) (larger(every(0), x) * x)
+#define OF(x, y, g, h) (larger(every(0), x) * larger(every(0), x))
 #elif OPERATION == 9 /* silu_gate */
 #define USES_Y 1
 #define OF(x, y, g, h) (x * y / (exponential(-x) + 1))
@@ -54,10 +54,11 @@ static inline vec clipped(vec x, float least, float most) {
     return smaller(every(most), larger(every(least), x));
 }
 
-struct call { int64_t rows, columns, parts; const float *x, *y, *g, *h; float *out; };
+struct call { int64_t rows, columns, parts; const element *x, *y, *g, *h; element *out; };
 
 /* `count` neighbours of one row. */
-static inline void piece(const float *x, const float *y, const float *g, const float *h, float *out, int64_t count) {
+static inline void piece(const element *x, const element *y, const element *g, const element *h, element *out,
+                         int64_t count) {
     int64_t j = 0;
 #define AT(k) OF(load(x + (k)), load((USES_Y ? y : x) + (k)), load((USES_G ? g : x) + (k)), load((USES_H ? h : x) + (k)))
     for (; j + UNROLL * LANES <= count; j += UNROLL * LANES) {
@@ -84,7 +85,7 @@ static void part(void *context, int64_t index) {
 }
 
 void elementwise(const int64_t *sizes, void *const *buffers, void *workspace, parallel_for_fn parallel_for) {
-    const float *x = buffers[0], *y = buffers[USES_Y], *g = buffers[USES_Y + USES_G], *h = buffers[USES_Y + USES_G + USES_H];
+    const element *x = buffers[0], *y = buffers[USES_Y], *g = buffers[USES_Y + USES_G], *h = buffers[USES_Y + USES_G + USES_H];
     struct call call = {sizes[0], sizes[1], 0, x, y, g, h, buffers[USES_Y + USES_G + USES_H + 1]};
     if (!USES_G) call.columns *= call.rows, call.rows = 1;
     call.parts = (call.columns + BLOCK - 1) / BLOCK;

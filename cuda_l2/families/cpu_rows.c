@@ -1,7 +1,7 @@
-/* Kernels that reduce each row of a matrix of floats, and most of them map it afterwards: softmax, norms, losses.
+/* Kernels that reduce each row of a matrix, and most of them map it afterwards: softmax, norms, losses.
  *
  * Set from outside: OPERATION (below), VECTOR_BITS, UNROLL (sums kept apart), ROWS (rows a task), KEEP (1: exponentials are
- * kept in the output instead of computed twice), DEGREE, STREAM.
+ * kept in the output instead of computed twice), DEGREE, STREAM, ELEMENT.
  *
  * An operation says what is reduced over a row: MOST, a largest element m; then up to two sums s and t of terms in x and y,
  * which may use what was found before. Then either ROW, one number a row, and TOTAL if the rows' numbers are added up, or
@@ -19,9 +19,9 @@
 #define S falling(x - m)
 #define SETUP const float log_s = logarithm(s);
 #define EACH (x - m) - log_s
-#elif OPERATION == 2 /* logsumexp */
+#elif OPERATION == 2 /* logsumexp; where m is infinite, x - m would be NaN at the elements that are m */
 #define MOST 1
-#define S falling(x - m)
+#define S falling(choose(x == m, every(0), x - m))
 #define ROW m + logarithm(s)
 #elif OPERATION == 3 /* layer_norm */
 #define WEIGHTS 2
@@ -37,7 +37,7 @@
 #define EACH x * scale * g
 #elif OPERATION == 5 /* normalise_rows */
 #define S x * x
-#define SETUP const float scale = s > 1e-24f ? inverse_root(s) : 1e12f;
+#define SETUP const float scale = s <= 1e-24f ? 1e12f : inverse_root(s);
 #define EACH x * scale
 #elif OPERATION == 6 /* sum_rows */
 #define S x
@@ -49,7 +49,7 @@
 #define ROW t / (columns - 1)
 #elif OPERATION == 8 /* l2_norm_rows */
 #define S x * x
-#define ROW s > 0 ? s * inverse_root(s) : s
+#define ROW s > 0 && s < __builtin_inff() ? s * inverse_root(s) : s
 #elif OPERATION == 9 /* sum_all */
 #define S x
 #define ROW s
@@ -63,14 +63,14 @@
 #define LABELS 1
 #define MOST 1
 #define S falling(x - m)
-#define ROW (m - px[label]) + logarithm(s)
+#define ROW (m - at(px + label)) + logarithm(s)
 #define TOTAL total / rows
 #elif OPERATION == 12 /* cross_entropy_smoothed */
 #define LABELS 1
 #define MOST 1
 #define S falling(x - m)
 #define T x - m
-#define ROW logarithm(s) - 0.9f * (px[label] - m) - 0.1f * (t / columns)
+#define ROW logarithm(s) - 0.9f * (at(px + label) - m) - 0.1f * (t / columns)
 #elif OPERATION == 13 /* cross_entropy_gradient */
 #define LABELS 1
 #define MOST 1
@@ -109,7 +109,7 @@
 #define KEEP 0
 #endif
 
-struct call { int64_t rows, columns; const float *x, *y, *g, *h; const int64_t *label; float *out; };
+struct call { int64_t rows, columns; const element *x, *y, *g, *h; const int64_t *label; element *out; float *numbers; };
 
 /* The operands of LANES elements from j on; those an operation does not have are x again, and cost nothing. */
 #define LOAD(j) \
@@ -153,14 +153,14 @@ struct call { int64_t rows, columns; const float *x, *y, *g, *h; const int64_t *
 
 static inline float row(const struct call *call, int64_t index) {
     const int64_t rows = call->rows, columns = call->columns, label = LABELS ? call->label[index] : 0;
-    const float *px = call->x + index * columns, *py = call->y + index * columns, *pg = call->g, *ph = call->h;
-    float *out = call->out + index * columns;
+    const element *px = call->x + index * columns, *py = call->y + index * columns, *pg = call->g, *ph = call->h;
+    element *out = call->out + index * columns;
     float m = 0, s = 0, t = 0, u = 0;
     (void)rows, (void)label, (void)py, (void)pg, (void)ph, (void)out, (void)m, (void)s, (void)t, (void)u;
 #ifdef MOST
     {
         vec most[UNROLL];
-        for (int i = 0; i < UNROLL; ++i) most[i] = every(px[0]);
+        for (int i = 0; i < UNROLL; ++i) most[i] = every(at(px));
         int64_t j = 0;
         for (; j + UNROLL * LANES <= columns; j += UNROLL * LANES)
             for (int i = 0; i < UNROLL; ++i) most[i] = larger(most[i], load(px + j + i * LANES));
@@ -209,7 +209,7 @@ static inline float row(const struct call *call, int64_t index) {
 #endif
 #ifdef AT_LABEL
     settle();
-    out[label] += AT_LABEL;
+    set(out + label, falling(every(at(px + label) - m))[0] * scale + AT_LABEL);
 #endif
     return 0;
 #endif
@@ -220,8 +220,10 @@ static void some_rows(void *context, int64_t index) {
     const int64_t end = (index + 1) * ROWS < call->rows ? (index + 1) * ROWS : call->rows;
     for (int64_t i = index * ROWS; i < end; ++i) {
         const float number = row(call, i);
-#ifdef ROW
-        call->out[i] = number;
+#ifdef TOTAL
+        call->numbers[i] = number;
+#elif defined(ROW)
+        set(call->out + i, number);
 #else
         (void)number;
 #endif
@@ -233,18 +235,19 @@ void by_rows(const int64_t *sizes, void *const *buffers, void *workspace, parall
     const int64_t rows = sizes[0], columns = sizes[1];
     void *const *rest = buffers + MATRICES + LABELS;
     struct call call = {rows, columns, buffers[0], buffers[MATRICES - 1], rest[0], rest[WEIGHTS > 1], buffers[LABELS],
-                        rest[WEIGHTS]};
+                        rest[WEIGHTS], workspace};
 #ifdef TOTAL
-    float *result = call.out;
-    call.out = workspace; /* a number a row, added up in an order of its own */
+    /* a number a row, added up in an order of its own */
     parallel_for((rows + ROWS - 1) / ROWS, some_rows, &call);
-    float total = 0, lost = 0; /* Kahan's sum: rows are many, and their numbers of one sign */
+    float total = 0, lost = 0, plain = 0; /* Kahan's sum: rows are many, and their numbers of one sign */
     for (int64_t i = 0; i < rows; ++i) {
-        const float next = call.out[i] - lost, sum = total + next;
+        const float next = call.numbers[i] - lost, sum = total + next;
         lost = (sum - total) - next;
         total = sum;
+        plain += call.numbers[i];
     }
-    *result = TOTAL;
+    if (total != total) total = plain; /* it makes NaN of infinity */
+    set(call.out, TOTAL);
 #else
     parallel_for((rows + ROWS - 1) / ROWS, some_rows, &call);
 #endif

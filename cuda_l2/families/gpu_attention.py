@@ -11,6 +11,7 @@ from cuda_l2.families._gpu_task import (
     SPARE_SHARED_BYTES,
     Computed,
     GpuTaskFamily,
+    head,
     launch,
     operation,
 )
@@ -84,10 +85,9 @@ class GpuAttention(GpuTaskFamily):
         task, choice = operation(schedule), schedule.named
         attending, depth = self.table[task.name], task.inputs[0].shape[-1]
         given = [tensor.name for tensor in task.inputs]
-        lines = ['target = "cuda"', 'arch = "sm_80"']
-        lines += ['sizes = ["sharing"]'] * (attending.sharing == "sharing")
-        lines += ["[names]", f'no_deeper = "{depth} - depth"', f'no_shallower = "depth - {depth}"', ""]
-        lines += self.buffers(task)
+        names = {"no_deeper": f"{depth} - depth", "no_shallower": f"depth - {depth}"}
+        sharing = ["sharing"] if attending.sharing == "sharing" else []
+        lines = [*head(names, sizes=sharing), *self.buffers(task)]
         extra = given[3] if len(given) > 3 else given[0]
         sizes = [f'int32 = "{size}"' for size in (attending.heads, attending.sharing, attending.queries)]
         args = [*given[:3], extra, task.outputs[0].name, *sizes, "length"]

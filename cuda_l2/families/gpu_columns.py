@@ -1,4 +1,4 @@
-"""The schedule space of gpu_columns.cu: tiles of columns, rows in flight, blocks that share a column, who joins them."""
+"""The schedule space of gpu_columns.cu: tiles of columns, rows in flight, blocks that share a column."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from cuda_l2.families._gpu_task import (
     GpuTaskFamily,
     cdiv,
     element_bytes,
+    head,
     launch,
     operation,
     workspace,
@@ -93,8 +94,8 @@ class GpuColumns(GpuTaskFamily):
         names = [tensor.name for tensor in (*task.inputs, *task.weights)]
         x, numbers, shares = (names[-1], names[0], names[1]) if columnwise.bags else (names[0], names[0], names[0])
         matrices, out = "batch" if columnwise.bags else "1", task.outputs[0].name
-        lines = ['target = "cuda"', 'arch = "sm_80"', "[names]", f'whole_vectors = "0 - columns % {choice["VEC"]}"']
-        lines += [f'tiles = "cdiv(columns, {choice["WIDE"] * choice["VEC"]})"', "", *self.buffers(task)]
+        tiles = f"cdiv(columns, {choice['WIDE'] * choice['VEC']})"
+        lines = [*head({"whole_vectors": f"0 - columns % {choice['VEC']}", "tiles": tiles}), *self.buffers(task)]
         if splits > 1:
             lines += workspace("of_splits", f"{splits * columnwise.state_bytes} * {matrices} * columns")
         if choice["TAIL"]:

@@ -1,8 +1,8 @@
 /* Element-wise kernels: activations, gates, chains with vectors over columns or numbers a row, optimizer steps.
  *
- * Set from outside: OPERATION (below), DTYPE, VEC (elements a load), ITEMS (vectors a thread has in flight), THREADS, LOAD,
- * STORE, QUICK. `flat` takes the tensors as one row; `by_columns`, where an operand is a vector over columns or a number a
- * row, gives each thread ITEMS rows of the same columns, so that it reads the vector once.
+ * Set from outside: OPERATION (below), DTYPE, VEC (elements a load), ITEMS (vectors a thread has in flight), THREADS, WIDE (of
+ * them along a row), LOAD, STORE, QUICK. `flat` takes the tensors as one row; `by_columns`, where an operand is a vector over
+ * columns or a number a row, gives each thread ITEMS rows of the same columns, so that it reads the vector once.
  *
  * An operation computes o (p, q) from x (y, z, w), all floats; g and h are of the columns, r of the row. */
 #include "gpu_task.cuh"
@@ -19,6 +19,10 @@
 #ifndef THREADS
 #define THREADS 256
 #endif
+#ifndef WIDE
+#define WIDE 64
+#endif
+#define TALL (THREADS / WIDE)
 
 #if OPERATION == 0 /* relu */
 #define EACH o = x < 0 ? 0 : x;
@@ -94,6 +98,12 @@
 #elif OPERATION == 22 /* moving_average: x parameter, y average */
 #define INPUTS 2
 #define EACH o = y + 0.01f * (x - y);
+#elif OPERATION == 23 /* rotary_embedding: x and y, o and p are halves of a row; g cosines and h sines repeat */
+#define INPUTS 2
+#define OUTPUTS 2
+#define VECTORS 2
+#define HALVES 1
+#define EACH o = x * g - y * h, p = y * g + x * h;
 #endif
 
 #ifndef INPUTS
@@ -107,6 +117,9 @@
 #endif
 #ifndef ROW_NUMBERS
 #define ROW_NUMBERS 0
+#endif
+#ifndef HALVES
+#define HALVES 0
 #endif
 #ifndef UNIT
 #define UNIT 1
@@ -194,28 +207,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS)
     by_columns(const FIRST *x, const SECOND *y, const real *g, const real *h, const real *r, real *o, int rows,
-               int columns) {
+               int columns, int period) {
+#if HALVES
+  const Operands of = {x, x + columns, 0, 0, g, h, r, o, o + columns, 0};
+#else
   const Operands of = {x, y, 0, 0, g, h, r, o, 0, 0};
-  const int column = ((int)blockIdx.x * THREADS + (int)threadIdx.x) * VEC;
+#endif
+  const size_t pitch = (size_t)columns * (1 + HALVES);
+  const int column = ((int)blockIdx.x * WIDE + (int)threadIdx.x % WIDE) * VEC, part = TALL * ITEMS;
   if (column >= columns) return;
   Pack<real, VEC> vg = {}, vh = {};
-  if (VECTORS > 0) vg = read<VEC>(g + column);
-  if (VECTORS > 1) vh = read<VEC>(h + column);
-  for (int first = (int)blockIdx.y * ITEMS; first < rows; first += (int)gridDim.y * ITEMS) {
+  if (VECTORS > 0 && !HALVES) vg = read<VEC>(g + column);
+  if (VECTORS > 1 && !HALVES) vh = read<VEC>(h + column);
+  (void)period;
+  for (int first = (int)blockIdx.y * part + (int)threadIdx.x / WIDE; first < rows; first += (int)gridDim.y * part) {
     Values<VEC> v[ITEMS];
     float numbers[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-      const int row = first + i;
+      const int row = first + i * TALL;
       numbers[i] = 0;
       if (row < rows) {
-        v[i] = values<VEC>(of, (size_t)row * columns + column);
+        v[i] = values<VEC>(of, row * pitch + column);
         if (ROW_NUMBERS) numbers[i] = widened(r[row]);
       }
     }
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++)
-      if (first + i < rows) finish<VEC>(of, (size_t)(first + i) * columns + column, v[i], vg, vh, numbers[i]);
+    for (int i = 0; i < ITEMS; i++) {
+      const int row = first + i * TALL;
+      if (row < rows) {
+        if (HALVES) {
+          const size_t at = (size_t)(row % period) * columns + column;
+          vg = read<VEC>(g + at), vh = read<VEC>(h + at);
+        }
+        finish<VEC>(of, row * pitch + column, v[i], vg, vh, numbers[i]);
+      }
+    }
   }
 }
 #endif

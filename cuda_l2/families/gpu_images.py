@@ -16,6 +16,7 @@ from cuda_l2.families._gpu_task import (
     Computed,
     GpuTaskFamily,
     element_bytes,
+    head,
     launch,
     operation,
 )
@@ -111,8 +112,7 @@ class GpuImages(GpuTaskFamily):
         windowed = self.table[task.name]
         (height, width), (out_height, out_width) = windowed.size, windowed.out
         given = [tensor.name for tensor in (*task.inputs, *task.weights)]
-        lines = ['target = "cuda"', 'arch = "sm_80"', "[names]", f'whole_vectors = "0 - {width} % {choice["VEC"]}"', ""]
-        lines += self.buffers(task)
+        lines = [*head({"whole_vectors": f"0 - {width} % {choice['VEC']}"}), *self.buffers(task)]
         sizes = [f'int32 = "{size}"' for size in (height, width, out_height, out_width, windowed.channels)]
         args = [given[0], given[-1], task.outputs[0].name, *sizes]
         down, along = choice["TALL"] * choice["DOWN"], choice["WIDE"]

@@ -16,6 +16,7 @@ from cuda_l2.families._gpu_task import (
     GpuTaskFamily,
     cdiv,
     element_bytes,
+    head,
     launch,
     operation,
     workspace,
@@ -80,14 +81,7 @@ class GpuNorms(GpuTaskFamily):
         sizes = [dim for shape in dict.fromkeys(measured.shapes) for dim in shape.split()]
         largest = sizes[0] if len(sizes) == 1 else f"max(max({sizes[0]}, {sizes[1]}), {sizes[2]})"
         parts = f"cdiv({largest}, {threads * choice['VEC'] * choice['ITEMS']})"
-        lines = [
-            'target = "cuda"',
-            'arch = "sm_80"',
-            "[names]",
-            f'blocks = "min({choice["BLOCKS"]} * sms, {parts})"',
-            "",
-        ]
-        lines += self.buffers(task)
+        lines = [*head({"blocks": f"min({choice['BLOCKS']} * sms, {parts})"}), *self.buffers(task)]
         counts = [f'int64 = "{size}"' for size in sizes]
         of_blocks = "of_blocks" if measured.sums else given[0]
         if measured.sums:

@@ -1,4 +1,4 @@
-"""The schedule space of gpu_rows.cu: threads, blocks and clusters a row, where a row stays, vectors in flight, caches."""
+"""The schedule space of gpu_rows.cu: threads, blocks and clusters a row, where a row stays, vectors in flight."""
 
 import math
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from cuda_l2.families._gpu_task import (
     GpuTaskFamily,
     cdiv,
     element_bytes,
+    head,
     launch,
     operation,
-    product,
     workspace,
 )
 from cuda_l2.records import Operation
@@ -228,9 +228,7 @@ class GpuRows(GpuTaskFamily):
         while lanes < min(512, vectors / (8 // row.matrices if row.mapped else 16)) or (lanes < 32 and lanes < vectors):
             lanes *= 2
         choice = {"VEC": vec, "LANES": lanes, "CLUSTER": 1}
-        if (
-            row.mapped and not 0 < self._held(choice, task) <= 8
-        ):  # more registers leave no second block to load meanwhile
+        if row.mapped and not 0 < self._held(choice, task) <= 8:  # with more, no second block loads meanwhile
             if target.capability >= (9, 0):
                 clusters = [{**choice, "CLUSTER": blocks} for blocks in CLUSTER.values]
                 choice = next((other for other in clusters if 0 < self._held(other, task) <= 8), choice)
@@ -254,11 +252,7 @@ class GpuRows(GpuTaskFamily):
         if choice["KEEP"] == SHARED:
             a_round = stride // cluster * choice["ROWS"] * choice["VEC"] * element_bytes(task) * row.matrices
             shared = f"cdiv({row.columns}, {stride * choice['VEC']}) * {a_round}"
-        lines = ['target = "cuda"', f'arch = "{target.arch if cluster > 1 else "sm_80"}"']
-        if row.own_sizes:
-            lines.append("sizes = [" + ", ".join(f'"{size}"' for size in row.own_sizes) + "]")
-        lines.append("[names]")
-        lines += [*(f'{name} = "{rule}"' for name, rule in rules.items()), "", *self.buffers(task)]
+        lines = [*head(rules, target.arch if cluster > 1 else "sm_80", row.own_sizes), *self.buffers(task)]
         if row.total:
             lines += workspace("of_rows", f"4 * {row.rows}")
         if choice["TAIL"]:

@@ -17,6 +17,7 @@ from cuda_l2.families._gpu_task import (
     GpuTaskFamily,
     cdiv,
     element_bytes,
+    head,
     launch,
     operation,
     workspace,
@@ -67,13 +68,7 @@ class GpuTotal(GpuTaskFamily):
         task, choice = operation(schedule), schedule.named
         given, result = [tensor.name for tensor in task.inputs], task.outputs[0].name
         parts = f"cdiv(rows * columns, {choice['THREADS'] * choice['VEC'] * choice['ITEMS']})"
-        lines = [
-            'target = "cuda"',
-            'arch = "sm_80"',
-            "[names]",
-            f'blocks = "min({choice["BLOCKS"]} * sms, {parts})"',
-            "",
-        ]
+        lines = head({"blocks": f"min({choice['BLOCKS']} * sms, {parts})"})
         lines += [*self.buffers(task), *workspace("of_blocks", "4 * blocks")]
         if choice["TAIL"]:
             lines += workspace("ended", "4", persistent=True)

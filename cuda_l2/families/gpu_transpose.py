@@ -15,6 +15,7 @@ from cuda_l2.families._gpu_task import (
     Computed,
     GpuTaskFamily,
     element_bytes,
+    head,
     launch,
     operation,
 )
@@ -55,8 +56,7 @@ class GpuTranspose(GpuTaskFamily):
         task, choice = operation(schedule), schedule.named
         vec, tile = choice["VEC"], choice["TILE"]
         args = [*(tensor.name for tensor in (*task.inputs, *task.outputs)), "rows", "columns"]
-        lines = ['target = "cuda"', 'arch = "sm_80"', "[names]"]
-        lines += [f'whole_vectors = "0 - rows % {vec} - columns % {vec}"', "", *self.buffers(task)]
+        lines = [*head({"whole_vectors": f"0 - rows % {vec} - columns % {vec}"}), *self.buffers(task)]
         lines += launch("transpose_add", [f"cdiv(columns, {tile})", f"cdiv(rows, {tile})"], choice["THREADS"], args)
         return "\n".join(lines)
 

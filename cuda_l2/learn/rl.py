@@ -28,7 +28,7 @@ from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 
-OPEN = 8
+OPEN = 4
 """Tasks that are ready to be judged at once: each holds memory for its inputs, outputs and references."""
 
 

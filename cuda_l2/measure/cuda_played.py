@@ -1,5 +1,6 @@
 """A function of PyTorch's played again and again on a GPU: called from Python, or captured in a CUDA graph."""
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -41,6 +42,7 @@ class Captured(Played):
         with torch.cuda.stream(stream):
             function(**given[0])  # what a library sets up on first use is not captured
             stream.synchronize()
+            gc.collect()  # as torch does: what is freed while a stream is captured may end the capture
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for tensors in given:

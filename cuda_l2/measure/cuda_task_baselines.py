@@ -5,6 +5,7 @@ with candidates. Precision is the task's: no TF32, no sums in fp16. An arm that 
 results are wrong, is left out with its reason.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -40,7 +41,8 @@ class CudaTaskBaselines:
     def arms(self, task: Operation, names: Sequence[str], operands: CudaTaskOperands) -> list[str]:
         """Those of the names that compute the task, in their order. Compiles on first use."""
         if task != self._task:
-            torch.compiler.reset()
+            if self._functions.keys() - {EAGER}:
+                torch.compiler.reset()  # imports the compiler, which takes seconds
             self._task, self._functions, self._left_out, self._tried = task, {}, {}, set()
         if not set(names) <= self._tried:
             operands.refresh()
@@ -66,7 +68,8 @@ class CudaTaskBaselines:
         """Why an arm is left out, in one line; empty where it is not."""
         assert self._task is not None
         try:
-            with torch.cuda.stream(operands.stream):
+            with torch.cuda.stream(operands.stream), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler recommends TF32
                 for _ in range(WARM_CALLS):
                     self._function(name)(**operands.arena.given())
             played = self.play(name, operands, [0])

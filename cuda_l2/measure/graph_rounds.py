@@ -112,6 +112,9 @@ def warm_replays(launch_s: float, count: int, heat_s: float) -> int:
 class GraphRounds(Rounds):
     """What is timed lies in the windows of an arena; kernels are loaded in the worker's slots, in their order."""
 
+    draws_power = True
+    """Whether what is timed takes as much as the heater's products, which then run while results are looked at."""
+
     def __init__(
         self,
         gpu: Gpu,
@@ -219,7 +222,7 @@ class GraphRounds(Rounds):
         torch.cuda.synchronize()
         seconds = self._replay(name, count, replays) / count if self.protocol.round_s else self._single(name, count)
         self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
-        if seconds >= HEAVY_S and self.protocol.heat_s:
+        if seconds >= HEAVY_S and self.protocol.heat_s and self.draws_power:
             _heater().run(self._pause_s)
         if not self.protocol.selects:
             self.drift.add(name, _state().sample())

@@ -23,14 +23,14 @@ _TOPICS = {
     "sm90": "fp16 gemm wgmma warpgroup descriptor TMA tensor load mbarrier cluster swizzle 128B",
     "later": "fp16 gemm tcgen05 mma tensor memory TMA load mbarrier cluster",
 }
-_TASK_TOPICS = {"cpu": "vectorized kernel", "cuda": "kernel warp block vectorized load shared memory"}
-"""Of tasks other than matrix products: beside their own words."""
+_TASK_TOPICS = {"cpu": "", "cuda": "kernel block threads"}
+"""Of tasks other than matrix products, beside their own words; more of them drown those (docs/log.md)."""
 
 
 def query(task: Task, target: Target, failures: Sequence[Trial]) -> str:
     """The instruction in the headers' own words, and what failed last."""
     if not isinstance(task, Gemm):
-        topic = f"{code_words(task)} {_TASK_TOPICS[target.name]}"
+        topic = f"{code_words(task)} {_TASK_TOPICS[target.name]}".strip()
     elif isinstance(target, CudaTarget):
         major = target.capability[0]
         topic = _TOPICS["sm80" if major == 8 else "sm90" if major == 9 else "later"]

@@ -15,12 +15,12 @@ def describe_task(task: Task) -> str:
 
 
 def code_words(task: Operation) -> str:
-    """Words of the instruction that code has too: the task's name and group, what its reference calls, its type."""
+    """Words of the instruction that code has too: the task's name and group, and what its reference calls."""
     from cuda_l2.tasks._base import definition  # noqa: PLC0415 - torch loads only where it is needed
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
 
     called = re.findall(r"\.([A-Za-z_]\w+)", reference_text(task.name))
-    words = [*task.name.split("_"), *definition(task.name).group.split(), *called, task.dtype]
+    words = [*task.name.split("_"), *definition(task.name).group.split(), *called]
     return " ".join(word for word in dict.fromkeys(words) if word not in _OF_TENSORS)
 
 
@@ -50,6 +50,7 @@ def _operation(task: Operation) -> str:
             " these sizes alone. A contract that names its dimensions must be right at every size that it takes; one"
             " with numbers in their place serves these sizes alone.",
             f"Tolerance: about PyTorch's own error in this type. Allowed {tolerance_words(task)}. Large, small, sparse,"
-            " constant and all positive inputs are checked as well; sums in less precision than fp32 fail.",
+            " constant and all positive inputs are checked as well; infinities and NaN come out as PyTorch has them;"
+            " sums in less precision than fp32 fail.",
         )
     )

@@ -96,6 +96,8 @@ def print_trial(trial: Trial) -> None:
         check = f" in the check '{verdict.check}'" if verdict.check else ""
         console.print(f"verdict  {verdict.status}{check}{_because(verdict.reason)} ({verdict.seconds:.2f} s)")
         console.print(f"         passed: {', '.join(verdict.passed) or 'nothing'}")
+        for note in verdict.notes:
+            console.print(f"         {note}")
         bound = verdict.baseline_deviation
         if not math.isnan(verdict.rms_error):
             console.print(

@@ -47,7 +47,6 @@ class CudaTaskBench(Bench):
     """The stages for one task on a GPU."""
 
     def __init__(self, rig: "CudaRig", task: Operation, seed: int) -> None:
-        require_feasible(task, rig.target.l2_bytes, rig.free_bytes())
         self._rig, self._task = rig, task
         self._draw(seed)
 
@@ -92,12 +91,15 @@ class CudaTaskBench(Bench):
         self._draw(seed)
 
     def close(self) -> None:
+        torch.cuda.synchronize()  # nothing may be at work in memory that goes
         self._rig.workers.detach()
         for operands in self._operands.values():
             operands.close()
         for arena in self._arenas.values():
             arena.close()
+        self._operands, self._arenas = {}, {}
         self._cases.close()
+        torch.cuda.empty_cache()  # the driver, which gives the next arena its memory, does not see it as free
 
     def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         return self._on_the_gpu(lambda: self._timed(kernel, protocol, beat))

@@ -1,7 +1,6 @@
 """What candidates for a task are judged on: inputs from a seed nobody outside knows, and what each result may be."""
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,12 @@ CACHE_BYTES = 2 << 30
 OTHER_MULTIPLES = {"cpu": (1, 1), "cuda": (1, 1, 32, 32)}
 """What other sizes are multiples of, one each: a GPU's kernel that loads vectors may refuse odd ones."""
 MANY_FLOPS = 1 << 30
+INFINITY, NAN = float("inf"), float("nan")
+SPECIAL = {
+    **{"NaN": (NAN,), "infinity": (INFINITY,), "minus infinity": (-INFINITY,)},
+    "NaN and infinities": (INFINITY, -INFINITY, NAN, -INFINITY, INFINITY),
+}
+"""What stands in place of elements, each at a random place, by what it is called."""
 CPU_WORK = 1 << 22
 """Bytes or FLOP. References up to here run on the CPU where cases are on a GPU: some two hundred times in a
 verification, about a second."""
@@ -70,7 +75,7 @@ class TaskCases:
         self.rng = np.random.default_rng([seed, 1])
         self.others = self._others(np.random.default_rng([seed, 2]))
         """The task at sizes that nobody was shown."""
-        self._cases: OrderedDict[str, TaskCase] = OrderedDict()
+        self._cases: dict[str, TaskCase] = {}
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -97,21 +102,17 @@ class TaskCases:
 
         Its floating-point results may be what those of a case drawn alike may be: `exactly` asks more of the reference.
         """
-        alike, tensors = self.drawn("seed 0"), self._draw(self.task, f"timed {index}")
-        if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in alike.bounds):
-            return self._case(self.task, tensors)
-        with torch.no_grad(), _threads_for(self.task), in_full_precision():
-            results = self._known.bind(dict(self.task.sizes))(**widened(tensors))
-        pairs = zip(alike.bounds, results, strict=True)
-        found = tuple(replace(bound, exact=exact.to(self.device)) for bound, exact in pairs)
-        return TaskCase(self.task, self._placed(tensors), found)
+        return self._alike(self.drawn("seed 0"), self._draw(self.task, f"timed {index}"))
 
     def exactly(self, case: TaskCase) -> TaskCase:
         """The same case with the tolerance that is its own."""
         return self._case(case.task, case.tensors)
 
     def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase:
-        """A case that differs in one tensor, or in one element of it where elements stand for themselves."""
+        """A case that differs in one tensor, or in one element of it where elements stand for themselves.
+
+        Its results may be what the given case's may be, as `timed` has it.
+        """
         values = {**self._known.inputs, **self._known.weights}[tensor]
         key = f"{case.task} changed {tensor} {wholly}"
 
@@ -123,21 +124,46 @@ class TaskCases:
                 new = old.clone().flatten()
                 new[at] = _other(new[at], other.flatten()[at], values.domain)
                 other = new.reshape(old.shape)
-            return self._case(case.task, {**case.tensors, tensor: other})
+            return self._alike(case, {**case.tensors, tensor: other})
 
         return self._get(key, make)
+
+    @property
+    def real_tensors(self) -> list[str]:
+        """Inputs and weights in which any real number may stand."""
+        return [
+            name
+            for name, values in {**self._known.inputs, **self._known.weights}.items()
+            if values.domain is Domain.REAL
+        ]
+
+    def special(self, tensor: str, kind: str) -> TaskCase | None:
+        """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
+        base, key = self.drawn("special"), f"special {tensor} {kind}"
+        new = base.tensors[tensor].clone()
+        if not new.numel():
+            return None
+        for place, value in zip(
+            np.random.default_rng(self._mixed(key)).integers(new.numel(), size=5), SPECIAL[kind], strict=False
+        ):
+            new.view(-1)[int(place)] = value
+        try:
+            return self._get(key, lambda: self._case(self.task, {**base.tensors, tensor: new}))
+        except RuntimeError:  # a factorisation that finds no numbers
+            return None
 
     def close(self) -> None:
         """Give the memory of every case back."""
         self._cases.clear()
 
     def _get(self, key: str, make: Callable[[], TaskCase]) -> TaskCase:
-        if key not in self._cases:
-            self._cases[key] = make()
-        self._cases.move_to_end(key)
-        while len(self._cases) > 1 and sum(case.bytes for case in self._cases.values()) > self._cache_bytes:
-            self._cases.popitem(last=False)
-        return self._cases[key]
+        if key in self._cases:
+            return self._cases[key]
+        case = make()
+        # the first ones stay: every candidate meets all of them in the same order
+        if sum(kept.bytes for kept in self._cases.values()) + case.bytes <= self._cache_bytes:
+            self._cases[key] = case
+        return case
 
     def _case(self, task: Operation, tensors: Tensors) -> TaskCase:
         home = self._computes_on(task)
@@ -147,6 +173,18 @@ class TaskCases:
         with _threads_for(task), in_full_precision():
             found = bounds(self._known.bind(dict(task.sizes)), given)
         return TaskCase(task, self._placed(given), tuple(_moved(bound, self.device) for bound in found))
+
+    def _alike(self, known: TaskCase, tensors: Tensors) -> TaskCase:
+        """A case with a tolerance that is known; its own where a result is no floating-point number, or not finite."""
+        if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in known.bounds):
+            return self._case(known.task, tensors)
+        home = self._computes_on(known.task)
+        given = {name: tensor.to(home) for name, tensor in tensors.items()}
+        with torch.no_grad(), _threads_for(known.task), in_full_precision():
+            results = self._known.bind(dict(known.task.sizes))(**widened(given))
+        pairs = zip(known.bounds, results, strict=True)
+        found = tuple(replace(bound, exact=exact.to(self.device)) for bound, exact in pairs)
+        return TaskCase(known.task, self._placed(given), found)
 
     def _draw(self, task: Operation, key: str, distribution: Distribution = Distribution.NORMAL) -> Tensors:
         """Fresh values where the task's references run."""

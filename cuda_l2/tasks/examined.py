@@ -34,6 +34,7 @@ class Examined:
     reason: str = ""
     task: Operation | None = None  # at the sizes it was tried at
     written_bytes: int = 0  # that a run moves at the sizes as written; 0 where that is not known
+    sizes: tuple[tuple[str, int], ...] = ()  # all of the file's, as they were tried
     variable: tuple[str, ...] = ()  # sizes that may change while the weights stay
     distributions: tuple[str, ...] = ()  # of values on which its results are finite
     seconds: float = math.nan  # of one run of the reference

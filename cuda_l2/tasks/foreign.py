@@ -18,10 +18,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
 from cuda_l2.tasks.examined import Examined, Readiness
-from cuda_l2.tasks.foreign_file import Loaded, Need, Refused, clean, failing, line_of, raise_if_memory
+from cuda_l2.tasks.foreign_file import (
+    Loaded,
+    Need,
+    Refused,
+    clean,
+    failing,
+    is_symmetric,
+    line_of,
+    raise_if_memory,
+    structured,
+)
 from cuda_l2.tasks.fusion import NotTraceable, plan
 from cuda_l2.tasks.tolerance import Bounds, bounds
 from cuda_l2.tasks.values import Distribution
+from cuda_l2.tasks.warm import warm_vector_math
+
+ROUNDINGS = 16
+"""By so many steps of the type, of the largest result, runs may differ that do the same."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,7 @@ class Reference:
     inputs: list[Any]
     seconds: float  # of one run
     moves_buffers: bool
+    keys: dict[str, str]  # of the module's state, by the names of the weights
 
     def bounds(self) -> tuple[Bounds, ...]:
         try:
@@ -51,20 +66,29 @@ def reference(
     sizes: Mapping[str, int],
     seed: int,
     distribution: Distribution | None = None,
+    *,
+    device: str = "cpu",
+    weights_seed: int | None = None,
 ) -> Reference:
-    """Run the model: twice with other random numbers, then as at first. Refused where that does not agree."""
-    model, inputs = loaded.model(seed), loaded.inputs(seed + 1, distribution)
+    """Run the model: twice with other random numbers, then as at first. Refused where that does not agree.
+
+    weights_seed: of the module's weights, where not `seed`.
+    """
+    warm_vector_math()
+    model = loaded.model(seed if weights_seed is None else weights_seed).to(device)
+    inputs = [_on(value, device) for value in loaded.inputs(seed + 1, distribution)]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     start = time.perf_counter()
     first = _run(model, inputs, seed=1)
     seconds = time.perf_counter() - start
     moves = any(not _same(before[key], value) for key, value in model.state_dict().items())
-    if not _all_same(first, _run(model, inputs, seed=2)):
-        if _all_same(first, _run(model, inputs, seed=1)):
+    if not _all_near(first, _run(model, inputs, seed=2)):
+        again = _run(model, inputs, seed=1)
+        if _all_near(first, again):
             raise Refused(Readiness.RANDOM, "gives other results with other random numbers")
-        raise Refused(Readiness.STATEFUL, "gives another result when it runs again")
+        raise Refused(Readiness.STATEFUL, f"gives another result when it runs again{_apart(first, again)}")
     model.load_state_dict(before)
-    parameters = _parameter_names(model, len(inputs))
+    parameters = parameter_names(model, len(inputs))
     tensors = {parameters[i]: value for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     keys = {_free(key.replace(".", "_"), parameters): key for key in before}
     tensors |= {name: before[key].detach().clone() for name, key in keys.items()}
@@ -87,7 +111,28 @@ def reference(
     )
     if not any(bool(value.isfinite().any()) for value in first):
         raise Refused(Readiness.REFERENCE_FAILS, "its reference gives no finite number")
-    return Reference(task, function, tensors, model, inputs, seconds, moves)
+    return Reference(task, function, tensors, model, inputs, seconds, moves, keys)
+
+
+def changed(tensor: torch.Tensor, seed: int, *, wholly: bool) -> torch.Tensor:
+    """Other real numbers in place of all or of one; zeros and symmetry that look meant stay. Refused where none."""
+    if not tensor.dtype.is_floating_point or not bool(tensor.any()):
+        raise Refused(Readiness.UNSUPPORTED, "only real numbers can be changed")
+    if wholly:
+        return structured(tensor, 1 - tensor)
+    new = tensor.clone(memory_format=torch.contiguous_format)
+    places = new.flatten().nonzero().flatten()
+    at = int(places[torch.randint(len(places), (), generator=torch.Generator().manual_seed(seed))])
+    new.view(-1)[at] = 4 - 2 * new.view(-1)[at]
+    return _mirrored(tensor, new, at)
+
+
+def _mirrored(tensor: torch.Tensor, new: torch.Tensor, at: int) -> torch.Tensor:
+    """Where the tensor is symmetric, the changed one is too."""
+    if is_symmetric(tensor):
+        row, column = divmod(at, tensor.shape[1])
+        new[column, row] = new[row, column]
+    return new
 
 
 def examine(
@@ -101,6 +146,7 @@ def examine(
     budget_bytes: int,
     budget_flops: int,
     parts: bool,
+    device: str = "cpu",
 ) -> Examined:
     """All that is to be known of a file before it is worked on; never raises but for a lack of memory in itself."""
     written: Need | None = None
@@ -114,7 +160,7 @@ def examine(
         if need and need.peak_bytes > memory_bytes:
             reason = f"takes about {need.peak_bytes / 2**30:.1f} GiB to verify, {memory_bytes / 2**30:.1f} are allowed"
             raise Refused(Readiness.TOO_LARGE, reason)
-        found = reference(loaded, name, revision, chosen, seed)
+        found = reference(loaded, name, revision, chosen, seed, device=device)
         limits = found.bounds()
         for limit, result in zip(limits, found.function(**_copied(found.tensors)), strict=True):
             wrong = limit.violation(result)
@@ -131,10 +177,11 @@ def examine(
             *(name, Readiness.READY, ""),
             task=found.task,
             written_bytes=written.given_bytes + written.made_bytes if written else 0,
+            sizes=tuple((loaded.written | chosen).items()),
             variable=loaded.variable(),
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
-            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d)),
+            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d, device)),
             eager_max=max(limit.eager_max for limit in limits),
             max_allowed=max(limit.max_allowed for limit in limits),
             parts=pieces,
@@ -145,9 +192,9 @@ def examine(
         return Examined(name, refused.status, clean(refused.reason), written_bytes=bytes_)
 
 
-def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution) -> bool:
+def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution, device: str) -> bool:
     """Whether the reference gives finite numbers on these values."""
-    inputs = loaded.inputs(seed, distribution)
+    inputs = [_on(value, device) for value in loaded.inputs(seed, distribution)]
     try:
         results = _run(found.model, inputs, seed)
     except Refused:
@@ -170,6 +217,10 @@ def _run(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[torch.Tens
         return _results(model(*[v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]))
 
 
+def _on(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
 def _results(output: Any) -> tuple[torch.Tensor, ...]:
     leaves = tree_leaves(output)
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -187,7 +238,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     return Tensor(name, dtype, tuple(value.shape))
 
 
-def _parameter_names(model: nn.Module, count: int) -> list[str]:
+def parameter_names(model: nn.Module, count: int) -> list[str]:
     """Of what forward takes, in order; numbered where it does not name them."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
@@ -218,8 +269,24 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def _all_same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+def _all_near(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(_near(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _apart(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> str:
+    """By how much, where that can be said."""
+    if [x.shape for x in a] != [x.shape for x in b]:
+        return ""
+    apart = [float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True) if x.numel()]
+    return f", up to {max(apart):.3g} apart" if apart else ""
+
+
+def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal but for rounding: sums on several threads need not be the same bit for bit."""
+    if a.shape != b.shape or not a.dtype.is_floating_point or not a.isfinite().any():
+        return _same(a, b)
+    step = ROUNDINGS * torch.finfo(a.dtype).eps * a[a.isfinite()].abs().max()
+    return bool(((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= step)).all())
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -31,6 +31,9 @@ COPIES = 6
 LEAST_LARGE = 16
 """A number of the file that weights depend on and that is smaller is left alone: a window, a stride, a dimension."""
 
+MEANT_ZEROS = 0.05
+"""So large a share of zeros in a file's own inputs is a triangle, a diagonal or a mask."""
+
 
 class Refused(Exception):
     """The file is no task for us."""
@@ -85,6 +88,11 @@ class Loaded:
             torch.distributions.Distribution.set_default_validate_args(True)
         size = sum(_bytes(tensor) for tensor in given if isinstance(tensor, torch.Tensor))
         return Need(size, counter.total, counter.largest, int(flops.get_total_flops()))
+
+    def arguments(self) -> Any:
+        """Of the module's constructor: a list, or a dictionary of keywords."""
+        with failing("its model cannot be made"):
+            return self.namespace.get_init_inputs()
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -163,7 +171,7 @@ class Loaded:
         """Whole numbers of the file that these functions read; those of a tuple are named shape_0, shape_1."""
         names: list[str] = []
         for function in functions:
-            names += _names_read(getattr(getattr(self.namespace, function), "__code__", None))
+            names += self._names_read(function, set())
         sizes: dict[str, int] = {}
         for name in dict.fromkeys(names):
             value = getattr(self.namespace, name, None)
@@ -172,6 +180,15 @@ class Loaded:
             elif _is_size(value):
                 sizes[name] = value
         return sizes
+
+    def _names_read(self, function: str, seen: set[str]) -> list[str]:
+        """Global names that a function of the file reads, and those it calls."""
+        names = _names_read(getattr(getattr(self.namespace, function, None), "__code__", None))
+        seen.add(function)
+        for name in names.copy():
+            if name not in seen and isinstance(getattr(self.namespace, name, None), types.FunctionType):
+                names += self._names_read(name, seen)
+        return names
 
     def _get(self, name: str) -> int:
         return self._sizes("get_inputs", "get_init_inputs")[name]
@@ -196,7 +213,18 @@ def _redrawn(value: Any, generator: torch.Generator, distribution: Distribution)
         return value
     if bool((value.abs().eq(1) | value.eq(0)).all()) or torch.allclose(value.sum(-1), torch.ones(()).to(value)):
         return value
-    return real(tuple(value.shape), generator, distribution).to(value.dtype).contiguous()
+    return structured(value, real(tuple(value.shape), generator, distribution).to(value.dtype)).contiguous()
+
+
+def structured(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Other numbers with the zeros and the symmetry of a tensor, which may be part of what is computed."""
+    if int((value == 0).sum()) > MEANT_ZEROS * value.numel():
+        other = torch.where(value == 0, 0, other)
+    return other.tril() + other.tril(-1).mT if is_symmetric(value) else other
+
+
+def is_symmetric(value: torch.Tensor) -> bool:
+    return value.ndim == 2 and value.shape[0] == value.shape[1] > 1 and bool((value == value.mT).all())
 
 
 def _execute(path: Path) -> types.ModuleType:

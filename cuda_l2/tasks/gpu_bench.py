@@ -1,4 +1,4 @@
-"""The tasks that a GPU's figures are about: those of our own that families write kernels for, one of each kind of work."""
+"""The tasks that a GPU's figures are about: of those that families write kernels for, some of each kind of work."""
 
 from cuda_l2.tasks._base import definition
 

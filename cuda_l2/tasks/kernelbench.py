@@ -1,7 +1,7 @@
 """KernelBench's tasks from a checkout of one's own: found here, run in a sandboxed process, believed in nothing.
 
 The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
-Each run has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
+Each file has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
 write nothing into that folder once the file has run.
 """
 
@@ -11,30 +11,28 @@ import json
 import math
 import os
 import re
-import socket
 import stat
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-import cuda_l2
-from cuda_l2 import sandbox, scratch
+from cuda_l2 import sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
 from cuda_l2.tasks import reference_server
 from cuda_l2.tasks.examined import Examined, Readiness
+from cuda_l2.tasks.foreign_process import ForeignProcess, Gone
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
 
-T = TypeVar("T")
+Tensors = dict[str, torch.Tensor]
 
 LEVELS = (1, 2, 3)
-START_TIMEOUT_S = 120.0
+SERVER_BYTES = 1 << 30
+"""What a server with torch loaded may take beside what its file does."""
 MAX_RESULT_BYTES = 8 << 20
 MAX_SOURCE_BYTES = 1 << 20
 MAX_REASON = 400
@@ -55,18 +53,26 @@ class Effort:
     """What one file may take. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
 
     timeout_s: float = 120.0
-    memory_bytes: int = 8 << 30
+    memory_bytes: int = 8 << 30  # of a process, and of all of a file's together
     budget_bytes: int = 1 << 28
     budget_flops: int = 4 * 10**9
+    device: str = "cpu"  # where references run: cpu or cuda
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs and weights by name, and what each output may be."""
+    """Inputs and weights by name, and what each output may be.
+
+    numbers: those of the inputs that are no tensors in the file. keys: of the module's state, by the weights' names.
+    initial: the constructor's arguments, a list, or a dictionary of keywords; None where they are not plain data.
+    """
 
     task: Operation
-    tensors: dict[str, torch.Tensor]
+    tensors: Tensors
     bounds: dict[str, Bounds]
+    numbers: dict[str, bool | int | float]
+    keys: dict[str, str]
+    initial: list[Any] | dict[str, Any] | None
 
 
 def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
@@ -98,49 +104,131 @@ def _number(path: Path) -> tuple[int, str]:
 
 
 class References:
-    """Runs files, each run in a sandbox of its own."""
+    """Runs files, each in a sandbox of its own."""
 
     def __init__(self, effort: Effort = Effort()) -> None:
         self.effort = effort
+
+    def open(self, entry: Entry) -> "OpenedFile":
+        """One file in a sandbox, for many runs; UserError where it cannot be read."""
+        try:
+            return OpenedFile(entry, self.effort)
+        except _Lost as lost:
+            raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
 
     def examine(
         self, entry: Entry, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False
     ) -> Examined:
         """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
-        job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
         try:
-            return self._run(entry, job, lambda folder: _read_examined(folder, entry))
+            with OpenedFile(entry, self.effort) as file:
+                return file.examine(sizes=sizes, seed=seed, parts=parts)
         except _Lost as lost:
             return Examined(entry.name, lost.status, lost.reason)
 
+
+class OpenedFile:
+    """One file in a sandbox that serves many runs, each in a process forked for it. A context manager.
+
+    A run that outlasts its time or takes the sandbox with it ends the sandbox; the next run starts another.
+    """
+
+    def __init__(self, entry: Entry, effort: Effort) -> None:
+        self.entry, self.effort = entry, effort
+        self._text = _text(entry.path)
+        if _revision(self._text) != entry.revision:
+            raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
+        self._process: ForeignProcess | None = None
+
+    def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
+        """Load it, run it, check that it can be a task. Never raises for what the file does."""
+        job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
+        try:
+            return _read_examined(self._do(job), self.entry)
+        except _Lost as lost:
+            return Examined(self.entry.name, lost.status, lost.reason)
+
     def case(
         self,
-        entry: Entry,
         *,
         seed: int,
         sizes: Mapping[str, int] | None = None,
         distribution: Distribution | None = None,
+        changed: str = "",
+        wholly: bool = False,
+        weights_seed: int | None = None,
     ) -> Case:
         """What to judge a candidate by; UserError where the file does not give it.
 
         distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
-        an unlucky order are as far off as products in less.
+        an unlucky order are as far off as products in less. changed: a tensor of real numbers that has another value
+        in one element than the same case otherwise has, or in all. weights_seed: of the module's weights, where not
+        `seed`.
         """
         job = {"action": "case", "sizes": dict(sizes or {}), "seed": seed, "distribution": distribution or ""}
-        try:
-            return self._run(entry, job, lambda folder: _read_case(folder, entry))
-        except _Lost as lost:
-            raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
+        job |= {"changed": changed, "wholly": wholly, "weights_seed": seed if weights_seed is None else weights_seed}
+        with self._failing():
+            return _read_case(self._do(job), self.entry)
 
-    def _run(self, entry: Entry, job: dict[str, Any], read: Callable[[Path], T]) -> T:
-        effort = self.effort
+    def inputs(
+        self,
+        *,
+        seeds: Sequence[int],
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+    ) -> list[Tensors]:
+        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none."""
+        job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds), "distribution": distribution or ""}
+        with self._failing():
+            return _read_inputs(self._do(job), len(seeds))
+
+    def close(self) -> None:
+        if self._process:
+            self._process.close()
+            self._process = None
+
+    def __enter__(self) -> "OpenedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _do(self, job: dict[str, Any]) -> Path:
+        """The folder with what the run left; _Lost where it left nothing."""
+        effort, entry = self.effort, self.entry
         job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
-        job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops}
-        text = _text(entry.path)
-        if _revision(text) != entry.revision:
-            raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
-        with contextlib.closing(_Server(text)) as server:
-            return read(server.do(job, effort.timeout_s))
+        job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops, "device": effort.device}
+        if self._process is None:
+            on_gpu = effort.device != "cpu"
+            self._process = ForeignProcess(
+                Path(reference_server.__file__),
+                {reference_server.TASK: self._text},
+                memory_bytes=effort.memory_bytes + SERVER_BYTES,
+                devices=sandbox.gpu_devices() if on_gpu else (),
+            )
+        try:
+            status = self._process.ask(job, effort.timeout_s).get("status")
+            if type(status) is not int:
+                raise Gone
+        except TimeoutError:
+            self.close()
+            raise _Lost(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
+        except Gone as gone:
+            self.close()
+            if gone.reason:
+                raise _Lost(Readiness.TOO_LARGE, gone.reason) from None
+            raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
+        if status:
+            what = f"signal {-status}" if status < 0 else f"status {status}"
+            raise _Lost(Readiness.CRASHED, f"its process ended by {what}")
+        return self._process.folder
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except _Lost as lost:
+            raise UserError(f"{self.entry.path}: {lost.status}: {lost.reason}") from None
 
 
 def examine_all(
@@ -158,74 +246,6 @@ class _Lost(Exception):
     def __init__(self, status: Readiness, reason: str) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
-
-
-class _Server:
-    """One sandboxed process with torch loaded, for one run of one file."""
-
-    def __init__(self, text: bytes) -> None:
-        if sandbox.kind() is sandbox.Kind.LIMITS:
-            raise UserError("there is no sandbox to run KernelBench's files in; apt install bubblewrap")
-        self.folder = scratch.make_folder().resolve()
-        (self.folder / reference_server.TASK).write_bytes(text)
-        self._connection, theirs = socket.socketpair()
-        search = [str(Path(path).absolute()) for path in sys.path if path]
-        arguments = [sys.executable, "-I", str(Path(reference_server.__file__)), str(theirs.fileno())]
-        command = sandbox.wrap([*arguments, json.dumps(search)], self.folder, reads=_readable())
-        try:
-            with theirs, tempfile.TemporaryFile() as log:
-                self._process = sandbox.start(
-                    command, pass_fds=(theirs.fileno(),), stdout=log, stderr=log, cwd=self.folder
-                )
-                theirs.close()
-                try:
-                    answer = self._answer(START_TIMEOUT_S)
-                except (OSError, ValueError):
-                    log.seek(0)
-                    said = log.read(sandbox.MAX_OUTPUT_BYTES).decode(errors="replace").strip()
-                    answer = {"error": said[-300:] or "no answer"}
-            if "error" in answer:
-                raise UserError(f"the process for KernelBench's files does not start: {answer['error']}")
-        except BaseException:
-            self.close()
-            raise
-
-    def do(self, job: dict[str, Any], timeout_s: float) -> Path:
-        """The folder with what the file left, no process of its own left to change it; _Lost where it left nothing."""
-        try:
-            self._connection.sendall(json.dumps(job).encode() + b"\n")
-            status = self._answer(timeout_s).get("status")
-            if type(status) is not int:
-                raise ValueError("no status")
-        except TimeoutError:
-            raise _Lost(Readiness.TIMED_OUT, f"did not finish within {timeout_s:.0f} s") from None
-        except (OSError, ValueError):
-            raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
-        finally:
-            self._end()
-        if status:
-            what = f"signal {-status}" if status < 0 else f"status {status}"
-            raise _Lost(Readiness.CRASHED, f"its process ended by {what}")
-        return self.folder
-
-    def _answer(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            answer = json.loads(sandbox.receive_line(self._connection, timeout_s, MAX_RESULT_BYTES))
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
-        if not isinstance(answer, dict):
-            raise ValueError("no object")
-        return answer
-
-    def _end(self) -> None:
-        if hasattr(self, "_process"):
-            sandbox.kill(self._process)  # with it goes every process of its namespace
-            self._process.wait()
-
-    def close(self) -> None:
-        self._end()
-        self._connection.close()
-        scratch.remove(self.folder)
 
 
 def _text(path: Path) -> bytes:
@@ -259,6 +279,8 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
             raise ValueError("no number")
         for task in filter(None, (examined.task, *examined.parts)):
             _require_line(str(task))
+        if not all(isinstance(size, int) for _, size in examined.sizes):
+            raise ValueError("no number")
         to_json(examined)
     except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
         raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
@@ -279,16 +301,7 @@ def _read_case(folder: Path, entry: Entry) -> Case:
         task = from_json(Operation, json.dumps(header["task"]))
         if (task.name, task.revision) != (entry.name, entry.revision):
             raise ValueError("another task")
-        sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in header["tensors"]]
-        data = bytearray(_read(folder / reference_server.TENSORS, sum(sizes)))
-        if len(data) != sum(sizes):
-            raise ValueError("short")
-        parts: dict[tuple[str, str], torch.Tensor] = {}
-        offset = 0
-        for (role, name, dtype, shape), size in zip(header["tensors"], sizes, strict=True):
-            raw = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
-            parts[role, name] = raw.clone().view(getattr(torch, dtype)).reshape(shape)
-            offset += size
+        parts = {(role, name): tensor for (role, name), tensor in _read_tensors(folder, header["tensors"])}
         bounds = {
             output.name: Bounds(
                 parts["exact", output.name],
@@ -299,11 +312,49 @@ def _read_case(folder: Path, entry: Entry) -> Case:
             for output in task.outputs
         }
         tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
+        numbers = {
+            tensor.name: header["numbers"][tensor.name] for tensor in task.inputs if tensor.name in header["numbers"]
+        }
+        if not all(isinstance(number, bool | int | float) for number in numbers.values()):
+            raise ValueError("no number")
+        keys = {tensor.name: _require_line(header["keys"][tensor.name]) for tensor in task.weights}
+        initial = header["initial"]
+        if not isinstance(initial, list | dict | None):
+            raise ValueError("no arguments")
     except _Lost:
         raise
     except Exception as error:  # noqa: BLE001 - as above
         raise _Lost(Readiness.CRASHED, f"left no case that can be read: {type(error).__name__}") from None
-    return Case(task, tensors, bounds)
+    return Case(task, tensors, bounds, numbers, keys, initial)
+
+
+def _read_inputs(folder: Path, count: int) -> list[Tensors]:
+    try:
+        header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
+        if "status" in header:
+            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
+        sets: list[Tensors] = [{} for _ in range(count)]
+        for (index, name), tensor in _read_tensors(folder, header["tensors"]):
+            sets[int(index)][str(name)] = tensor
+    except _Lost:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _Lost(Readiness.CRASHED, f"left no inputs that can be read: {type(error).__name__}") from None
+    return sets
+
+
+def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:
+    """Tensors whose bytes lie one after the other, each by the two words before its type and shape."""
+    sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in listed]
+    data = bytearray(_read(folder / reference_server.TENSORS, sum(sizes)))
+    if len(data) != sum(sizes):
+        raise ValueError("short")
+    found, offset = [], 0
+    for (role, name, dtype, shape), size in zip(listed, sizes, strict=True):
+        raw = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
+        found.append(((role, name), raw.clone().view(getattr(torch, dtype)).reshape(shape)))
+        offset += size
+    return found
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -311,13 +362,3 @@ def _read(path: Path, limit: int) -> bytes:
     if data is None:
         raise ValueError(f"no {path.name}")
     return data
-
-
-def _readable() -> list[Path]:
-    """What the process must read beside the system's folders: Python, its packages, this package."""
-    package = Path(cuda_l2.__file__).parent
-    folders = [Path(sys.prefix), Path(sys.base_prefix), package]
-    folders += [Path(path) for path in sys.path if path.endswith("-packages")]
-    folders += [path.resolve() for path in folders]
-    system = (Path("/"), Path("/usr"))
-    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]

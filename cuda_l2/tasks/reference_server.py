@@ -1,8 +1,9 @@
 """The program inside the sandbox that runs one of KernelBench's files, in a child of its own.
 
-Started by kernelbench.py for every run, in a folder with `task.py`. It reads one job, a JSON line, from its socket and
-answers with one line. The child leaves `result.json` in the folder, and `tensors` where a case was asked for. What a
-file does to its process (memory, time, a crash) it does to the child. Ends when the socket closes, and its child too.
+Started by kernelbench.py for every file, in a folder with `task.py`. It reads jobs, a JSON line each, from its socket
+and answers each with one line. The child leaves `result.json` in the folder, and `tensors` where a case was asked for.
+What a run does to its process (memory, time, a crash) it does to its child. Ends when the socket closes, and its child
+too.
 """
 
 import json
@@ -10,6 +11,7 @@ import os
 import resource
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +33,17 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
         answer = {"error": f"{type(error).__name__}: {error}"}
     _send(connection, answer)
-    line = b""
-    while not line.endswith(b"\n"):
-        part = connection.recv(1 << 16)
-        if not part:
-            return
-        line += part
-    job = json.loads(line)
-    most = job["memory_bytes"]
-    limits = {
-        resource.RLIMIT_AS: most + LIBRARIES_BYTES,
-        resource.RLIMIT_FSIZE: most,
-        resource.RLIMIT_CORE: 0,
-    }
     from cuda_l2.build.compile_server import in_child  # noqa: PLC0415
 
-    _send(connection, {"status": in_child(connection, limits, lambda: _do(job))})
+    for line in connection.makefile("r", encoding="utf-8"):
+        job = json.loads(line)
+        most = job["memory_bytes"]
+        limits = {resource.RLIMIT_FSIZE: most, resource.RLIMIT_CORE: 0}
+        if job["device"] == "cpu":  # CUDA reserves more address space than there is memory
+            limits[resource.RLIMIT_AS] = most + LIBRARIES_BYTES
+        for name in (RESULT, TENSORS):
+            Path(name).unlink(missing_ok=True)  # no run's answer is taken for another's
+        _send(connection, {"status": in_child(connection, limits, partial(_do, job))})
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -64,6 +61,9 @@ def _do(job: dict[str, Any]) -> int:
         if job["action"] == "case":
             _case(path, job)
             return 0
+        if job["action"] == "inputs":
+            _inputs(path, job)
+            return 0
         examined = foreign.examine(
             *(path, name, revision),
             sizes=job["sizes"],
@@ -72,6 +72,7 @@ def _do(job: dict[str, Any]) -> int:
             budget_bytes=job["budget_bytes"],
             budget_flops=job["budget_flops"],
             parts=job["parts"],
+            device=job["device"],
         )
     except MemoryError:
         examined = Examined(name, Readiness.TOO_LARGE, "does not fit in memory")
@@ -92,11 +93,19 @@ def _case(path: Path, job: dict[str, Any]) -> None:
 
     sizes, distribution = job["sizes"], Distribution(job["distribution"]) if job["distribution"] else None
     loaded = Loaded(path, sizes)
-    found = foreign.reference(loaded, job["name"], job["revision"], sizes, job["seed"], distribution)
+    found = foreign.reference(
+        *(loaded, job["name"], job["revision"], sizes, job["seed"], distribution),
+        device=job["device"],
+        weights_seed=job["weights_seed"],
+    )
+    if job["changed"]:
+        name = job["changed"]
+        found.tensors[name] = foreign.changed(found.tensors[name], job["seed"], wholly=job["wholly"])
     limits = found.bounds()
     outputs = [tensor.name for tensor in found.task.outputs]
     given = zip(found.task.inputs, found.inputs, strict=True)
-    tensors = {t.name: torch.as_tensor(value) for t, value in given} | found.tensors
+    values = {tensor.name: value for tensor, value in given}
+    tensors = {name: torch.as_tensor(value) for name, value in values.items()} | found.tensors  # changed ones
     listed = [("given", name, tensor) for name, tensor in tensors.items()]
     for name, limit in zip(outputs, limits, strict=True):
         listed += [("exact", name, limit.exact), ("free", name, limit.free)]
@@ -107,11 +116,53 @@ def _case(path: Path, job: dict[str, Any]) -> None:
             name: [limit.rms_allowed, limit.max_allowed, limit.eager_rms, limit.eager_max]
             for name, limit in zip(outputs, limits, strict=True)
         },
+        "numbers": {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)},
+        "keys": found.keys,
+        "initial": _plain(loaded.arguments()),
     }
+    _leave(header, [tensor for _, _, tensor in listed])
+
+
+def _inputs(path: Path, job: dict[str, Any]) -> None:
+    """The file's own inputs for several seeds, without running its module."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.tasks import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.foreign_file import Loaded  # noqa: PLC0415
+    from cuda_l2.tasks.values import Distribution  # noqa: PLC0415
+
+    loaded, distribution = (
+        Loaded(path, job["sizes"]),
+        Distribution(job["distribution"]) if job["distribution"] else None,
+    )
+    names = foreign.parameter_names(loaded.model(0), len(loaded.inputs(0)))
+    listed = [
+        (index, name, value)
+        for index, seed in enumerate(job["seeds"])
+        for name, value in zip(names, loaded.inputs(seed + 1, distribution), strict=True)
+        if isinstance(value, torch.Tensor)
+    ]
+    tensors = [(index, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for index, name, t in listed]
+    _leave({"tensors": tensors}, [tensor for _, _, tensor in listed])
+
+
+def _leave(header: dict[str, Any], tensors: list[Any]) -> None:
+    import torch  # noqa: PLC0415
+
     with Path(TENSORS).open("wb") as file:
-        for _, _, tensor in listed:
-            file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for tensor in tensors:
+            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     Path(RESULT).write_text(json.dumps(header))
+
+
+def _plain(value: Any) -> Any:
+    """A constructor's arguments as data; None where they are none."""
+    from cuda_l2.tasks.arguments import encode  # noqa: PLC0415
+
+    try:
+        return encode(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 if __name__ == "__main__":

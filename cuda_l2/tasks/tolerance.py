@@ -18,6 +18,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from cuda_l2.tasks.warm import warm_vector_math
+
 EAGER_FACTOR = 1.25
 """As for matrix products: a candidate's error over that of the baseline."""
 ROUNDING = 2.0**-24
@@ -115,6 +117,7 @@ class Bounds:
 
 def bounds(function: Function, tensors: Mapping[str, torch.Tensor], seed: int = 0) -> tuple[Bounds, ...]:
     """What each output may be on these tensors. The function works in the type of its arguments; they are kept."""
+    warm_vector_math()
     with torch.no_grad():
         eager = function(**{name: tensor.clone() for name, tensor in tensors.items()})
         exact = function(**widened(tensors))
@@ -145,9 +148,10 @@ def _bounds(
         return Bounds(exact.to(dtype), dtype, free)
     rounded = exact.to(dtype)
     finite = rounded.isfinite()
-    free = eager.isfinite() != finite  # PyTorch itself overflows there, or rounding decides
+    kind = _kinds(rounded)
+    free = _kinds(eager) != kind  # PyTorch itself overflows there, or rounding decides
     for other in (*moved, *choices):
-        free |= other.to(dtype).isfinite() != finite
+        free |= _kinds(other.to(dtype)) != kind
     measured = finite & ~free
     eager_rms, eager_max, _ = _errors(eager, exact, measured)
     factors = [*[ROUNDING_FACTOR] * (len(moved) - 1), SAME_WAY_FACTOR]
@@ -166,6 +170,11 @@ def _bounds(
         eager_rms=eager_rms,
         eager_max=eager_max,
     )
+
+
+def _kinds(tensor: torch.Tensor) -> torch.Tensor:
+    """0 for numbers, 1 and -1 for infinities, 2 for NaN."""
+    return torch.where(tensor.isfinite(), 0, torch.where(tensor.isnan(), 2, tensor.sign())).to(torch.int8)
 
 
 def _errors(found: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> tuple[float, float, torch.Tensor]:

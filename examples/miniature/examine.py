@@ -129,7 +129,7 @@ def figures(
     correct = sum(answers.correct for answers in chosen)
     speedups = [speedup for answers in chosen for speedup in answers.speedups]
     bests = [timed[answers.shape][Candidate(answers.best).id] if answers.best else 0.0 for answers in chosen]
-    taught = [max(timed[answers.shape].get(key, 0.0) for key in training) for answers in chosen]
+    taught = [max(timed[answers.shape][key] for key in training) for answers in chosen]
     ratios = [best / other for best, other in zip(bests, taught, strict=True)]
     new = [sum(getattr(answers, part) for answers in chosen) for part in ("novel_text", "novel_tree", "held")]
     shares = [count / correct if correct else math.nan for count in new]

@@ -8,10 +8,11 @@ text. Interrupted, it goes on. docs/learning.md has results.
 """
 
 import argparse
-import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, median
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would disturb timings
 
@@ -23,17 +24,14 @@ from cuda_l2.archive import Archive
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.commands.train import command as train
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.records import Candidate
 from cuda_l2.rigs import Rig, open_rig
 
 HERE = Path(__file__).parent
 PROMPTS = HERE / "prompts"
 TASKS = tuple(f"{name}:rows=32,columns=1000" for name in ("sum_rows", "variance_rows", "relu_squared"))
 SCHEDULES = 30
-SFT_STEPS, RL_STEPS = 150, 30
+SFT_STEPS, RL_STEPS = 400, 30
 ANSWERS, ANSWER_TOKENS = 16, 320
-YARDSTICKS = 3  # best training kernels that are timed with the answers
-CONTEST = "contest.json"
 NAMES = {
     "tuned": "SFT",
     "rl": "general-rl, contrastive",
@@ -53,10 +51,9 @@ def main() -> None:
         outs = [given.out / f"seed-{seed}" for seed in given.seeds]
         for out, seed in zip(outs, given.seeds, strict=True):
             _train_and_examine(out, seed, taught, rig)
-            _contest(out, taught, rig)
-            _print(f"Seed {seed}", [out], taught)
+            _print(f"Seed {seed}", [out])
         if len(outs) > 1:
-            _print(f"{len(outs)} seeds", outs, taught)
+            _print(f"{len(outs)} seeds", outs)
 
 
 def _train_and_examine(out: Path, seed: int, taught: teacher.Teacher, rig: Rig) -> None:
@@ -119,30 +116,29 @@ def _examine(out: Path, name: str, shown: int, on_tasks: bool, taught: teacher.T
     examine.save(path, found)
 
 
-def _contest(out: Path, taught: teacher.Teacher, rig: Rig) -> None:
-    """Time the best answers of all stages, and the best training kernels, beside one another; kept by task and id."""
-    path = out / CONTEST
-    if path.exists():
-        return
-    found = [answers for name in NAMES for shown in (0, 2) for answers in examine.load(out / f"{name}-{shown}.json")]
-    timed = {}
-    for task in taught.trials:
-        bests = [Candidate(answers.best) for answers in found if answers.shape == str(task) and answers.best]
-        timed[str(task)] = examine.contest(str(task), [*taught.best(YARDSTICKS, task), *bests], rig)
-    path.write_text(json.dumps(timed, indent=1) + "\n")
+def _print(title: str, outs: Sequence[Path]) -> None:
+    """Shares of all answers; of correct ones each task's median speedup, and the share that no training text has.
 
-
-def _print(title: str, outs: Sequence[Path], taught: teacher.Teacher) -> None:
-    training = [candidate.id for task in taught.trials for candidate in taught.best(YARDSTICKS, task)]
+    Of several seeds the means.
+    """
+    names = [text.partition(":")[0] for text in TASKS]
     for shown in (0, 2):
-        print(f"\n{title}, {shown} exemplars in the question:\n\n{examine.head()}")
+        print(f"\n{title}, {shown} exemplars in the question:\n")
+        print(f"| stage | builds | correct | {' | '.join(names)} | new schedule |\n|{'---|' * (4 + len(names))}")
         for name, words in NAMES.items():
-            seeds = []
-            for out in outs:
-                timed = json.loads((out / CONTEST).read_text())
-                answers = examine.load(out / f"{name}-{shown}.json")
-                seeds.append(examine.figures(answers, list(timed), timed, training))
-            print(examine.row(words, seeds), flush=True)
+            rows = [_figures(examine.load(out / f"{name}-{shown}.json")) for out in outs]
+            means = [fmean(column) for column in zip(*rows, strict=True)]
+            forms = ["{:.0%}", "{:.0%}", *["{:.2f}"] * len(names), "{:.0%}"]
+            cells = [form.format(value) for form, value in zip(forms, means, strict=True)]
+            print(f"| {' | '.join([words, *cells])} |", flush=True)
+
+
+def _figures(found: Sequence[examine.Answers]) -> list[float]:
+    asked, built, correct, new = (
+        sum(getattr(answers, part) for answers in found) for part in ("asked", "built", "correct", "novel_text")
+    )
+    medians = [median(answers.speedups) if answers.speedups else math.nan for answers in found]
+    return [built / asked, correct / asked, *medians, new / correct if correct else math.nan]
 
 
 if __name__ == "__main__":

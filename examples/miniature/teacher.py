@@ -25,8 +25,6 @@ from cuda_l2.retrieve.sources import installed_sources
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 
-Schedule = tuple[str, tuple[tuple[str, int], ...]]
-"""A family's name and its choices."""
 HELD_SHARE = 0.1
 SNIPPETS, SNIPPET_CHARS = 150, 500
 
@@ -38,17 +36,16 @@ class Teacher:
     trials: dict[Task, list[Trial]]  # best first, none held out
     held_out: list[Candidate]
 
-    def best(self, count: int, task: Task | None = None) -> list[Candidate]:
-        """Training kernels whose schedules have the best mean speedup over the tasks: those for one task, or any."""
-        means: dict[Schedule, list[float]] = {}
-        sources: dict[Schedule, Candidate] = {}
-        for of, trials in self.trials.items():
+    def best(self, count: int) -> list[Candidate]:
+        """Training kernels by their mean speedup over the tasks."""
+        means: dict[str, list[float]] = {}
+        sources = {}
+        for trials in self.trials.values():
             for trial in trials:
-                means.setdefault(_schedule(trial.candidate), []).append(trial.speedup)
-                if task in (None, of):
-                    sources[_schedule(trial.candidate)] = trial.candidate
+                means.setdefault(trial.candidate.id, []).append(trial.speedup)
+                sources[trial.candidate.id] = trial.candidate
         ranked = sorted(means, key=lambda key: -fmean(means[key]))
-        return [sources[key] for key in ranked if key in sources][:count]
+        return [sources[key] for key in ranked[:count]]
 
 
 def measure(tasks: Sequence[Task], count: int, rig: Rig, archive: Archive) -> Teacher:
@@ -71,10 +68,6 @@ def measure(tasks: Sequence[Task], count: int, rig: Rig, archive: Archive) -> Te
         for task, found in trials.items()
     }
     return Teacher(kept, list(held_out.values()))
-
-
-def _schedule(candidate: Candidate) -> Schedule:
-    return candidate.family, candidate.schedule
 
 
 def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: int) -> None:

@@ -26,6 +26,7 @@ typedef void (*task_fn)(void *, int64_t);
 typedef void (*parallel_for_fn)(int64_t, task_fn, void *);
 
 static float root(float x) { /* Newton's, from a rough start */
+    if (x == __builtin_inff()) return 0;
     union { float f; uint32_t u; } y = {x};
     y.u = 0x5f375a86u - (y.u >> 1);
     for (int i = 0; i < 4; ++i) y.f *= 1.5f - 0.5f * x * y.f * y.f;

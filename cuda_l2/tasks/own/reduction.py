@@ -19,6 +19,8 @@ _CHANNEL_AFFINE = {"gain": normal("channels"), "shift": normal("channels")}
 
 TASKS = (
     Definition("sum_rows", lambda x: x.sum(-1), _X, **_SIZES, flops="rows*columns"),
+    Definition("sum_columns", lambda x: x.sum(0), _X, **_SIZES, flops="rows*columns"),
+    Definition("max_columns", lambda x: x.amax(0), _X, **_SIZES),
     Definition("mean_columns", lambda x: x.mean(0), _X, **_SIZES, flops="rows*columns"),
     Definition("sum_all", lambda x: x.sum(), _X, **_SIZES, flops="rows*columns"),
     Definition("variance_rows", lambda x: x.var(-1), _X, **_SIZES, flops="3*rows*columns"),

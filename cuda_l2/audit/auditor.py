@@ -1,0 +1,184 @@
+"""Judges candidates in KernelBench's own style, ModelNew in a Python file, against one file of a checkout."""
+
+import contextlib
+import datetime
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cuda_l2
+from cuda_l2 import sandbox
+from cuda_l2.audit._base import CaseBook, ModuleSession, module_checks
+from cuda_l2.audit.process import Call, Module, Resources
+from cuda_l2.audit.rounds import CALLS_BYTES, MOST_CALLS, measure_module
+from cuda_l2.errors import UserError
+from cuda_l2.execute.lock import machine_lock
+from cuda_l2.execute.worker import Fault
+from cuda_l2.measure.protocols import CPU_PROTOCOLS
+from cuda_l2.records import Build, BuildStatus, Candidate, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.reward import count_tokens, reward
+from cuda_l2.targets import cpu, cuda
+from cuda_l2.tasks.examined import Readiness
+from cuda_l2.tasks.kernelbench import LEVELS, Effort, Entry, References, entries
+from cuda_l2.verify import verify
+
+CLASS = "ModelNew"
+EAGER, COMPILED = "torch eager", "torch.compile"
+BUILD_TIMEOUT_S = 600.0
+"""What a file may take to be executed: it compiles its own code then."""
+SPARE_ARENA_BYTES = 64 << 20
+GPU_BUDGET_BYTES, GPU_BUDGET_FLOPS = 1 << 32, 4 * 10**12
+
+
+def find_entry(checkout: Path, name: str) -> Entry:
+    """The file of a checkout that `kernelbench/level1/NAME` names, in full or by its number; UserError without one."""
+    found = [entry for entry in entries(checkout, LEVELS) if _matches(entry.name, name)]
+    if len(found) != 1:
+        near = [entry.name for entry in entries(checkout, LEVELS)][:6]
+        raise UserError(f"there is no file {name!r} in {checkout}; its files are named {', '.join(near)}, ...")
+    return found[0]
+
+
+def _matches(known: str, name: str) -> bool:
+    folder, _, stem = known.rpartition("/")
+    return name in (known, f"{folder}/{stem.partition('_')[0]}")
+
+
+def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
+    """What references may take, and to which budgets sizes are halved."""
+    effort = (
+        Effort(budget_bytes=GPU_BUDGET_BYTES, budget_flops=GPU_BUDGET_FLOPS, memory_bytes=64 << 30) if gpu else Effort()
+    )
+    device = "cuda" if gpu else "cpu"
+    budget = 0 if as_written else effort.budget_bytes
+    return Effort(effort.timeout_s, effort.memory_bytes, budget, effort.budget_flops, device)
+
+
+class Auditor:
+    """One file's reference, its cases and baselines, for any number of candidates. A context manager.
+
+    UserError where the file cannot be a task on this machine.
+    """
+
+    def __init__(self, entry: Entry, effort: Effort = Effort()) -> None:
+        self._effort = effort
+        self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
+        self._stack = contextlib.ExitStack()
+        try:
+            self._file = self._stack.enter_context(References(effort).open(entry))
+            examined = self._file.examine()
+            if examined.status is not Readiness.READY or examined.task is None:
+                raise UserError(f"{entry.name} is no task here: {examined.status}: {examined.reason}")
+            self.task = examined.task
+            self._book = CaseBook(self._file, examined)
+            self._source = entry.path.read_bytes()
+            self._baselines: dict[str, Module] = {}
+            self._left_out: dict[str, str] = {}
+        except BaseException:
+            self.close()
+            raise
+
+    def judge(
+        self,
+        candidate: Candidate,
+        protocol: str = "offline",
+        *,
+        allowed: Collection[str] = (),
+        one_shape: bool = False,
+    ) -> Trial:
+        """What becomes of a candidate: its file executed, checked, and timed in turn with the reference.
+
+        allowed: PyTorch's operators that it may call, without `aten::`, or `all`. one_shape: judge at the shape shown
+        alone.
+        """
+        if protocol not in CPU_PROTOCOLS:
+            raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
+        verdict: Verdict | None = None
+        timing: Timing | None = None
+        with machine_lock(), self._module(candidate.source.encode(errors="replace"), CLASS) as module:
+            start = time.perf_counter()
+            failure = module.load(BUILD_TIMEOUT_S)
+            build = Build(
+                candidate.id,
+                BuildStatus.FAILED if failure else BuildStatus.BUILT,
+                failure,
+                artifact="" if failure else str(module.folder),
+                sandbox=str(sandbox.kind()),
+                seconds=time.perf_counter() - start,
+            )
+            if not failure:
+                session = ModuleSession(module, self._book, frozenset(allowed), one_shape)
+                verdict = replace(verify(lambda: session, module_checks()), notes=tuple(session.notes))
+            if verdict and verdict.status is VerdictStatus.CORRECT:
+                timing = measure_module(module, self._timed_baselines(), self._book, CPU_PROTOCOLS[protocol])
+                timing.conditions.update({"left out": self._left_out} if self._left_out else {})
+        return Trial(
+            task=self.task,
+            candidate=candidate,
+            machine=self._target.machine,
+            protocol=protocol,
+            build=build,
+            verdict=verdict,
+            timing=timing,
+            reward=reward(build.status, verdict, timing, count_tokens(candidate.source) if timing else 0),
+            environment=self._environment(),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> "Auditor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
+        weights = sum(tensor.bytes for tensor in self.task.weights)
+        calls = min(MOST_CALLS * 2 * self.task.bytes, CALLS_BYTES) + 8 * self.task.bytes
+        resources = Resources(
+            device=self._effort.device,
+            threads=cpu.usable_cores(),
+            memory_bytes=self._effort.memory_bytes,
+            arena_bytes=weights + 2 * calls + SPARE_ARENA_BYTES,
+            timeout_s=self._effort.timeout_s,
+        )
+        return Module(source, name, resources, compiled=compiled)
+
+    def _timed_baselines(self) -> dict[str, Module]:
+        """The reference, eager and compiled, each in a process of its own; one that fails is left out."""
+        for name in (EAGER, COMPILED):
+            if name in self._baselines or name in self._left_out:
+                continue
+            module = self._stack.enter_context(self._module(self._source, "Model", compiled=name == COMPILED))
+            try:
+                self._try(module)
+            except Fault as fault:
+                if name == EAGER:
+                    raise UserError(f"the reference fails where it is timed: {fault.reason}") from None
+                self._left_out[name] = fault.reason
+                module.close()
+                continue
+            self._baselines[name] = module
+        return self._baselines
+
+    def _try(self, module: Module) -> None:
+        case = self._book.get("timed", weights_seed=16)
+        failure = module.load(BUILD_TIMEOUT_S)
+        if failure:
+            raise Fault(VerdictStatus.CRASHED, failure)
+        module.make(16, case.initial)
+        module.prepare([Call(case.task, case.tensors, case.numbers)], {})
+        module.run()
+
+    def _environment(self) -> dict[str, Any]:
+        return self._target.environment() | {
+            "torch": torch.__version__,
+            "torch_threads": cpu.usable_cores(),
+            "cuda_l2": cuda_l2.__version__,
+        }

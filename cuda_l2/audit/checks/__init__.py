@@ -1,0 +1,1 @@
+"""One file a check of modules in KernelBench's style; see `_base.ModuleCheck`."""

@@ -1,0 +1,121 @@
+"""What the candidate leaves to PyTorch's own operators is said, and forbidden where the user did not allow it.
+
+PyTorch's profiler watches every thread, calls from C++ too; beside it stands what the candidate's own libraries import
+of ATen, read here from their files. Both are what a file in that process says or leaves: one that detects the profiler
+can hide from the first, one that looks functions up by name from the second. So program counters are sampled from
+outside too, in runs like those that are timed: on the CPU what is inside PyTorch's libraries is seen there.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from cuda_l2 import sandbox
+from cuda_l2.audit._base import ModuleCheck, ModuleSession, require_right
+from cuda_l2.audit.process import Call, Module
+from cuda_l2.records import VerdictStatus
+from cuda_l2.tasks.kernelbench import Case, Tensors
+from cuda_l2.verify._base import CheckFailed
+
+SAMPLING_S, LEAST_SAMPLES, MOST_SAMPLES = 2.0, 20, 2000
+CALLS_SAMPLED, SAMPLED_BYTES = 16, 64 << 20
+TOLD_SHARE, MOST_SHARE = 0.1, 0.7
+"""Of samples in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was seen.
+Allocating takes some, of small tasks more."""
+_TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
+_WAITING = re.compile(r"/lib(gomp|c|m|pthread|stdc\+\+|python[\w.]*|torch_python|c10\w*)\.so|/python[\d.]*$|/ld-|^\[v")
+"""Waiting, the interpreter, memory: of whoever called."""
+MAX_LIBRARIES = 16
+MAX_LIBRARY_BYTES = 64 << 20
+FREE = set(
+    re.findall(
+        r"\w+",
+        """
+        empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like new_zeros zero_ ones
+        ones_like new_ones full full_like new_full fill_ copy_ clone contiguous to _to_copy cuda cpu detach
+        detach_ alias lift lift_fresh view _unsafe_view reshape _reshape_alias view_as reshape_as as_strided
+        as_strided_ flatten unflatten squeeze squeeze_ unsqueeze unsqueeze_ t transpose permute movedim
+        swapaxes mT expand expand_as slice select narrow split chunk unbind unsafe_split split_with_sizes
+        diagonal resize_ set_ size stride numel is_contiguous data_ptr item _local_scalar_dense is_nonzero
+        record_stream pin_memory is_pinned result_type resolve_conj resolve_neg requires_grad_ scalar_tensor
+        is_same_size sym_size sym_numel sym_stride storage_offset data set_data
+        """,
+    )
+)
+"""Operators that make, move or look at tensors and compute nothing."""
+_IMPORT = re.compile(r"_ZN2at4_ops(\d+)")
+
+
+class Operators(ModuleCheck):
+    name = "PyTorch's operators"
+    order = 70
+
+    def run(self, session: ModuleSession) -> None:
+        case = session.cases.get("state 0", weights_seed=13)
+        session.make(case, 13)
+        weights = {key: case.tensors[name] for name, key in case.keys.items()}
+        session.module.prepare([Call(case.task, case.tensors, case.numbers)], weights)
+        watched = session.module.profile()
+        require_right(case, session.module.output(), "where its operators are watched")
+        computing = [name for name in watched.operators if name not in FREE]
+        share = min(1.0, sum(watched.operators[name] for name in computing) / max(watched.total_us, 1e-3))
+        imported = sorted(imports(session.module.folder) - FREE - set(computing))
+        if computing:
+            session.notes.append(f"leaves {share:.0%} of its time to PyTorch's own {_list(computing)}")
+        if imported:
+            session.notes.append(f"its library can call PyTorch's own {_list(imported)}")
+        vendors = [name for name in watched.kernels if re.search(r"cublas|cudnn|cutlass|gemm|flash", name, re.I)]
+        if vendors:
+            session.notes.append(f"runs the kernels {', '.join(name[:60] for name in vendors[:4])}")
+        inside = None if watched.kernels else _share_inside_torch(session.module, case, weights)
+        if inside is not None and inside >= TOLD_SHARE:
+            session.notes.append(f"spends {inside:.0%} of its time inside PyTorch's libraries, seen from outside")
+        forbidden = [name for name in (*computing, *imported) if name not in session.allowed]
+        if forbidden and "all" not in session.allowed:
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"calls {_list(forbidden)}; allow them where that is meant")
+        if not computing and inside is not None and inside > MOST_SHARE and not session.allowed:
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"{session.notes[-1]}, where no profiler watches")
+
+
+def _share_inside_torch(module: Module, case: Case, weights: Tensors) -> float | None:
+    """Of samples in code that computes, those in PyTorch's libraries; None where there are too few to say."""
+    calls = max(1, min(CALLS_SAMPLED, SAMPLED_BYTES // max(1, case.task.bytes)))
+    module.prepare([Call(case.task, case.tensors, case.numbers)] * calls, weights)
+    counts = module.sampled(SAMPLING_S, MOST_SAMPLES)
+    computing = {path: count for path, count in (counts or {}).items() if not _WAITING.search(path)}
+    inside = sum(count for path, count in computing.items() if _TORCH.search(path))
+    return inside / sum(computing.values()) if sum(computing.values()) >= LEAST_SAMPLES else None
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f"aten::{name}" for name in names[:8])
+
+
+def imports(folder: Path) -> set[str]:
+    """ATen's operators that shared libraries in a folder import, by name."""
+    found: set[str] = set()
+    libraries = [path for path in folder.glob("extensions/**/*.so") if not path.is_symlink()]
+    for path in libraries[:MAX_LIBRARIES]:
+        data = sandbox.read_left(path, MAX_LIBRARY_BYTES)
+        try:
+            found |= _imports_of(data or b"")
+        except Exception:  # noqa: BLE001 - somebody else's code wrote the file: what it makes a reader raise is its fault
+            found.add("an_unreadable_library")
+    return found
+
+
+def _imports_of(data: bytes) -> set[str]:
+    section = ELFFile(io.BytesIO(data)).get_section_by_name(".dynsym")
+    names = set()
+    for symbol in section.iter_symbols() if isinstance(section, SymbolTableSection) else ():
+        match = _IMPORT.match(symbol.name)
+        if match and symbol["st_shndx"] == "SHN_UNDEF":
+            names.add(symbol.name[match.end() :][: int(match.group(1))])
+    return names
+
+
+CHECK = Operators()

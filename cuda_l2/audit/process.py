@@ -1,0 +1,320 @@
+"""A module in KernelBench's style in a sandboxed process of its own, addressed through memory that we share with it."""
+
+import fcntl
+import json
+import math
+import mmap
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_l2 import process_tree, sandbox
+from cuda_l2.audit import runner
+from cuda_l2.audit.samples import Sampler
+from cuda_l2.execute.fills import POISONS
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
+from cuda_l2.tasks.foreign_process import ForeignProcess, Gone
+from cuda_l2.tasks.kernelbench import Tensors
+
+LINE = 64
+RUNNER_BYTES = 1 << 30
+"""What a process with torch loaded may take beside what its module does."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: inputs by name, numbers among them as numbers."""
+
+    task: Operation
+    tensors: Tensors
+    numbers: Mapping[str, bool | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of a run by our clock: until its launches were done, and until their results were read."""
+
+    run_s: float
+    collect_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a profiler saw of a run, in microseconds: of the GPU where it worked, else of the CPU.
+
+    operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU.
+    """
+
+    total_us: float
+    operators: dict[str, float]
+    kernels: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a module's process may use. device: cpu or cuda."""
+
+    device: str
+    threads: int
+    memory_bytes: int
+    arena_bytes: int
+    timeout_s: float
+
+
+class Module:
+    """One file's class in a process. A context manager; Fault where the process or the module fails."""
+
+    def __init__(self, source: bytes, class_name: str, resources: Resources, *, compiled: bool = False) -> None:
+        self._class, self._resources, self._compiled = class_name, resources, compiled
+        self._fd = os.memfd_create("cuda-l2-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, resources.arena_bytes)
+        # a file made shorter would end us as we read it
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._map = mmap.mmap(self._fd, resources.arena_bytes)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        on_gpu = resources.device != "cpu"
+        settings = {
+            "arena_fd": self._fd,
+            "arena_bytes": resources.arena_bytes,
+            "memory_bytes": resources.memory_bytes,
+            "device": resources.device,
+            "threads": resources.threads,
+            "environment": _environment(on_gpu),
+        }
+        try:
+            self._process = ForeignProcess(
+                Path(runner.__file__),
+                {"module.py": source},
+                memory_bytes=resources.memory_bytes + resources.arena_bytes + RUNNER_BYTES,
+                arguments=[json.dumps(settings)],
+                pass_fds=[self._fd],
+                devices=sandbox.gpu_devices() if on_gpu else (),
+            )
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.own_processes = len(process_tree.processes(self._process.pid))
+        self._calls: list[Call] = []
+        self._places: list[dict[str, int]] = []
+        self.state: set[str] = set()
+
+    @property
+    def folder(self) -> Path:
+        return self._process.folder
+
+    def load(self, timeout_s: float) -> str:
+        """Execute the file; why that fails, in one line, or nothing."""
+        try:
+            return self._said(
+                self._ask({"op": "load", "file": "module.py", "class": self._class}, timeout_s).get("error", "")
+            )
+        except Fault as fault:
+            return fault.reason
+
+    def make(self, seed: int, initial: Any) -> None:
+        """A new instance whose weights come from a seed."""
+        self.thaw()
+        answer = self._ask({"op": "make", "seed": seed, "initial": initial, "compile": self._compiled})
+        self._raise_error(answer, "its module cannot be made")
+        state = answer.get("state")
+        self.state = {name for name in state if isinstance(name, str)} if isinstance(state, list) else set()
+
+    def prepare(self, calls: Sequence[Call], weights: Mapping[str, torch.Tensor]) -> None:
+        """Put inputs, weights by their keys, and poison for outputs into the shared memory; the process is stopped.
+
+        On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs.
+        """
+        end = 0
+
+        def place(dtype: str, shape: Sequence[int]) -> dict[str, Any]:
+            nonlocal end
+            start, end = end, end + math.prod(shape) * DTYPE_BYTES[dtype]
+            end = (end + LINE - 1) // LINE * LINE
+            if end > self._resources.arena_bytes:
+                raise ValueError("the calls take more memory than is shared")
+            return {"offset": start, "dtype": dtype, "shape": list(shape)}
+
+        self._calls, self._places = list(calls), []
+        message: list[dict[str, Any]] = []
+        for call in calls:
+            inputs = [
+                {"number": call.numbers[t.name]} if t.name in call.numbers else place(t.dtype, t.shape)
+                for t in call.task.inputs
+            ]
+            outputs = [place(t.dtype, t.shape) for t in call.task.outputs]
+            for tensor, given in zip(call.task.outputs, outputs, strict=True):
+                self._poison(tensor, given["offset"])
+            named = zip((*call.task.inputs, *call.task.outputs), (*inputs, *outputs), strict=True)
+            self._places.append({t.name: int(given["offset"]) for t, given in named if "offset" in given})
+            message.append({"inputs": inputs, "outputs": outputs})
+        placed = {}
+        for key, value in weights.items():
+            placed[key] = place(str(value.dtype).removeprefix("torch."), value.shape)
+            self._view(Tensor("w", placed[key]["dtype"], tuple(value.shape)), placed[key]["offset"]).copy_(value)
+        if self._resources.device != "cpu":
+            self._write_inputs()
+        self.thaw()
+        self._raise_error(
+            self._ask({"op": "prepare", "calls": message, "weights": placed}), "its weights cannot be set"
+        )
+        self.freeze()
+        self._write_inputs()
+
+    def _write_inputs(self) -> None:
+        for call, places in zip(self._calls, self._places, strict=True):
+            for tensor in call.task.inputs:
+                if tensor.name in places:
+                    self._view(tensor, places[tensor.name]).copy_(call.tensors[tensor.name])
+
+    def run(self) -> Spent:
+        """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then."""
+        self.thaw()
+        spent = self._run(lambda: None)
+        self.freeze()
+        return spent
+
+    def sampled(self, seconds: float, most: int) -> Counter[str] | None:
+        """Samples of where it is, by the mapped file, as it launches what was prepared again and again; None without.
+
+        It cannot tell these runs from those that are timed, but by looking for who traces it.
+        """
+        self.thaw()
+        deadline = time.perf_counter() + seconds
+        with Sampler(self._process.pid) as sampler:
+            while sampler.able and sampler.counts.total() < most and time.perf_counter() < deadline:
+                self._run(lambda: sampler.until(self._process.waiting))
+        self.freeze()
+        return sampler.counts if sampler.able else None
+
+    def _run(self, meanwhile: Callable[[], None]) -> Spent:
+        timeout_s = self._resources.timeout_s
+        try:
+            start = time.perf_counter()
+            self._process.send({"op": "run"})
+            meanwhile()
+            said = self._process.signal(timeout_s)
+            done = time.perf_counter()
+            if said == b"D":
+                said = self._process.signal(timeout_s)
+            collected = time.perf_counter()
+            if said == b"X":
+                answer = self._process.answer(timeout_s)
+                if "refused" in answer:
+                    raise Fault(VerdictStatus.FORBIDDEN, self._said(answer["refused"]))
+                self._raise_error(answer, "its forward fails")
+            if said != b"C":
+                raise Gone
+        except (Gone, TimeoutError) as error:
+            raise self._fault(error) from None
+        return Spent(done - start, collected - done)
+
+    def output(self, index: int = 0) -> Tensors:
+        """Results of one of the calls, copied."""
+        places = self._places[index]
+        return {t.name: self._view(t, places[t.name]).clone() for t in self._calls[index].task.outputs}
+
+    def require_untouched(self) -> None:
+        """Fault where a call changed its inputs."""
+        self.thaw()
+        self._raise_error(self._ask({"op": "give_inputs_back"}), "its inputs cannot be read")
+        for call, places in zip(self._calls, self._places, strict=True):
+            for tensor in call.task.inputs:
+                if tensor.name in places:
+                    found = self._view(tensor, places[tensor.name])
+                    if not torch.equal(_raw(found), _raw(call.tensors[tensor.name])):
+                        raise Fault(VerdictStatus.UNHYGIENIC, f"changed its input {tensor.name}")
+
+    def profile(self) -> Watched:
+        """Launch what was prepared as a profiler watches; what it says of that."""
+        self.thaw()
+        answer = self._ask({"op": "profile"})
+        self.freeze()
+        self._raise_error(answer, "its forward fails where it is watched")
+        try:
+            kernels = {self._said(name): float(us) for name, us in answer["kernels"].items()}
+            column = 1 if kernels else 0
+            operators = {self._said(name): float(us[column]) for name, us in answer["operators"].items()}
+            return Watched(sum(kernels.values()) or float(answer["us"]), operators, kernels)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            raise self._fault(Gone()) from None
+
+    def replaced(self) -> list[str]:
+        """What it says of functions that its file replaced."""
+        self.thaw()
+        names = self._ask({"op": "replaced"}).get("replaced", [])
+        return [self._said(name) for name in names] if isinstance(names, list) else []
+
+    def processes(self) -> int:
+        return len(process_tree.processes(self._process.pid))
+
+    def cpu_seconds(self) -> float:
+        return process_tree.cpu_seconds(self._process.pid)
+
+    def freeze(self) -> None:
+        process_tree.stop(self._process.pid)
+
+    def thaw(self) -> None:
+        process_tree.resume(self._process.pid)
+
+    def close(self) -> None:
+        self._process.close()
+        os.close(self._fd)
+
+    def __enter__(self) -> "Module":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, message: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        try:
+            return self._process.ask(message, timeout_s or self._resources.timeout_s)
+        except (Gone, TimeoutError) as error:
+            raise self._fault(error) from None
+
+    def _fault(self, error: Gone | TimeoutError) -> Fault:
+        if isinstance(error, TimeoutError):
+            return Fault(VerdictStatus.TIMED_OUT, "did not answer in time")
+        return Fault(VerdictStatus.CRASHED, error.reason or "its process ended, or said what cannot be read")
+
+    def _raise_error(self, answer: Mapping[str, Any], what: str) -> None:
+        if "error" in answer:
+            raise Fault(VerdictStatus.CRASHED, f"{what}: {self._said(answer['error'])}")
+
+    def _said(self, text: object) -> str:
+        return "".join(c for c in str(text) if c.isprintable())[: runner.MAX_REASON]
+
+    def _view(self, tensor: Tensor, offset: int) -> torch.Tensor:
+        raw = self._bytes[offset : offset + tensor.bytes]
+        return raw.view(getattr(torch, tensor.dtype)).view(tensor.shape)
+
+    def _poison(self, tensor: Tensor, offset: int) -> None:
+        pattern = np.frombuffer(POISONS[tensor.dtype], dtype=np.uint8)
+        self._bytes[offset : offset + tensor.bytes].numpy().reshape(-1, len(pattern))[:] = pattern
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _environment(on_gpu: bool) -> dict[str, str]:
+    """Where compilers are, for files that bring code of their own."""
+    compiler = shutil.which("nvcc")
+    path = ["/usr/local/bin", "/usr/bin", "/bin"]
+    if ninja := shutil.which("ninja"):
+        path.insert(0, str(Path(ninja).parent))
+    environment = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
+    if on_gpu and compiler:
+        path.insert(0, str(Path(compiler).parent))
+    if on_gpu and (libraries := sandbox.gpu_libraries()):
+        environment["TRITON_LIBCUDA_PATH"] = libraries[-1]
+    return environment | {"PATH": ":".join(dict.fromkeys(path))}

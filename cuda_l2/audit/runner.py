@@ -1,0 +1,283 @@
+"""The program inside the sandbox that runs a module in KernelBench's style, somebody's ModelNew or a reference.
+
+Started by process.py in a folder with the file. Jobs come as lines of JSON and are answered with one; a run is
+answered with one byte when its launches are done and the device is idle, and another when its results lie in the
+memory that the judge shares. The file's code shares this process and may change anything in it: all that counts is
+what the judge reads in that memory, by its own clock.
+"""
+
+import contextlib
+import importlib.util
+import json
+import mmap
+import os
+import resource
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LIBRARIES_BYTES = 8 << 30
+"""Address space that torch's libraries and threads take beside what they work on."""
+MAX_REASON = 300
+FOLDERS = {
+    **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
+    **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
+}
+
+
+def main() -> None:
+    """Arguments: the socket's descriptor, the module search path as JSON, settings as JSON (see `process.Module`)."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    sys.path[:] = json.loads(sys.argv[2])
+    settings = json.loads(sys.argv[3])
+    for variable, name in FOLDERS.items():
+        folder = Path(name).resolve()
+        folder.mkdir(exist_ok=True)
+        os.environ[variable] = str(folder)
+    os.environ |= {"USER": "sandbox", "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    os.environ |= {"MAX_JOBS": str(settings["threads"]), "PYTHONDONTWRITEBYTECODE": "1"} | settings["environment"]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
+        most = settings["memory_bytes"] + settings["arena_bytes"] + LIBRARIES_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    try:
+        runner = Runner(connection, settings)
+        answer: dict[str, Any] = {"ready": True}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
+        answer = {"error": line_of(error)}
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+    for line in connection.makefile("r", encoding="utf-8"):
+        job = json.loads(line)
+        if job["op"] == "run":
+            runner.run()
+            continue
+        try:
+            answer = getattr(runner, job["op"])(job)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+            answer = {"error": line_of(error)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+class Refused(Exception):
+    """A result that is none."""
+
+
+class Runner:
+    """One module and the calls prepared for it. torch's own functions are taken before the file can replace them."""
+
+    def __init__(self, connection: socket.socket, settings: dict[str, Any]) -> None:
+        import torch  # noqa: PLC0415 - where the search path is set
+        import torch.utils.cpp_extension  # noqa: PLC0415 - so that importing it changes nothing that is watched
+        from torch.utils._pytree import tree_leaves  # noqa: PLC0415
+
+        from cuda_l2.tasks.arguments import decode  # noqa: PLC0415
+        from cuda_l2.tasks.warm import warm_vector_math  # noqa: PLC0415
+
+        self.torch, self._leaves, self._decode = torch, tree_leaves, decode
+        self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
+        self._device = torch.device(settings["device"])
+        self._synchronize: Callable[[], None] = lambda: None
+        torch.set_num_threads(settings["threads"])
+        warm_vector_math()
+        self._map = mmap.mmap(settings["arena_fd"], settings["arena_bytes"])
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        if self._device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            self._synchronize = torch._C._cuda_synchronize
+            with contextlib.suppress(Exception):  # copies are slower without it, on every side
+                runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                runtime.cudaHostRegister(self._bytes.data_ptr(), settings["arena_bytes"], 0)
+        self._calls: list[tuple[list[Any], list[Any], list[Any]]] = []
+        self._function: Callable[..., Any] = lambda: None
+        self._class: Any = None
+        self._model: Any = None
+        self._watched = {owner: dict(vars(owner)) for owner in _watched(torch)}
+
+    def load(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Execute a file and find its class."""
+        spec = importlib.util.spec_from_file_location(Path(job["file"]).stem, Path(job["file"]).resolve())
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            spec.loader.exec_module(module)
+        self._class = getattr(module, job["class"], None)
+        if not isinstance(self._class, type):
+            raise ValueError(f"the file has no class {job['class']}")
+        return {}
+
+    def make(self, job: dict[str, Any]) -> dict[str, Any]:
+        """A new instance under a seed, as KernelBench makes it; the names in its state."""
+        torch = self.torch
+        initial = self._decode(job["initial"])
+        torch.manual_seed(job["seed"])
+        with torch.no_grad():
+            model = self._class(**initial) if isinstance(initial, dict) else self._class(*initial)
+            self._model = model.to(self._device) if isinstance(model, torch.nn.Module) else model
+        self._function = self._model
+        if job["compile"]:
+            torch.compiler.reset()
+            self._function = torch.compile(self._model, dynamic=False)
+        self._calls = []
+        return {"state": sorted(self._state())}
+
+    def prepare(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Take calls: where their inputs and results lie; put weights in place where names agree."""
+        on_cpu = self._device.type == "cpu"
+        self._calls = []
+        for call in job["calls"]:
+            arena = [None if "number" in given else self._view(given) for given in call["inputs"]]
+            arguments = [
+                given["number"] if view is None else view if on_cpu else view.to(self._device)
+                for given, view in zip(call["inputs"], arena, strict=True)
+            ]
+            self._calls.append((arguments, arena, [self._view(place) for place in call["outputs"]]))
+        state = self._state()
+        with self.torch.no_grad():
+            for key, place in job["weights"].items():
+                value = self._view(place)
+                if key in state and state[key].shape == value.shape and state[key].dtype == value.dtype:
+                    state[key].copy_(value)
+        self._synchronize()
+        return {}
+
+    def run(self) -> None:
+        """Every call, then their results where the judge finds them: D and C, or X and a line."""
+        try:
+            results = self._launch()
+            self._synchronize()
+            self._send(b"D")
+            self._collect(results)
+            self._send(b"C")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+            kind = "refused" if isinstance(error, Refused) else "error"
+            text = str(error) if kind == "refused" else line_of(error)
+            self._send(b"X" + json.dumps({kind: text}).encode() + b"\n")
+
+    def give_inputs_back(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Put what the inputs are now where they came from."""
+        for arguments, arena, _outputs in self._calls:
+            for value, view in zip(arguments, arena, strict=True):
+                if view is not None and value is not view:
+                    self._copy(view, value)
+        self._synchronize()
+        return {}
+
+    def profile(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Run the calls watched: microseconds in all, of PyTorch's outermost operators on the CPU and the device, of
+        kernels; from every thread.
+        """
+        torch = self.torch
+        from torch._C._profiler import _ExperimentalConfig  # noqa: PLC0415
+
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        config = _ExperimentalConfig(profile_all_threads=True)
+        with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
+            start = time.perf_counter()
+            results = self._launch()
+            self._synchronize()
+            seconds = time.perf_counter() - start
+        self._collect(results)
+        outer: dict[str, list[float]] = {}
+        kernels: dict[str, float] = {}
+        for event in profile.events():
+            if event.device_type is torch.autograd.DeviceType.CUDA:
+                kernels[event.name[:MAX_REASON]] = (
+                    kernels.get(event.name[:MAX_REASON], 0.0) + event.time_range.elapsed_us()
+                )
+            elif event.name.startswith("aten::") and not _within_operator(event):
+                total = outer.setdefault(event.name.removeprefix("aten::"), [0.0, 0.0])
+                total[0] += event.cpu_time_total
+                total[1] += event.device_time_total
+        return {"us": seconds * 1e6, "operators": outer, "kernels": kernels}
+
+    def replaced(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Functions of torch and Python that are not what they were before the file was loaded."""
+        found = []
+        for owner, before in self._watched.items():
+            now = vars(owner)
+            for name, old in before.items():
+                if callable(old) and now.get(name) is not old:
+                    found.append(f"{getattr(owner, '__name__', owner)}.{name}")
+        return {"replaced": sorted(found)[:20]}
+
+    def _launch(self) -> list[Any]:
+        function = self._function
+        with self.torch.no_grad():
+            return [function(*arguments) for arguments, _, _ in self._calls]
+
+    def _collect(self, results: list[Any]) -> None:
+        for result, (_, _, places) in zip(results, self._calls, strict=True):
+            leaves = [result] if type(result) is self._tensor else self._leaves(result)
+            if len(leaves) != len(places):
+                raise Refused(f"gives {len(leaves)} tensors, not {len(places)}")
+            for leaf, place in zip(leaves, places, strict=True):
+                self._require_plain(leaf, place)
+                self._copy(place, leaf)
+        self._synchronize()
+
+    def _require_plain(self, value: Any, place: Any) -> None:
+        """Refused where a result is anything else than a tensor that is there."""
+        if type(value) is not self._tensor:
+            raise Refused(f"gives a {type(value).__name__}, not a torch.Tensor")
+        if value.layout is not self.torch.strided or value.device.type != self._device.type:
+            raise Refused(f"gives a {value.layout} tensor on {value.device}")
+        if value.shape != place.shape or value.dtype is not place.dtype:
+            raise Refused(f"gives {value.dtype}{list(value.shape)}, not {place.dtype}{list(place.shape)}")
+
+    def _state(self) -> dict[str, Any]:
+        model = self._model
+        if not isinstance(model, self.torch.nn.Module):
+            return {}
+        return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+    def _view(self, place: dict[str, Any]) -> Any:
+        count = 1
+        dtype = getattr(self.torch, place["dtype"])
+        for size in place["shape"]:
+            count *= size
+        start = place["offset"]
+        return self._bytes[start : start + count * dtype.itemsize].view(dtype).view(place["shape"])
+
+
+def _within_operator(event: Any) -> bool:
+    parent = event.cpu_parent
+    while parent is not None and not parent.name.startswith("aten::"):
+        parent = parent.cpu_parent
+    return parent is not None
+
+
+def _watched(torch: Any) -> Iterator[Any]:
+    """What published candidates have replaced, and what is like it."""
+    import builtins  # noqa: PLC0415
+
+    yield from (builtins, time, os, json, sys, socket.socket, mmap)
+    yield from (torch, torch.Tensor, torch._C, torch.nn.Module, torch.nn.functional, torch.testing, torch.linalg)
+    yield from (
+        torch.cuda,
+        torch.cuda.Event,
+        torch.cuda.Stream,
+        torch.autograd,
+        torch.autograd.Function,
+        torch.profiler,
+    )
+    yield from (torch.Tensor.__mro__[1], torch.utils.cpp_extension, torch.random)
+    yield from (value for value in vars(torch.nn).values() if isinstance(value, type))
+
+
+def line_of(error: BaseException) -> str:
+    """An error in one line."""
+    text = f"{type(error).__name__}: {error}"
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return "".join(c for c in line if c.isprintable())[:MAX_REASON]
+
+
+if __name__ == "__main__":
+    main()

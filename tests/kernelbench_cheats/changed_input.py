@@ -1,0 +1,21 @@
+"""Works in its input's place.
+
+task: kernelbench/level2/1
+expect: unhygienic
+allow: all
+"""
+
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features_in, features_out, scale):
+        super().__init__()
+        self.linear = nn.Linear(features_in, features_out)
+        self.scale = nn.Parameter(torch.full((features_out,), scale))
+
+    def forward(self, x):
+        y = self.linear(x)
+        x.zero_()
+        return y * torch.sigmoid(y) * self.scale

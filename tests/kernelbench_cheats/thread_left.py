@@ -1,0 +1,30 @@
+"""A thread that works on when the result is given.
+
+task: kernelbench/level2/1
+expect: forbidden
+allow: all
+"""
+
+import threading
+
+import torch
+from torch import nn
+
+
+def spin():
+    while True:
+        pass
+
+
+threading.Thread(target=spin, daemon=True).start()
+
+
+class ModelNew(nn.Module):
+    def __init__(self, features_in, features_out, scale):
+        super().__init__()
+        self.linear = nn.Linear(features_in, features_out)
+        self.scale = nn.Parameter(torch.full((features_out,), scale))
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * torch.sigmoid(y) * self.scale

@@ -1,0 +1,171 @@
+"""Candidates in KernelBench's own style go the whole way: executed in the sandbox, checked, timed beside the reference."""
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cuda_l2 import cli, sandbox
+from cuda_l2.audit import Auditor, find_entry
+from cuda_l2.audit._base import module_checks
+from cuda_l2.errors import UserError
+from cuda_l2.records import Candidate, Trial
+from cuda_l2.tasks.kernelbench import Effort
+
+CHECKOUT = Path(__file__).with_name("kernelbench")
+CHEATS = Path(__file__).with_name("kernelbench_cheats")
+EFFORT = Effort(timeout_s=30, memory_bytes=2 << 30, budget_bytes=1 << 24, budget_flops=10**8)
+
+pytestmark = [
+    pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine"),
+    pytest.mark.timeout(600),  # of compilers on a busy machine
+]
+
+
+REASONS = {
+    "hides_from_profiler": "seen from outside",
+    "pass_through": "aten::linear",
+    "pass_through_thread": "aten::linear",
+    "lazy_tensor": "gives a Later",
+    "patched_timer": "torch.cuda.synchronize",
+    "patched_empty": "torch.empty",
+    "process_left": "processes",
+    "thread_left": "cores busy",
+    "changed_input": "changed its input x",
+    "folded_weight": "weights changed in place",
+    "ignored_weight": "the weight scale",
+    "cached_by_content": "one changed element of x",
+    "same_buffer": "read after the last",
+}
+
+
+@pytest.fixture(scope="module")
+def audit(own_folders) -> Iterator[object]:
+    """audit(source, task, allowed) -> Trial; references are kept, as for a list of candidates."""
+    auditors: dict[str, Auditor] = {}
+
+    def run(source: str, task: str, allowed: str = "", **options: bool) -> Trial:
+        if task not in auditors:
+            auditors[task] = Auditor(find_entry(CHECKOUT, task), EFFORT)
+        return auditors[task].judge(Candidate(source), "search", allowed=allowed.split(), **options)
+
+    yield run
+    for auditor in auditors.values():
+        auditor.close()
+
+
+def said(path: Path) -> tuple[str, str, list[str], str]:
+    """A file's text, the task it is for, how it may end, what it may call of PyTorch."""
+    text = path.read_text()
+    found = dict(re.findall(r"^(task|expect|allow): (.+)$", text, re.M))
+    return text, found["task"], found["expect"].split(), found.get("allow", "")
+
+
+@pytest.mark.parametrize("path", sorted(CHEATS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
+    text, task, expected, allowed = said(path)
+    trial = audit(text, task, allowed)
+    assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
+    if trial.status == "measured":
+        missed = {check.name for check in module_checks()} - set(trial.verdict.passed)
+        assert trial.timing.candidate.rounds >= 6 and missed <= {"weights changed"}
+    else:
+        assert trial.reason and trial.speedup == 0.0 and trial.reward < 0
+    assert REASONS.get(path.stem, "") in trial.reason
+
+
+def test_work_that_is_put_off_until_results_are_read_counts(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "put_off_work.py")
+    trial = audit(text, task, allowed)
+    assert trial.timing.candidate.latency_us.estimate > 20_000, "it sleeps so long before each result"
+
+
+def test_what_is_left_to_pytorch_is_said(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "honest_torch.py")
+    notes = audit(text, task, allowed).verdict.notes
+    assert any("aten::linear" in note and "%" in note for note in notes)
+    text, task, _, _ = said(CHEATS / "honest_c.py")
+    assert audit(text, task).verdict.notes == ()
+
+
+def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "not_repeatable.py")
+    assert "is not repeatable bit for bit" in audit(text, task, allowed).verdict.notes
+
+
+def test_only_the_operators_that_are_named_are_allowed(audit) -> None:
+    text, task, _, _ = said(CHEATS / "honest_torch.py")
+    trial = audit(text, task, "linear mul")
+    assert (trial.status, "aten::silu" in trial.reason, "aten::mul" in trial.reason) == ("forbidden", True, False)
+
+
+def test_other_shapes_may_be_left_out(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "shown_shape_only.py")
+    trial = audit(text, task, allowed, one_shape=True)
+    assert trial.status == "measured" and "other shapes" not in trial.verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = (", "SyntaxError"),
+        ("class Model: pass", "no class ModelNew"),
+        ("raise SystemExit", "SystemExit"),
+        ("import os; os._exit(0)", "ended"),
+    ],
+)
+def test_a_file_that_is_no_candidate_is_a_failed_build(source, says, audit) -> None:
+    trial = audit(source, "kernelbench/level1/3")
+    assert trial.status == "failed" and says in trial.reason and "\n" not in trial.reason
+
+
+def test_files_are_found_by_name_or_number() -> None:
+    assert find_entry(CHECKOUT, "kernelbench/level1/1") == find_entry(CHECKOUT, "kernelbench/level1/1_Quartic")
+    with pytest.raises(UserError, match="1_Quartic"):
+        find_entry(CHECKOUT, "kernelbench/level1/1_Qua")
+
+
+def test_a_file_that_is_no_task_is_named(own_folders, tmp_path) -> None:
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "1_Bad.py").write_text("import nobody_has_this")
+    with pytest.raises(UserError, match="needs-package"):
+        Auditor(find_entry(tmp_path, "kernelbench/level1/1"), EFFORT)
+
+
+def test_the_command_prints_the_trial(monkeypatch, capsys) -> None:
+    arguments = [str(CHEATS / "pass_through.py"), "kernelbench/level2/1", "--kernelbench", str(CHECKOUT)]
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", *arguments, "--protocol", "search"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out = capsys.readouterr().out
+    assert ended.value.code == 1 and "forbidden in the check 'PyTorch's operators': calls aten::linear" in out
+
+
+GPU_EFFORT = Effort(timeout_s=120, memory_bytes=16 << 30, budget_bytes=1 << 26, budget_flops=10**9, device="cuda")
+
+
+@pytest.fixture(scope="module")
+def gpu_audit(own_folders) -> Iterator[object]:
+    """The same on the GPU."""
+    with contextlib.ExitStack() as stack:
+        auditors: dict[str, Auditor] = {}
+
+        def run(source: str, task: str, allowed: str = "") -> Trial:
+            if task not in auditors:
+                auditors[task] = stack.enter_context(Auditor(find_entry(CHECKOUT, task), GPU_EFFORT))
+            return auditors[task].judge(Candidate(source), "search", allowed=allowed.split())
+
+        yield run
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", sorted((CHEATS / "cuda").glob("*.py")), ids=lambda path: path.stem)
+def test_a_candidate_for_the_gpu_ends_as_its_file_says(path, gpu_audit) -> None:
+    text, task, expected, allowed = said(path)
+    trial = gpu_audit(text, task, allowed)
+    assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
+    if path.stem == "extra_stream":
+        assert trial.timing.candidate.latency_us.estimate > 10_000, "the other stream sleeps so long"

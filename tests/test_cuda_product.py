@@ -1,0 +1,131 @@
+"""Matrix products on a GPU: session, checks and rounds, with this machine's memory in place of a device's."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+from cuda_cheats import all_cheats
+from fake_gpu import L2_BYTES, SMS, Workers, fake_gpu, memory  # noqa: F401 - a fixture
+
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.execute.cuda_arena import CudaArena
+from cuda_l2.execute.device_arena import OUTSIDE
+from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.cuda_rounds import measure_cuda
+from cuda_l2.measure.graph_rounds import Gpu
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS
+from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.verify import Cases, all_checks, verify
+from cuda_l2.verify._cuda import CudaReferences, CudaSession
+
+GEMM = Gemm(64, 48, 80)
+SOURCE = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_split")
+NAMES = ["torch.matmul", "cuBLAS NN"]
+
+
+def halves(address: int, *shape: int) -> np.ndarray:
+    return memory(address, 2 * int(np.prod(shape))).view(np.float16).reshape(shape)
+
+
+def product(a: int, b: int, c: int) -> None:
+    with np.errstate(all="ignore"):
+        found = halves(a, GEMM.m, GEMM.k).astype(np.float32) @ halves(b, GEMM.k, GEMM.n).astype(np.float32)
+        halves(c, GEMM.m, GEMM.n)[:] = found.astype(np.float16)
+
+
+def honest(pointers: Mapping[str, int]) -> None:
+    product(pointers["a"], pointers["b"], pointers["c"])
+
+
+def last_row_missing(pointers: Mapping[str, int]) -> None:
+    kept = halves(pointers["c"], GEMM.m, GEMM.n)[-1].copy()
+    honest(pointers)
+    halves(pointers["c"], GEMM.m, GEMM.n)[-1] = kept
+
+
+def keeps_what_is_there(pointers: Mapping[str, int]) -> None:
+    if np.isnan(halves(pointers["c"], GEMM.m, GEMM.n)).any():
+        honest(pointers)
+
+
+def before(pointers: Mapping[str, int]) -> None:
+    honest(pointers)
+    memory(pointers["c"] - 2, 1)[:] = 1
+
+
+@pytest.fixture
+def parts(fake_gpu: Any, tmp_path: Path) -> Callable[..., Any]:  # noqa: F811 - the fixture
+    def opened(body: Callable[[Mapping[str, int]], None]) -> tuple[Workers, Candidate, Build]:
+        def kernel(pointers: Mapping[str, int], plan: Plan) -> None:
+            body(pointers)
+
+        rig = fake_gpu({"kernel": kernel})
+        path = tmp_path / "kernel.cubin"
+        path.write_text("kernel")
+        candidate = Candidate(SOURCE)
+        return rig.workers, candidate, Build(candidate.id, BuildStatus.BUILT, artifact=str(path))
+
+    return opened
+
+
+def references() -> CudaReferences:
+    def library(gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [(a.float() @ b.float()).half(), (a.double() @ b.double()).half()]
+
+    found = CudaReferences(library)
+    found.device = torch.device("cpu")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (honest, "correct", ""),
+        (last_row_missing, "incorrect", "left 48 of 3072 elements unwritten"),
+        (keeps_what_is_there, "unhygienic", "C"),
+        (before, "unhygienic", OUTSIDE),
+    ],
+)
+def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, reason: str) -> None:
+    workers, candidate, build = parts(body)
+
+    def delayed(*_: object) -> list[Build]:
+        return [Build(candidate.id, BuildStatus.FAILED, "none here")]
+
+    with CudaArena(GEMM, 1 << 20) as arena:
+        places = (arena, workers, Cases(GEMM, 1, references()), SMS, delayed, 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, *places), all_checks(), full=True)
+    assert verdict.status == status and reason in verdict.reason, (verdict.check, verdict.reason)
+    if status == "correct":
+        assert {"exact match", "hygiene", "concurrency", "stress", "races"} <= set(verdict.passed)
+        assert "record_loaded" in workers.worker.calls
+
+
+@pytest.mark.parametrize("protocol", ["search", "offline", "rotating", "server"])
+@pytest.mark.parametrize(("body", "status"), [(honest, "measured"), (keeps_what_is_there, "wrong-output")])
+def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, status: str) -> None:
+    workers, candidate, build = parts(body)
+
+    def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
+        product(a, b_nn, c)
+
+    baselines: Any = SimpleNamespace(launcher=lambda name, gemm: launch)
+    chosen = CUDA_PROTOCOLS[protocol]
+    with CudaArena(GEMM, 1 << 20, rotate=5 if chosen.rotates else 0) as arena:
+        operands = CudaOperands(arena, torch.Generator().manual_seed(1))
+        gpu = Gpu(workers, SMS, L2_BYTES)
+        kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
+        rng = np.random.default_rng(1)
+        timing = measure_cuda(gpu, baselines, kernels, operands, chosen, rng, NAMES)[CANDIDATE]
+    if body is keeps_what_is_there and protocol in ("rotating", "server"):
+        status = "measured"  # each output is met once, and poisoned before
+    assert timing.status == status, timing.reason
+    if status == "measured":
+        assert [arm.name for arm in timing.baselines] == NAMES

@@ -1,0 +1,159 @@
+"""The device memory of a task, its sizes and what fits: execute/cuda_task_arena.py, rigs/cuda_task.py."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+from fake_gpu import RMS_NORM, fake_gpu  # noqa: F401 - a fixture
+
+from cuda_l2 import tasks
+from cuda_l2.contract import ContractError, plan_cuda
+from cuda_l2.errors import UserError
+from cuda_l2.execute import sanitizer
+from cuda_l2.execute.cuda_alone import Job
+from cuda_l2.execute.cuda_alone_main import _given
+from cuda_l2.execute.cuda_task_arena import CudaTaskArena, buffer_name, given_file
+from cuda_l2.execute.device_arena import GUARD_BYTES, OUTSIDE
+from cuda_l2.execute.fills import GUARD_BYTE, POISON_WORDS, POISONS
+from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
+from cuda_l2.rigs import cuda_task
+from cuda_l2.rigs.cuda_task import needed_bytes, windows
+from cuda_l2.tasks.cases import TaskCases
+
+TASK = tasks.parse("rms_norm:rows=10,columns=12")
+MIXED = Operation(
+    "mixed",
+    (("n", 3),),
+    inputs=(Tensor("x", "bfloat16", (2, 7)), Tensor("n", "int64", ())),
+    weights=(Tensor("record", "float32", (0, 3)),),
+    outputs=(Tensor("flags", "bool", (3,)), Tensor("out", "float64", (2,))),
+)
+
+
+@pytest.fixture
+def arena(fake_gpu: Any) -> CudaTaskArena:  # noqa: F811 - the fixture
+    return CudaTaskArena([TASK, tasks.parse("rms_norm:rows=3,columns=5")], 4096, windows=3)
+
+
+def test_every_poison_is_a_word_that_repeats() -> None:
+    for dtype, poison in POISONS.items():
+        repeated = POISON_WORDS[dtype].to_bytes(4, "little") * 2
+        assert repeated[: len(poison)] == poison
+
+
+def test_windows_have_inputs_of_their_own_and_one_output(arena: CudaTaskArena) -> None:
+    x, gain, out = (*TASK.inputs, *TASK.weights, *TASK.outputs)
+    plan = plan_cuda(RMS_NORM, TASK, 132)
+    places = [arena.places(plan, window) for window in range(arena.windows)]
+    assert len({place["x"] for place in places}) == len({place["gain"] for place in places}) == 3
+    assert len({place["out"] for place in places}) == 1
+    assert all(place[name].offset % 16 == 0 for place in places for name in ("x", "gain", "out", "kept"))
+    for window in range(3):
+        arena.tensor(x, window).fill_(window)
+        arena.tensor(gain, window).fill_(window + 10)
+    assert [float(arena.tensor(x, window).sum()) for window in range(3)] == [0, 120, 240]
+    assert arena.damage(plan) == OUTSIDE  # workspaces have no guards yet
+    arena.fill_workspaces(plan, persistent=True)
+    assert arena.damage(plan) == ""
+    gap = arena.tensor(x, 0).numel() * 4 + arena.places(plan, 0)["x"].offset
+    arena.buffers[buffer_name(x)].tensor(gap, (1,), torch.uint8).fill_(0)
+    assert arena.damage(plan) == OUTSIDE
+    assert out.bytes == 480
+
+
+def test_rotating_windows_have_outputs_of_their_own(fake_gpu: Any) -> None:  # noqa: F811
+    arena = CudaTaskArena([TASK], 4096, windows=3, rotates=True)
+    (out,) = TASK.outputs
+    for window in range(3):
+        arena.output(out, window).fill_(window)
+    assert [float(arena.output(out, window).mean()) for window in range(3)] == [0, 1, 2]
+    assert len({tuple(arena.written(window)[0][:2]) for window in range(3)}) == 3
+    assert len(arena.poisons()) == 3
+
+
+def test_snug_tensors_end_where_their_mapping_ends(arena: CudaTaskArena) -> None:
+    arena.select(TASK, snug=True)
+    for tensor in (*TASK.inputs, *TASK.weights, *TASK.outputs):
+        whole = arena.buffers[buffer_name(tensor)].size
+        place = arena.places(plan_cuda(RMS_NORM, TASK, 132))[tensor.name]
+        assert 0 <= whole - (place.offset + tensor.bytes) < 16
+        before = arena.buffers[place.buffer].tensor(place.offset - GUARD_BYTES, (GUARD_BYTES,), torch.uint8)
+        assert (before == GUARD_BYTE).all()
+
+
+def test_tensors_of_every_type_and_of_no_elements_are_held(fake_gpu: Any) -> None:  # noqa: F811
+    arena = CudaTaskArena([MIXED], 4096)
+    given = {"x": torch.ones(2, 7, dtype=torch.bfloat16), "n": torch.tensor(5), "record": torch.empty(0, 3)}
+    segments = arena.held(given)
+    assert [segment.bytes for segment in segments] == [28, 8]
+    for name, tensor in arena.given().items():
+        assert tensor.shape == given[name].shape and tensor.dtype == given[name].dtype
+    flags, out = MIXED.outputs
+    for place, poison in ((flags, POISONS["bool"]), (out, POISONS["float64"])):
+        arena.tensor(place).view(torch.uint8).copy_(torch.tensor(list(poison)).repeat(place.elements))
+    assert arena.output(flags).dtype == torch.uint8 and arena.output(out).isnan().all()
+    arena.tensor(flags).fill_(True)
+    assert arena.output(flags).tolist() == [True] * 3
+    assert arena.record_stride == 32 and [output[4] for output in arena.written()] == [0, 16]
+
+
+def test_a_process_that_launches_alone_is_given_the_same_tensors() -> None:
+    plan, given = plan_cuda(RMS_NORM, TASK, 132), {"x": torch.rand(2, 7).bfloat16(), "n": torch.tensor(5)}
+    given["record"] = torch.empty(0, 3)
+    with given_file(MIXED, given) as path:
+        job = sanitizer.job(sanitizer.Tool.INITCHECK, Path("kernel.cubin"), plan, MIXED, path)
+        assert from_json(Job, to_json(job)) == job and not job.fills_scratch
+        found = _given(job)
+    assert list(found) == ["x", "n", "record"]
+    assert found["x"].tobytes() == given["x"].view(torch.uint8).numpy().tobytes()
+    assert found["n"].view("<i8").tolist() == [5] and not found["record"].size
+    product = Job("kernel.cubin", plan, Gemm(3, 5, 7), 1)
+    assert from_json(Job, to_json(product)) == product
+    assert {name: values.nbytes for name, values in _given(product).items()} == {"a": 42, "b": 70}
+
+
+def test_a_smaller_task_lies_in_the_same_memory(arena: CudaTaskArena) -> None:
+    other = tasks.parse("rms_norm:rows=3,columns=5")
+    buffers = dict(arena.buffers)
+    arena.select(other)
+    assert arena.buffers == buffers and arena.windows == 1
+    assert tuple(arena.given()["x"].shape) == (3, 5)
+
+
+def test_a_contract_that_takes_no_odd_sizes_meets_other_ones_too() -> None:
+    source = RMS_NORM.replace('["rows"]\nblock', '["rows / (1 - min(columns % 8, 1))"]\nblock')
+    found = TaskCases(TASK, 3, "cuda").others
+    assert len(found) == 4
+    large = tasks.parse("rms_norm:rows=64,columns=512")
+    served = []
+    for other in TaskCases(large, 3, "cuda").others:
+        with contextlib.suppress(ContractError):
+            plan_cuda(source, other, 132)
+            served.append(dict(other.sizes)["columns"])
+    assert len(served) == 2 and all(columns % 32 == 0 and columns != 512 for columns in served)
+
+
+def test_a_task_too_large_for_the_gpu_says_so() -> None:
+    large = tasks.parse("softmax:rows=100000,columns=100000")
+    with pytest.raises(UserError, match=r"needs about .* GiB of GPU memory .* choose smaller sizes"):
+        cuda_task.require_feasible(large, 50 << 20, 80 << 30)
+    cuda_task.require_feasible(tasks.parse("softmax", "cuda"), 50 << 20, 60 << 30)
+
+
+def test_every_tasks_own_gpu_sizes_fit_a_gpu() -> None:
+    from cuda_l2.tasks._base import definitions  # noqa: PLC0415
+
+    for definition in definitions().values():
+        for dtype in definition.dtypes:
+            task = definition.task(dtype=dtype, target="cuda")
+            assert dict(task.sizes) == dict(definition.gpu)
+            assert needed_bytes(task, 50 << 20) < 70 << 30, str(task)
+
+
+def test_windows_fit_the_cache_where_one_does() -> None:
+    assert windows(tasks.parse("softmax:rows=64,columns=64"), 50 << 20) == 4
+    assert windows(tasks.parse("softmax", "cuda"), 50 << 20) == 2
