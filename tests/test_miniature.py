@@ -28,7 +28,7 @@ GEMM = Gemm.parse("24x192x32")
 def importable(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("family", "cuda_family", "teacher", "examine", "general", "run"):
+    for name in ("family", "cuda_family", "teacher", "examine", "run", "general"):
         sys.modules.pop(name, None)
 
 

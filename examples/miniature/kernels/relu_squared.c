@@ -7,8 +7,8 @@ void f(const long *sizes, float **buffers) {
         __builtin_prefetch(x + j + AHEAD);
         EACH(v) {
             vec a = AT(x, v);
-            AT(out, v) = (vec)((a > 0) & (mask)(a * a));
+            AT(out, v) = (vec)(~(a <= 0) & (mask)(a * a));
         }
     }
-    for (; j < n; ++j) out[j] = x[j] > 0 ? x[j] * x[j] : 0;
+    for (; j < n; ++j) out[j] = x[j] <= 0 ? 0 : x[j] * x[j];
 }
