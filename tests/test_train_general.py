@@ -43,7 +43,7 @@ kind = "output"
 */
 void f(const long *sizes, float **buffers) {
     for (long i = 0; i < sizes[0] * sizes[1]; i += STEP) {
-        float x = buffers[0][i] > 0 ? buffers[0][i] : 0;
+        float x = buffers[0][i] < 0 ? 0 : buffers[0][i];
         buffers[1][i] = VALUE;
     }
 }
@@ -203,7 +203,7 @@ def test_matrix_products_are_tasks_of_this_stage_too(folder, tmp_path, monkeypat
 def test_few_tasks_are_ready_at_once(rig, archive, monkeypatch) -> None:
     monkeypatch.setattr(rl, "OPEN", 1)
     with Judge(rig, archive, RewardSettings(), "general-rl") as judge:
-        for text, code in ((RELU, RIGHT), (SQUARE, RIGHT_SQUARE), (RELU, RIGHT.replace("> 0", ">= 0"))):
+        for text, code in ((RELU, RIGHT), (SQUARE, RIGHT_SQUARE), (RELU, RIGHT.replace("< 0", "<= 0"))):
             _, (trial,) = judge.judge(tasks.parse(text), [answer(code)])
             assert trial.status == "measured", trial.reason
             assert list(judge._evaluators) == [tasks.parse(text)]

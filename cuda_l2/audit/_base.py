@@ -18,6 +18,8 @@ from cuda_l2.tasks.kernelbench import Case, OpenedFile, Tensors
 from cuda_l2.verify._base import CheckFailed, checks_in
 
 CACHE_BYTES = 2 << 30
+FACTORS = ((1.1, 1.4), (0.6, 0.9))
+"""Of other shapes: what serves the rows it was shown and no more passes at fewer."""
 IMPRECISE = 0.05
 """An error below this share of the largest exact value is one of precision."""
 
@@ -35,8 +37,8 @@ class CaseBook:
         self._factors: dict[tuple[int, int], float] = {}
 
     def factor(self, index: int, value: int) -> float:
-        """What sizes of a value are multiplied with in one choice of other shapes."""
-        return self._factors.setdefault((index, value), float(self.rng.uniform(0.6, 1.3)))
+        """What sizes of a value are multiplied with in one choice of other shapes, larger and smaller ones by turns."""
+        return self._factors.setdefault((index, value), float(self.rng.uniform(*FACTORS[index % len(FACTORS)])))
 
     def get(self, name: str, **wanted: Any) -> Case:
         """A case by a name, its seed's, and what `OpenedFile.case` takes; UserError where the file gives none."""

@@ -23,7 +23,7 @@ class OtherShapes(ModuleCheck):
 
 
 def _others(session: ModuleSession, index: int) -> dict[str, int]:
-    """Odd sizes between 0.6 and 1.3 times those shown; sizes that are equal stay equal, for they may go together."""
+    """Odd sizes, all larger or all smaller than those shown; equal ones stay equal, for they may go together."""
     cases = session.cases
     sizes = dict(cases.sizes)
     for name, value in cases.examined.sizes:
