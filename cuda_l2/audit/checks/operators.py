@@ -23,9 +23,9 @@ from cuda_l2.verify._base import CheckFailed
 
 SAMPLING_S, LEAST_SAMPLES, MOST_SAMPLES = 2.0, 20, 2000
 CALLS_SAMPLED, SAMPLED_BYTES = 16, 64 << 20
-TOLD_SHARE, MOST_SHARE = 0.1, 0.7
+TOLD_SHARE, MOST_SHARE = 0.1, 0.95
 """Of samples in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was seen.
-Allocating takes some, of small tasks more."""
+Making tensors takes some, of small tasks most: 46 to 84 % where NumPy computes, 100 % where PyTorch does unseen."""
 _TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
 _WAITING = re.compile(r"/lib(gomp|c|m|pthread|stdc\+\+|python[\w.]*|torch_python|c10\w*)\.so|/python[\d.]*$|/ld-|^\[v")
 """Waiting, the interpreter, memory: of whoever called."""
