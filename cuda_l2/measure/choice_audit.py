@@ -67,11 +67,15 @@ def audit(baselines: "Baselines", gemm: Gemm) -> list[Audited]:
     b_tn, c = b.t().contiguous(), torch.empty(gemm.m, gemm.n, **half)  # type: ignore[call-overload]
     buffers = Buffers(*(tensor.data_ptr() for tensor in (a, b, b_tn, c)))
     torch.cuda.synchronize()
-    tuned, found = baselines.tune(gemm, buffers), []
-    for layout in Layout:
-        times_us, choice = baselines.retime(gemm, layout, buffers, ROUNDS), tuned.of(layout)
-        if choice:
-            found.append(compared(gemm, layout, choice.chosen, times_us))
+    baselines.hold(gemm)
+    try:
+        tuned, found = baselines.tune(gemm, buffers), []
+        for layout in Layout:
+            times_us, choice = baselines.retime(gemm, layout, buffers, ROUNDS), tuned.of(layout)
+            if choice:
+                found.append(compared(gemm, layout, choice.chosen, times_us))
+    finally:
+        baselines.release(gemm)  # what is set up for a shape goes once others came
     return found
 
 
