@@ -25,8 +25,9 @@ from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
 from cuda_l2.review.checker import open_checker
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import ADAPTIVE, chosen, open_rig
+from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.search import Progress, search
+from cuda_l2.targets import chosen
 from cuda_l2.targets._base import Target
 
 if TYPE_CHECKING:

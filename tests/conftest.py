@@ -18,8 +18,8 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
-from cuda_l2.rigs import gpu_present
 from cuda_l2.rigs.cpu import CpuRig
+from cuda_l2.targets import gpu_present
 from cuda_l2.targets.cpu import CpuTarget
 
 CHEATS = Path(__file__).with_name("cheats")

@@ -22,7 +22,7 @@ from cuda_l2.execute.cuda_alone import Ended, Job
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
-from cuda_l2.rigs import gpu_present
+from cuda_l2.targets import gpu_present
 from cuda_l2.targets.cuda import compile_only
 from cuda_l2.verify import races, stress
 from cuda_l2.verify._base import CheckFailed, normal_case

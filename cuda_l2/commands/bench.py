@@ -136,7 +136,7 @@ def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
-    from cuda_l2.rigs import chosen
+    from cuda_l2.targets import chosen
     from cuda_l2.task_bench import SERVED, read_tasks, run, served
 
     assert settings.tasks is not None

@@ -83,7 +83,7 @@ def command(
 
 def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:
     from cuda_l2.audit import Auditor, effort_for, find_entry
-    from cuda_l2.rigs import gpu_present
+    from cuda_l2.targets import gpu_present
 
     require_target(target)
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
@@ -96,7 +96,7 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
 def _judge(text: str, task: str, protocol: str, target: str, full: bool) -> Trial:
     from cuda_l2 import contract
     from cuda_l2.optimizer import evaluate
-    from cuda_l2.rigs import chosen
+    from cuda_l2.targets import chosen
 
     if target == "auto":
         try:

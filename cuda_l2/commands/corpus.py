@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2 import tasks
+from cuda_l2 import targets, tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
@@ -81,7 +81,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         sources = [*installed_sources(), *sources]
     rendered = None
     if settings.rendered:
-        rendered = Rendered(settings.rendered, wanted, _target(settings.target), settings.seed)
+        rendered = Rendered(settings.rendered, wanted, targets.detect(settings.target), settings.seed)
     client = _client(settings) if settings.policy else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
@@ -116,20 +116,6 @@ def _client(settings: CorpusSettings):  # type: ignore[no-untyped-def]
     model = open_model(settings.policy, settings.model)
     Archive(path).close()  # makes the file
     return Client(model, ExchangeLog(path), settings.model, "instruct")
-
-
-def _target(name: str):  # type: ignore[no-untyped-def]
-    from cuda_l2.commands._options import require_target
-    from cuda_l2.rigs import gpu_present
-
-    require_target(name)
-    if name == "cuda" or (name == "auto" and gpu_present()):
-        from cuda_l2.targets import cuda
-
-        return cuda.detect()
-    from cuda_l2.targets import cpu
-
-    return cpu.detect()
 
 
 def _say(counts: "Counts", out: Path) -> None:

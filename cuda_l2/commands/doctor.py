@@ -74,7 +74,7 @@ def command() -> None:
 
 def _gpu() -> list[tuple[bool, str, str]]:
     """What the GPU target needs: whether it is there, and what was found or is missing."""
-    from cuda_l2.rigs import gpu_present
+    from cuda_l2.targets import gpu_present
 
     if not gpu_present():
         return [(False, "GPU", "none: the CPU is the target")]

@@ -61,7 +61,7 @@ def command(
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 
-    from cuda_l2.rigs import chosen
+    from cuda_l2.targets import chosen
 
     parsed = [tasks.parse(shape, chosen(settings.target)) for shape in shapes]
 

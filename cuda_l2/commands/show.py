@@ -41,7 +41,7 @@ def command(
     from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.report.tables import print_known, trials_json
-    from cuda_l2.rigs import chosen
+    from cuda_l2.targets import chosen
 
     task = tasks.parse(shape, chosen("auto"))
     path = archive or paths.default_archive()

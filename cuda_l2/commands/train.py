@@ -133,12 +133,12 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     from cuda_l2.propose._model_policy import require_sandbox
     from cuda_l2.propose._prompt import Templates
     from cuda_l2.reward import RewardSettings
-    from cuda_l2.rigs import gpu_present, open_rig
+    from cuda_l2.rigs import open_rig
+    from cuda_l2.targets import chosen
 
     require_sandbox(settings.without_sandbox)
     templates = Templates(settings.prompts)
-    on_gpu = settings.target == "cuda" or (settings.target == "auto" and gpu_present())
-    asked = [task for task in named or _own(on_gpu) if not hold_out.task(task)]
+    asked = [task for task in named or _own(chosen(settings.target)) if not hold_out.task(task)]
     told = _told(stage, settings, _digest(others)) | {
         "tasks": [str(task) for task in asked],
         "prompts": templates.fingerprint,
@@ -162,11 +162,11 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
 
 
-def _own(on_gpu: bool) -> list[Task]:
+def _own(target: str) -> list[Task]:
     """Every task of our own at its sizes for such a machine."""
     from cuda_l2.tasks._base import definitions
 
-    return [known.task(known.gpu if on_gpu else known.cpu) for known in definitions().values()]
+    return [known.task(target=target) for known in definitions().values()]
 
 
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
