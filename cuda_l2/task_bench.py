@@ -15,10 +15,10 @@ from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
 from cuda_l2.targets._base import Target
 from cuda_l2.tasks._base import definition, definitions
-from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
+from cuda_l2.tasks.sample import sample
 
-ALL, SERVED = "all", "served"
-"""Every task of our own; those that a kernel family serves on the machine."""
+ALL, SERVED, SAMPLE = "all", "served", "sample"
+"""Every task of our own; those that a kernel family serves on the machine; of these some of each kind."""
 MAX_REASON = 300
 
 
@@ -32,22 +32,19 @@ class TaskResult:
     reason: str = ""
 
 
-def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
-    """Tasks from a list with commas: texts of tasks, names of groups, `all`, `served`; UserError where one is none.
+def read_tasks(text: str, target: Target) -> list[Operation]:
+    """Tasks from a list with commas, each once; UserError where a part names none.
 
-    target: cpu or cuda, for the sizes that are left out. `served` reads as `all`; the function of that name chooses.
-
+    A part is a task's text, a group's name, or `all`, `served`, `sample`. Sizes left out are those for the target.
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
-    text = ",".join(",".join(texts()) if part == GPU_FAMILIES else part for part in text.split(","))
-    known = definitions()
     found: list[Operation] = []
     for part in _parts(text):
-        group = [other for other in known.values() if part in (ALL, SERVED, other.group)]
-        if group:
-            found += [other.task(target=target) for other in group]
+        named = _named(part, target)
+        if named:
+            found += named
             continue
-        task = tasks.parse(part, target)
+        task = tasks.parse(part, target.name)
         if not isinstance(task, Operation):
             raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
         found.append(task)
@@ -56,12 +53,13 @@ def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
     return list(dict.fromkeys(found))
 
 
-def served(wanted: Sequence[Operation], target: Target) -> list[Operation]:
-    """Those that a kernel family serves on a target; UserError where there is none."""
-    found = [task for task in wanted if families_for(task, target)]
-    if not found:
-        raise UserError(f"no kernel family serves any task on {target.machine}")
-    return found
+def _named(word: str, target: Target) -> list[Operation]:
+    """The tasks that one word stands for; empty where it is no such word."""
+    known = definitions().values()
+    found = [each.task(target=target.name) for each in known if word in (ALL, SERVED, each.group)]
+    if word == SAMPLE:
+        found = sample(target.name)
+    return [task for task in found if word not in (SERVED, SAMPLE) or families_for(task, target)]
 
 
 def _parts(text: str) -> list[str]:

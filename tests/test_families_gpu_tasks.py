@@ -26,7 +26,7 @@ from cuda_l2.targets.cuda import CudaTarget, compile_only
 from cuda_l2.task_bench import read_tasks
 from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import TaskCases
-from cuda_l2.tasks.gpu_bench import GPU_FAMILIES
+from cuda_l2.tasks.sample import sample
 from cuda_l2.tasks.values import Distribution
 
 FAMILIES = [family for family in all_families() if isinstance(family, GpuTaskFamily)]
@@ -161,11 +161,11 @@ def test_clusters_are_for_hopper_and_later() -> None:
         assert contract.parse_cuda_task(candidate.source).arch == arch
 
 
-def test_the_tasks_of_the_gpus_figures_have_families() -> None:
-    listed = read_tasks(GPU_FAMILIES)
-    assert len(listed) >= 20
+def test_every_task_of_the_sample_has_a_family() -> None:
+    listed = read_tasks("sample", HOPPER)
+    assert listed == sample("cuda") and len(listed) >= 20
     for task in listed:
-        assert families_for(task, HOPPER) and dict(task.sizes) == dict(definition(task.name).gpu)
+        assert dict(task.sizes) == dict(definition(task.name).gpu)
 
 
 ON_CPU = {

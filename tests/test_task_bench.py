@@ -9,6 +9,7 @@ import pytest
 from cuda_l2 import cli
 from cuda_l2.archive import Archive
 from cuda_l2.errors import UserError
+from cuda_l2.families._base import families_for
 from cuda_l2.optimizer import Result
 from cuda_l2.records import (
     Arm,
@@ -25,9 +26,11 @@ from cuda_l2.records import (
 from cuda_l2.report.task_figures import figures, markdown, table
 from cuda_l2.search import Progress
 from cuda_l2.targets.cpu import CpuTarget
-from cuda_l2.task_bench import TaskResult, read_tasks, run, served
+from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.task_bench import TaskResult, read_tasks, run
 from cuda_l2.tasks._base import definition, definitions
 
+GPU = CudaTarget("some GPU", (9, 0), 132, 50 << 20, 227 << 10, 80 << 30)
 EAGER, COMPILED = "torch eager", "torch.compile"
 
 
@@ -89,14 +92,16 @@ def test_the_report_tells_mean_median_upper_quarter_and_largest() -> None:
     assert rows[0]["ours us"] == "10" and rows[3]["reason"] == "no kernel family serves it"
 
 
-def test_tasks_are_named_by_group_or_text() -> None:
-    names = [str(task) for task in read_tasks("softmax:rows=3,columns=5,gelu,softmax:columns=5,rows=3")]
+def test_tasks_are_named_by_group_or_text(target: CpuTarget) -> None:
+    names = [str(task) for task in read_tasks("softmax:rows=3,columns=5,gelu,softmax:columns=5,rows=3", target)]
     assert names == ["softmax:rows=3,columns=5", str(definition("gelu").task())]
-    assert len(read_tasks("all")) == len(definitions())
-    assert {task.name for task in read_tasks("loss")} == {d.name for d in definitions().values() if d.group == "loss"}
+    assert len(read_tasks("all", target)) == len(definitions())
+    assert {task.name for task in read_tasks("loss", target)} == {
+        d.name for d in definitions().values() if d.group == "loss"
+    }
     for text, says in (("64x64x64", "matrix product"), ("", "give tasks"), ("nothing", "no task")):
         with pytest.raises(UserError, match=says):
-            read_tasks(text)
+            read_tasks(text, target)
 
 
 class Stand:
@@ -122,7 +127,7 @@ def test_what_was_reported_is_not_searched_again_and_an_interrupt_ends_the_run(t
     with Archive(tmp_path / "archive.db") as archive:
         archive.append(trial("softmax", 10, eager=30))
         optimizer = Stand(archive, Here())
-        wanted = read_tasks("softmax,rms_norm,cumsum,gelu,relu")
+        wanted = read_tasks("softmax,rms_norm,cumsum,gelu,relu", target)
         found = list(run(optimizer, wanted, lambda task: (print, print)))
     assert optimizer.searched == ["rms_norm", "cumsum", "gelu"]
     assert [(each.task.name, each.trial.speedup if each.trial else each.reason) for each in found] == [
@@ -153,21 +158,25 @@ def test_bad_options_are_one_clear_line(arguments, says, monkeypatch, capsys, tm
 
 def test_a_task_that_the_machine_fails_at_does_not_end_the_run(tmp_path, target) -> None:
     with Archive(tmp_path / "archive.db") as archive:
-        results = list(run(Stand(archive, target), read_tasks("mish,relu"), lambda task: (print, print)))
+        results = list(run(Stand(archive, target), read_tasks("mish,relu", target), lambda task: (print, print)))
     assert [bool(result.trial) for result in results] == [False, True]
     assert results[0].reason == "CUDA error: out of luck Compile with device-side assertions"
 
 
 def test_served_tasks_are_those_that_a_family_writes_kernels_for(target: CpuTarget) -> None:
-    every, found = read_tasks("served"), served(read_tasks("served"), target)
-    assert every == read_tasks("all") and 20 < len(found) < len(every)
-    assert "softmax" in [task.name for task in found]
-    with pytest.raises(UserError, match="no kernel family serves any task"):
-        served(read_tasks("cumsum"), target)
+    every, found = read_tasks("all", target), read_tasks("served", target)
+    assert set(found) < set(every) and len(found) > 20
+    assert found == [task for task in every if families_for(task, target)]
 
 
-def test_sizes_left_out_are_those_for_the_machine() -> None:
-    (on_gpu,), (on_cpu,) = read_tasks("softmax:rows=7", "cuda"), read_tasks("softmax:rows=7")
+def test_the_sample_is_of_the_served_tasks_and_may_stand_beside_others(target: CpuTarget) -> None:
+    found = read_tasks("sample", target)
+    assert set(found) < set(read_tasks("served", target)) and len(found) >= 10
+    assert read_tasks("cumsum,sample,softmax", target) == [definition("cumsum").task(), *found]
+
+
+def test_sizes_left_out_are_those_for_the_machine(target: CpuTarget) -> None:
+    (on_gpu,), (on_cpu,) = read_tasks("softmax:rows=7", GPU), read_tasks("softmax:rows=7", target)
     known = definition("softmax")
     assert dict(on_gpu.sizes) == {**known.gpu, "rows": 7}
     assert dict(on_cpu.sizes) == {**known.cpu, "rows": 7}

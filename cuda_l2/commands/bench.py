@@ -36,8 +36,9 @@ class BenchSettings:
     """How to run the benchmark."""
 
     tasks: str | None = None
-    """Tasks that are no matrix products: all, served (those that have a kernel family here), groups, or tasks, as in
-    reduction,gelu:rows=64,columns=512. Sizes left out are those for the machine."""
+    """Tasks that are no matrix products: all, served (those that a kernel family serves on this machine), sample (of
+    these some of each kind), groups, or tasks, as in reduction,gelu:rows=64,columns=512. Sizes left out are those for
+    the machine."""
     grid: str | None = None
     """Many shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128:tn."""
     sample: int | None = None
@@ -136,11 +137,11 @@ def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
-    from cuda_l2.targets import chosen
-    from cuda_l2.task_bench import SERVED, read_tasks, run, served
+    from cuda_l2.targets import detect
+    from cuda_l2.task_bench import read_tasks, run
 
     assert settings.tasks is not None
-    wanted = read_tasks(settings.tasks, chosen(settings.target))
+    wanted = read_tasks(settings.tasks, detect(settings.target))
     budget_s = seconds(settings.budget or "20s")
     out = settings.out or Path("bench-tasks")
     require_writable(out / "tasks.md")
@@ -157,8 +158,6 @@ def _run_tasks(settings: BenchSettings) -> None:
                 )
             )
         )
-        if settings.tasks.strip() == SERVED:
-            wanted = served(wanted, optimizer.target)
         shown = contextlib.ExitStack()
         stack.enter_context(shown)
 

@@ -1,9 +1,8 @@
-"""The tasks that a GPU's figures are about: of those that families write kernels for, some of each kind of work."""
+"""A sample of our own tasks, some of each kind of work, for figures that a few minutes must do for."""
 
+from cuda_l2.records import Operation
 from cuda_l2.tasks._base import definition
 
-GPU_FAMILIES = "gpu-families"
-"""In a list of tasks: all of these, at their sizes for GPUs."""
 NAMES = (
     *("gelu", "silu_gate", "bias_gelu_residual"),  # element by element
     *("softmax", "residual_rms_norm", "layer_norm", "variance_rows", "max_rows"),  # rows
@@ -16,7 +15,7 @@ NAMES = (
 IN_16_BITS = ("attention_causal", "attention_grouped_query")
 
 
-def texts() -> list[str]:
-    """The tasks' texts, with sizes."""
+def sample(target: str) -> list[Operation]:
+    """These tasks at their sizes for a target, cpu or cuda."""
     named = [(name, "float32") for name in NAMES] + [(name, "float16") for name in IN_16_BITS]
-    return [str(definition(name).task(definition(name).gpu, dtype)) for name, dtype in named]
+    return [definition(name).task(dtype=dtype, target=target) for name, dtype in named]
