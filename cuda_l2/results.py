@@ -1,52 +1,17 @@
-"""What a benchmark over many shapes gave: one append-only file of JSON lines, from which an interrupted run goes on.
+"""What a benchmark over many shapes gave: one line a shape and protocol, from which an interrupted run goes on."""
 
-The first line is the header: the machine and the settings, without which figures do not compare. Every other line is
-one shape under one protocol, written whole or not at all; the last one of a shape and protocol counts.
-"""
-
-import contextlib
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cuda_l2 import lines
 from cuda_l2.errors import UserError
-from cuda_l2.lines import LinesFile
-from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict, from_json, to_json
+from cuda_l2.records import Gemm, Interval, Layout, Timing, Verdict
+from cuda_l2.run_file import RunFile
 
-KIND, VERSION = "cuda-l2 results", 1
 RESULTS, SUMMARY = "results.jsonl", "summary.md"
 TABLES = CSV, PARQUET, ENVIRONMENT = "table.csv", "table.parquet", "environment.json"
 MEASURED = "measured"
-
-
-@dataclass(frozen=True)
-class Header:
-    """What all lines of a file share."""
-
-    machine: str
-    environment: dict[str, Any]  # floats in it are measurements, which differ from run to run
-    settings: dict[str, Any]
-    created: str = ""  # UTC, ISO 8601
-    kind: str = KIND
-    version: int = VERSION
-
-    def difference(self, other: "Header") -> str:
-        """In what the other's figures would not compare with these, as 'driver 580.1, not 570.2'; empty if they do."""
-        for ours, theirs in (
-            ({"machine": self.machine}, {"machine": other.machine}),
-            (_fixed(self.environment), _fixed(other.environment)),
-            (self.settings, other.settings),
-        ):
-            for name in [*ours, *(name for name in theirs if name not in ours)]:
-                if ours.get(name) != theirs.get(name):
-                    return f"{name.replace('_', ' ')} {ours.get(name)}, not {theirs.get(name)}"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -89,42 +54,25 @@ class Measurement:
         if (self.status == MEASURED) == bool(self.reason):
             raise ValueError("a measurement has a reason exactly when it has no figures")
 
-
-class ResultsFile:
-    """The file, open for one run alone. A context manager."""
-
-    def __init__(self, path: Path, header: Header, warn: Callable[[str], None] | None = None) -> None:
-        """Open the file or begin it; UserError where it is another machine's, other settings', or in use."""
-        self.path, self.header = path, from_json(Header, to_json(header))  # as it will be read
-        self._warn = warn or (lambda text: print(f"cuda-l2: {text}", file=sys.stderr))
-        self._found: dict[tuple[Gemm, str], Measurement] = {}
-        self._file = LinesFile(path, self._adopt, self._warn)
-        try:
-            self._read()
-        except BaseException:
-            self._file.close()
-            raise
-
     @property
-    def measurements(self) -> list[Measurement]:
-        """The last of every shape and protocol."""
-        return list(self._found.values())
+    def key(self) -> tuple[Gemm, str]:
+        return self.gemm, self.protocol
+
+
+class ResultsFile(RunFile[Measurement]):
+    """The measurements of a run, the last of every shape and protocol. A context manager."""
+
+    record = Measurement
 
     def find(self, gemm: Gemm, protocol: str) -> Measurement | None:
         return self._found.get((gemm, protocol))
-
-    def append(self, measurement: Measurement) -> None:
-        """Store one; it is there after a kill once this returns, and an interrupt waits until file and memory agree."""
-        with _uninterrupted():
-            self._file.append(to_json(measurement))
-            self._found[measurement.gemm, measurement.protocol] = measurement
 
     def take_over(self, path: Path) -> int:
         """Append what another run measured that is not measured here; how much. UserError where it does not compare."""
         if not path.exists():
             raise UserError(f"{path} is not there: give the folder of another run")
         with ResultsFile(path, self.header, self._warn) as other:
-            missing = [m for m in other.measurements if self._measures_more(m)]
+            missing = [m for m in other.records if self._measures_more(m)]
         for measurement in missing:
             self.append(measurement)
         return len(missing)
@@ -133,66 +81,7 @@ class ResultsFile:
         known = self.find(measurement.gemm, measurement.protocol)
         return known is None or (known.status != MEASURED and measurement.status == MEASURED)
 
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> "ResultsFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _read(self) -> None:
-        if not self._file.lines:
-            self._file.append(to_json(self.header))
-        for number, line in enumerate(self._file.lines[1:], 2):
-            try:
-                measurement = from_json(Measurement, line.decode())
-            except (ValueError, TypeError, KeyError, AttributeError):
-                self._warn(f"line {number} of {self.path} is damaged and left out: what it held is measured again")
-                continue
-            self._found.pop((measurement.gemm, measurement.protocol), None)
-            self._found[measurement.gemm, measurement.protocol] = measurement
-
-    def _adopt(self, line: bytes) -> None:
-        """Take the header that is there, if this run's figures belong under it."""
-        advice = "choose another folder with --out, or --fresh to move it aside and begin anew"
-        fields = lines.parsed(line)
-        if not fields or fields.get("kind") != KIND:
-            raise UserError(f"{self.path} does not begin as a results file of this program: {advice}")
-        if fields.get("version") != VERSION:
-            raise UserError(f"{self.path} has version {fields.get('version')}, this program writes {VERSION}: {advice}")
-        try:
-            found = from_json(Header, line.decode())
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise UserError(f"the first line of {self.path} is damaged: {advice}") from None
-        difference = found.difference(self.header)
-        if difference:
-            raise UserError(f"{self.path} was measured with {difference}: {advice}")
-        self.header = found
-
 
 def set_aside(folder: Path) -> None:
     """Rename what an earlier run left, all with the same number: results.jsonl becomes results-1.jsonl."""
     lines.set_aside(folder, RESULTS, SUMMARY, *TABLES)
-
-
-def _fixed(environment: dict[str, Any]) -> dict[str, Any]:
-    """What does not vary from one run on a machine to the next."""
-    return {name: value for name, value in environment.items() if not isinstance(value, float)}
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until this ends. A mask would not do: another thread takes the signal, Python acts in this one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python interrupts the main thread alone
-        return
-    waiting: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if waiting and callable(before):
-            before(*waiting[0])

@@ -21,8 +21,9 @@ from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for
 from cuda_l2.records import Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.report.arms import AUTOTUNED
-from cuda_l2.results import MEASURED, Header, Measurement, ResultsFile
+from cuda_l2.results import MEASURED, Measurement, ResultsFile
 from cuda_l2.rigs import ADAPTIVE, open_rig
+from cuda_l2.run_file import Header
 from cuda_l2.search import Progress, judge_group
 
 COMPILED = "torch.compile"

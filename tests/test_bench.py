@@ -35,7 +35,8 @@ from cuda_l2.report import grid_summary
 from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_live import duration
 from cuda_l2.report.grid_summary import cases, ratios, summary
-from cuda_l2.results import CSV, PARQUET, RESULTS, SUMMARY, Header, Measurement, ResultsFile, set_aside
+from cuda_l2.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
+from cuda_l2.run_file import Header
 from cuda_l2.sweep import Sweep, SweepSettings
 
 SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
@@ -193,14 +194,14 @@ def test_what_was_stored_is_read_again_and_the_last_of_a_shape_counts(tmp_path) 
     path = tmp_path / RESULTS
     before = kept(path)
     with ResultsFile(path, HEADER) as file:
-        assert texts(file.measurements) == texts(RUN)
+        assert texts(file.records) == texts(RUN)
         again = measured("64x64x64", 1.9, CUBLAS)
         file.append(again)
         file.append(measured("64x64x64", 3.0, CUBLAS, "server"))
     assert path.read_bytes().startswith(before)  # only ever appended to
     with ResultsFile(path, HEADER) as file:
         assert texts([file.find(Gemm(64, 64, 64), "offline")]) == texts([again])
-        assert len(file.measurements) == 4
+        assert len(file.records) == 4
 
 
 def test_an_interrupt_that_another_thread_takes_waits_until_a_line_is_stored(tmp_path, monkeypatch) -> None:
@@ -214,7 +215,7 @@ def test_an_interrupt_that_another_thread_takes_waits_until_a_line_is_stored(tmp
         monkeypatch.setattr(results._file, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             results.append(RUN[0])
-        assert texts(results.measurements) == texts([RUN[0]]) and len(stored(tmp_path)) == 1
+        assert texts(results.records) == texts([RUN[0]]) and len(stored(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -1])
@@ -227,11 +228,11 @@ def test_a_damaged_last_line_is_dropped_with_a_warning(tmp_path, cut) -> None:
     warnings: list[str] = []
     with ResultsFile(path, HEADER, warnings.append) as file:
         intact = cut == 1  # the newline alone was missing: nothing is lost
-        assert texts(file.measurements) == texts(RUN if intact else RUN[:-1])
+        assert texts(file.records) == texts(RUN if intact else RUN[:-1])
         assert len(warnings) == (not intact) and all("last line" in text for text in warnings)
         file.append(RUN[-1])
     with ResultsFile(path, HEADER, warnings.append) as file:
-        assert {m.gemm for m in file.measurements} == {m.gemm for m in RUN}
+        assert {m.gemm for m in file.records} == {m.gemm for m in RUN}
     assert len(warnings) == (not intact)  # what came after is sound
 
 
@@ -242,7 +243,7 @@ def test_a_damaged_line_in_between_is_told_and_what_it_held_is_missing(tmp_path)
     damaged = path.read_bytes()
     warnings: list[str] = []
     with ResultsFile(path, HEADER, warnings.append) as file:
-        assert texts(file.measurements) == texts(RUN[1:])
+        assert texts(file.records) == texts(RUN[1:])
     assert len(warnings) == 1 and "line 2" in warnings[0]
     assert path.read_bytes() == damaged
 
@@ -586,7 +587,7 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
     too_large = Gemm(999999, 999999, 999999)
     with ResultsFile(tmp_path / RESULTS, kernels.header(gemms)) as results:
         assert kernels.run([too_large, *gemms], results)
-        first = {m.gemm: m for m in results.measurements}
+        first = {m.gemm: m for m in results.records}
         assert first[too_large].status == "skipped" and "memory" in first[too_large].reason
         for gemm in gemms:
             m = first[gemm]
@@ -605,7 +606,7 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
         for gemm in gemms:
             assert results.find(gemm, "server").kernel == first[gemm].kernel
             assert results.find(gemm, "offline") == first[gemm]  # not measured again
-    table = rows(kernels.header(gemms), results.measurements)
+    table = rows(kernels.header(gemms), results.records)
     assert [row["status"] for row in table].count("measured") == 4
     assert all(row["speedup"] > 0 and row["ours_us"] > 0 for row in table if row["status"] == "measured")
 
@@ -616,7 +617,7 @@ def test_a_budget_searches(tmp_path) -> None:
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header([gemm])) as results:
         assert opened.run([gemm], results)
         assert len(opened._kernels.archive.trials(gemm, protocol="search")) > 1  # more than the default
-    (found,) = results.measurements
+    (found,) = results.records
     assert found.status == "measured", found.reason
     assert found.kernel in {trial.candidate.id for trial in opened_trials(tmp_path / "a.db", gemm)}
 
@@ -652,8 +653,8 @@ def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:
         opened.rig.wanted_arms = ("nobody",)
         with pytest.raises(UserError, match=r"5 shapes in a row failed.*no baseline is left"):
             opened.run(gemms, results)
-        assert [m.status for m in results.measurements] == ["failed"] * 5
-        assert all("torch fp16" in m.reason for m in results.measurements)
+        assert [m.status for m in results.records] == ["failed"] * 5
+        assert all("torch fp16" in m.reason for m in results.records)
 
 
 @pytest.mark.gpu
@@ -663,12 +664,12 @@ def test_baselines_over_a_grid_on_the_gpu(tmp_path) -> None:
     settings = SweepSettings(target="cuda", baselines_only=True, protocols=("offline", "rotating", "server"))
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results:
         assert opened.run(gemms, results)
-    assert [m.status for m in results.measurements] == ["measured"] * 12, [m.reason for m in results.measurements]
-    write_tables(tmp_path, results.header, results.measurements)
+    assert [m.status for m in results.records] == ["measured"] * 12, [m.reason for m in results.records]
+    write_tables(tmp_path, results.header, results.records)
     for row in read_csv(tmp_path / CSV):
         assert row["ratio_to"] == f"cuBLASLt-AutoTuning {row['layout'].upper()}"
         for arm in ("cublas", "cublaslt_heuristic", "cublaslt_autotuning"):
             assert float(row[f"{arm}_nn_us"]) > 0 and float(row[f"{arm}_tn_us"]) > 0 and row[f"{arm}_nn_kernels"]
         assert row["cublaslt_autotuning_nn_id"] and float(row["sm_mhz"]) > 0 and row["env_gpu"]
         assert not any(name.startswith("torch_compile") for name in row)
-    assert "strength of the baselines" in summary(results.header, results.measurements)
+    assert "strength of the baselines" in summary(results.header, results.records)

@@ -348,7 +348,7 @@ def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # t
     tuned = nvidia.tune(gemm, product.buffers)
     nvidia._tuned.clear()
     assert nvidia.tune(gemm, product.buffers) == tuned
-    audited = choice_audit.audit(nvidia, gemm)
+    audited = choice_audit.audit(nvidia, gemm).choices
     assert [each.gemm.layout for each in audited] == list(Layout)
     for each in audited:
         found = tuned.of(each.gemm.layout)

@@ -10,7 +10,8 @@ from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, Tim
 from cuda_l2.report import library
 from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import summary
-from cuda_l2.results import CSV, Header, KernelFigures, Measurement
+from cuda_l2.results import CSV, KernelFigures, Measurement
+from cuda_l2.run_file import Header
 
 BASELINES = {"cuBLASLt-AutoTuning NN": 12.0, "cuBLASLt-AutoTuning TN": 10.0, "cuBLAS NN": 30.0}
 TIMES = {

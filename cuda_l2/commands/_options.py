@@ -1,7 +1,9 @@
-"""Readers of option values that several commands share."""
+"""What several commands share: readers of option values, and how an interrupted run ends."""
 
 import re
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from cyclopts import Parameter
 
@@ -47,3 +49,9 @@ def require_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place") from None
+
+
+def end_interrupted() -> NoReturn:
+    """Exit as an interrupted command does whose results are kept."""
+    print("interrupted: the same command goes on from here", file=sys.stderr)
+    sys.exit(130)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import grid
-from cuda_l2.commands._options import require_target, require_writable, seconds
+from cuda_l2.commands._options import end_interrupted, require_target, require_writable, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.records import Accumulate, Gemm, Layout
@@ -173,8 +173,7 @@ def _run_tasks(settings: BenchSettings) -> None:
             write_text(out / "tasks.csv", table(results))
     print(markdown(results))
     if len(results) < len(wanted):
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        end_interrupted()
 
 
 def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
@@ -257,9 +256,9 @@ def _run_grid(settings: BenchSettings) -> None:
                 with GridProgress(len(own), len(own) - len(pending)) as line:
                     finished = sweep.run(pending, results, line.stage, line.done)
             finally:  # also where an error ends the run
-                text = summary(results.header, results.measurements)
+                text = summary(results.header, results.records)
                 write_text(out / SUMMARY, text)
-                missing = write_tables(out, results.header, results.measurements)
+                missing = write_tables(out, results.header, results.records)
                 if settings.choices:
                     sweep.rig.keep_choices(settings.choices, gemms)
                 print(text)
@@ -267,8 +266,7 @@ def _run_grid(settings: BenchSettings) -> None:
     if missing:
         print(f"cuda-l2: {missing}", file=sys.stderr)
     if not finished:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        end_interrupted()
 
 
 def _shapes(settings: BenchSettings) -> list[Gemm]:

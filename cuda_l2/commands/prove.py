@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_writable
+from cuda_l2.commands._options import end_interrupted, require_writable
 from cuda_l2.errors import UserError
 
 
@@ -78,6 +78,5 @@ def command(
         print(f"{proof.family} {proof.kernel} at {proof.gemm}, {proof.edge}: {proof.status}: {proof.reason}")
     print(f"{len(kernels)} kernels, {len(tasks) - left} of {len(tasks)} proofs are there; {out / KERNELS} lists them")
     if not finished:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        end_interrupted()
     sys.exit(1 if wrong else 0)

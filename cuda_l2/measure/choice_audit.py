@@ -1,5 +1,7 @@
 """Is the algorithm that autotuning chose still the best? All that the heuristic returned, timed again in one run."""
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING
 from cuda_l2.grid import bucket, bucket_name
 from cuda_l2.measure.intervals import median_interval
 from cuda_l2.records import Gemm, Interval, Layout
+from cuda_l2.run_file import RunFile
 
 if TYPE_CHECKING:
     from cuda_l2.measure.cuda_baselines import Baselines
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 ALLOWED = 1.01
 """A choice counts as right up to so many times the best algorithm's time."""
 ROUNDS = 15
+KIND = "cuda-l2 choices"
 COLUMNS = (
     *("m", "n", "k", "layout", "accumulate", "algorithms", "chosen", "best", "chosen_us", "best_us"),
     *("ratio", "ratio_low", "ratio_high", "right"),
@@ -47,6 +51,31 @@ class Audited:
         return dict(zip(COLUMNS, (*cells, *times, *interval, int(self.right)), strict=True))
 
 
+@dataclass(frozen=True)
+class Audit:
+    """One product in all layouts that have a choice."""
+
+    gemm: Gemm
+    choices: tuple[Audited, ...]
+
+    @property
+    def key(self) -> Gemm:
+        return self.gemm
+
+
+class AuditFile(RunFile[Audit]):
+    """The audits of a run, from which an interrupted one goes on. A context manager."""
+
+    record = Audit
+
+    def pending(self, gemms: Sequence[Gemm]) -> list[Gemm]:
+        return [gemm for gemm in gemms if gemm not in self._found]
+
+    @property
+    def choices(self) -> list[Audited]:
+        return [choice for audit in self.records for choice in audit.choices]
+
+
 def compared(gemm: Gemm, layout: Layout, chosen: int, times_us: Sequence[Sequence[float]]) -> Audited:
     """From microseconds by algorithm and round, all rounds interleaved."""
     medians = [median(times) for times in times_us]
@@ -56,7 +85,7 @@ def compared(gemm: Gemm, layout: Layout, chosen: int, times_us: Sequence[Sequenc
     return Audited(replace(gemm, layout=layout), len(times_us), chosen, best, medians[chosen], medians[best], ratio)
 
 
-def audit(baselines: "Baselines", gemm: Gemm) -> list[Audited]:
+def audit(baselines: "Baselines", gemm: Gemm) -> Audit:
     """Both layouts of a product; a choice is made first where none is kept. Needs a GPU."""
     import torch  # noqa: PLC0415
 
@@ -76,11 +105,20 @@ def audit(baselines: "Baselines", gemm: Gemm) -> list[Audited]:
                 found.append(compared(gemm, layout, choice.chosen, times_us))
     finally:
         baselines.release(gemm)  # what is set up for a shape goes once others came
-    return found
+    return Audit(gemm, tuple(found))
+
+
+def rows_csv(audited: Sequence[Audited]) -> str:
+    """One row a product and layout, as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(each.row() for each in audited)
+    return text.getvalue()
 
 
 def table(audited: Sequence[Audited]) -> str:
-    """By size: how many choices, how many right, the worst."""
+    """By size: how many choices, how many right, the worst. audited: at least one."""
     lines = ["| log2(MNK) | choices | within 1 % | mean | worst |", "|---|---|---|---|---|"]
     firsts = sorted({bucket(each.gemm) for each in audited})
     for name, own in [

@@ -20,7 +20,8 @@ from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Timing
 from cuda_l2.report import library
 from cuda_l2.report.arms import Row, arms_of, cell, fastest, interval_cells, same_layout
-from cuda_l2.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Header, Measurement
+from cuda_l2.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
+from cuda_l2.run_file import Header
 
 OURS = "ours"
 ALGORITHM = ("id", "tile", "stages", "split_k", "reduction", "workspace_bytes", "regret")

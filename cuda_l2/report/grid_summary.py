@@ -11,7 +11,8 @@ from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import library
 from cuda_l2.report.arms import AUTOTUNED, arms_of, class_of, fastest, same_layout
-from cuda_l2.results import MEASURED, Header, Measurement
+from cuda_l2.results import MEASURED, Measurement
+from cuda_l2.run_file import Header
 
 STRENGTHS = ("cuBLASLt-heuristic", "cuBLAS", "torch.matmul", "torch.compile max-autotune")
 """Baselines whose times are told over the autotuned one's."""
