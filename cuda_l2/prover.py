@@ -27,7 +27,7 @@ from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_alone import Job
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.execute.worker import Fault
-from cuda_l2.library.kernels import Task
+from cuda_l2.library.kernels import ProofTask
 from cuda_l2.library.proof import Proof, proof_of
 from cuda_l2.records import Build, BuildStatus, Candidate, Verdict, VerdictStatus, from_json, to_json
 from cuda_l2.targets.cuda import CudaTarget
@@ -52,7 +52,7 @@ WATCH_S = 2 * SANITIZER_TIMEOUT_S
 class _Item:
     """A task on its way."""
 
-    task: Task
+    task: ProofTask
     build: Build | None = None
     verdict: Verdict | None = None
     watching: int = 0  # tools that have yet to look
@@ -94,7 +94,7 @@ class Prover:
         self._watchers = ThreadPoolExecutor(max(1, jobs // 2))
         self._jobs = jobs
 
-    def run(self, tasks: Sequence[Task], on_proof: Callable[[Proof], None]) -> None:
+    def run(self, tasks: Sequence[ProofTask], on_proof: Callable[[Proof], None]) -> None:
         """Prove every task; `on_proof` is called here, in the order in which they end."""
         items = [_Item(task) for task in tasks]
         self._start(lambda: self._build(items))
@@ -252,7 +252,7 @@ class _Worker:
         self._process.wait()
 
 
-def _finding(tool: Tool, job: Job, task: Task) -> CheckFailed | Fault | None:
+def _finding(tool: Tool, job: Job, task: ProofTask) -> CheckFailed | Fault | None:
     try:
         finding = sanitizer.findings(tool, job, WATCH_S)
     except Fault as fault:

@@ -14,7 +14,7 @@ from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.execute.worker import Fault
 from cuda_l2.families._base import families_for
 from cuda_l2.library import proof as proof_module
-from cuda_l2.library.kernels import EDGE, INTERIOR, TableKernel, Task, kernels_of, launched, tasks_for
+from cuda_l2.library.kernels import EDGE, INTERIOR, ProofTask, TableKernel, kernels_of, launched, tasks_for
 from cuda_l2.library.proof import PROOF, ProofFile, failures, kernels_csv, proof_of
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, family_of, write_table
 from cuda_l2.lines import LinesFile
@@ -52,7 +52,7 @@ def both_edges(shape: str, family: str) -> list[Row]:
     return rows
 
 
-def blocks(task: Task, sms: int = TARGET.sms) -> int:
+def blocks(task: ProofTask, sms: int = TARGET.sms) -> int:
     gemm = task.gemm
     x, y, z = contract.parse_cuda(task.candidate.source).plan(gemm.m, gemm.n, gemm.k, sms).launches[0].grid
     return x * y * z
@@ -157,17 +157,17 @@ def test_the_cheapest_shape_with_whole_tiles_and_enough_blocks_is_inside() -> No
 
 
 @pytest.fixture(scope="module")
-def tasks() -> list[Task]:
+def tasks() -> list[ProofTask]:
     rows = [*both_edges("1024x1024x1024", "sm90_wave"), row("64x64x64", "sm80_gemm")]
     return [task for kernel in kernels_of(rows, TARGET) for task in tasks_for(kernel, TARGET)]
 
 
-def right(task: Task, status: VerdictStatus = VerdictStatus.CORRECT, reason: str = "") -> proof_module.Proof:
+def right(task: ProofTask, status: VerdictStatus = VerdictStatus.CORRECT, reason: str = "") -> proof_module.Proof:
     verdict = Verdict(status, "stress" if reason else "", reason, passed=("instructions", "exact match"))
     return proof_of(task, MACHINE, "2026-01-01T00:00:00+00:00", None, verdict)
 
 
-def test_what_is_proved_is_not_proved_again(tasks: Sequence[Task], tmp_path: Path) -> None:
+def test_what_is_proved_is_not_proved_again(tasks: Sequence[ProofTask], tmp_path: Path) -> None:
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
         assert proofs.pending(tasks) == list(tasks)
         proofs.append(right(tasks[0]))
@@ -184,7 +184,7 @@ def test_what_is_proved_is_not_proved_again(tasks: Sequence[Task], tmp_path: Pat
 
 
 def test_another_verifier_or_launch_proves_anew(
-    tasks: Sequence[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tasks: Sequence[ProofTask], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
         proofs.append(right(tasks[0]))
@@ -195,7 +195,7 @@ def test_another_verifier_or_launch_proves_anew(
         assert proofs.pending(tasks[:1]) == tasks[:1]
 
 
-def test_a_damaged_line_costs_itself_only(tasks: Sequence[Task], tmp_path: Path) -> None:
+def test_a_damaged_line_costs_itself_only(tasks: Sequence[ProofTask], tmp_path: Path) -> None:
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
         proofs.append(right(tasks[0]))
     with (tmp_path / PROOF).open("a") as file:
@@ -213,7 +213,7 @@ def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
         LinesFile(tmp_path / PROOF)
 
 
-def test_the_table_of_kernels_says_what_was_proved_where(tasks: Sequence[Task], tmp_path: Path) -> None:
+def test_the_table_of_kernels_says_what_was_proved_where(tasks: Sequence[ProofTask], tmp_path: Path) -> None:
     kernels = list(dict.fromkeys(task.kernel for task in tasks))
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
         proofs.append(right(tasks[0]))
@@ -231,7 +231,7 @@ def test_the_table_of_kernels_says_what_was_proved_where(tasks: Sequence[Task], 
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ProofTask]:
     """One kernel at shapes of 16, 32, 48 and 64 rows, judged by a process that stands in for one with a GPU."""
     monkeypatch.setattr(prover, "MAIN", "stand_in_prover")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
@@ -239,10 +239,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     fixed = {"LOAD": 0, "BM": 16, "BN": 8, "WARPS_M": 1, "WARPS_N": 1, "WARPS_K": 1, "BK": 32}
     rows = [row(f"{m}x64x64", "sm80_gemm", fixed) for m in (16, 32, 48, 64)]
     (kernel,) = kernels_of(rows, TARGET)
-    return [Task(kernel, EDGE, each.gemm, PLAIN, each.candidate(TARGET), 0) for each in rows]
+    return [ProofTask(kernel, EDGE, each.gemm, PLAIN, each.candidate(TARGET), 0) for each in rows]
 
 
-def test_a_process_that_dies_costs_its_item_which_is_tried_once_more(small: list[Task]) -> None:
+def test_a_process_that_dies_costs_its_item_which_is_tried_once_more(small: list[ProofTask]) -> None:
     found: list[proof_module.Proof] = []
     with prover.Prover(TARGET, 2) as running:
         running.run(small, found.append)
@@ -257,7 +257,7 @@ def test_a_process_that_dies_costs_its_item_which_is_tried_once_more(small: list
     assert by_rows[64].check == "exact match" and "status" in by_rows[48].reason
 
 
-def test_an_interrupt_keeps_what_is_done(small: list[Task], tmp_path: Path) -> None:
+def test_an_interrupt_keeps_what_is_done(small: list[ProofTask], tmp_path: Path) -> None:
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
 
         def keep(proof: proof_module.Proof) -> None:
@@ -270,7 +270,7 @@ def test_an_interrupt_keeps_what_is_done(small: list[Task], tmp_path: Path) -> N
         assert proofs.pending(small) == small[1:]
 
 
-def test_a_source_that_does_not_build_is_no_proof(small: list[Task]) -> None:
+def test_a_source_that_does_not_build_is_no_proof(small: list[ProofTask]) -> None:
     broken = dataclasses.replace(small[0].candidate, source=small[0].candidate.source + "\nnonsense;\n")
     found: list[proof_module.Proof] = []
     with prover.Prover(TARGET, 1) as running:
@@ -282,7 +282,7 @@ def test_a_source_that_does_not_build_is_no_proof(small: list[Task]) -> None:
 @pytest.mark.parametrize(
     "failure", [CheckFailed(VerdictStatus.UNHYGIENIC, "racecheck: a race"), Fault(VerdictStatus.TIMED_OUT, "hangs")]
 )
-def test_what_the_sanitizer_finds_later_is_the_verdict(small: list[Task], failure: CheckFailed | Fault) -> None:
+def test_what_the_sanitizer_finds_later_is_the_verdict(small: list[ProofTask], failure: CheckFailed | Fault) -> None:
     item = prover._Item(small[0], verdict=Verdict(VerdictStatus.CORRECT, passed=("exact match", "races")))
     prover._add(item, None)
     assert item.verdict and item.verdict.status is VerdictStatus.CORRECT
@@ -292,7 +292,7 @@ def test_what_the_sanitizer_finds_later_is_the_verdict(small: list[Task], failur
 
 
 def test_candidates_are_watched_alone_where_the_tool_speaks_of_several(
-    small: list[Task], monkeypatch: pytest.MonkeyPatch
+    small: list[ProofTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of them it means is said by runs of one each."""
     gemm = small[0].gemm

@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_writable
 from cuda_l2.errors import UserError
+
+if TYPE_CHECKING:
+    from cuda_l2.library.table import Row
 
 
 def command(
@@ -34,18 +37,26 @@ def command(
     fresh
         Move the results that --out holds aside and begin anew.
     """
-    from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
+    from cuda_l2.library.proof import PROOF
     from cuda_l2.library.table import read_table
 
     rows = read_table(table)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
     require_writable(out / PROOF)
+    finished, correct = _prove(rows, out, jobs, fresh)
+    if not finished:
+        end_interrupted()
+    sys.exit(0 if correct else 1)
 
+
+def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple[bool, bool]:
+    """Prove what the folder holds no proof of; whether an interrupt left nothing, and nothing is found to be wrong."""
     from cuda_l2 import lines
     from cuda_l2.execute.cuda_driver import bus_id
     from cuda_l2.execute.lock import machine_lock
     from cuda_l2.library.kernels import kernels_of, tasks_for
+    from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
     from cuda_l2.prover import CORES_A_WORKER, Prover, require_sanitizer
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.targets.cuda import detect
@@ -77,6 +88,4 @@ def command(
     for proof in wrong:
         print(f"{proof.family} {proof.kernel} at {proof.gemm}, {proof.edge}: {proof.status}: {proof.reason}")
     print(f"{len(kernels)} kernels, {len(tasks) - left} of {len(tasks)} proofs are there; {out / KERNELS} lists them")
-    if not finished:
-        end_interrupted()
-    sys.exit(1 if wrong else 0)
+    return finished, not wrong

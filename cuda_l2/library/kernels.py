@@ -93,7 +93,7 @@ class TableKernel:
 
 
 @dataclass(frozen=True)
-class Task:
+class ProofTask:
     """One kernel to be proved at one shape, launched one way."""
 
     kernel: TableKernel
@@ -124,7 +124,7 @@ def kernels_of(rows: Iterable[Row], target: CudaTarget) -> list[TableKernel]:
     return kernels
 
 
-def tasks_for(kernel: TableKernel, target: CudaTarget) -> list[Task]:
+def tasks_for(kernel: TableKernel, target: CudaTarget) -> list[ProofTask]:
     """A kernel at an interior shape and, where there is another one, at an edge shape.
 
     Each way in which the table launches it comes up at one of them. A kernel whose blocks take several tiles has more
@@ -142,11 +142,11 @@ def tasks_for(kernel: TableKernel, target: CudaTarget) -> list[Task]:
     return tasks
 
 
-def _task(kernel: TableKernel, role: str, gemm: Gemm, edge: str, candidate: Candidate, target: CudaTarget) -> Task:
+def _task(kernel: TableKernel, role: str, gemm: Gemm, edge: str, candidate: Candidate, target: CudaTarget) -> ProofTask:
     """ContractError where the contract refuses the shape."""
     assert contract.kernel_id(candidate.source) == kernel.id
     plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, target.sms)
-    return Task(kernel, role, gemm, edge, candidate, max(launch.shared_bytes for launch in plan.launches))
+    return ProofTask(kernel, role, gemm, edge, candidate, max(launch.shared_bytes for launch in plan.launches))
 
 
 class _Fit:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import cuda_l2
 from cuda_l2.build.cuda_compiler import Compiler, toolchain
-from cuda_l2.library.kernels import INTERIOR, TableKernel, Task
+from cuda_l2.library.kernels import INTERIOR, ProofTask, TableKernel
 from cuda_l2.lines import LinesFile
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
 
@@ -74,10 +74,10 @@ class ProofFile:
             except (ValueError, TypeError, KeyError, AttributeError):
                 continue  # damaged, or another version's: it is proved again
 
-    def find(self, task: Task) -> Proof | None:
+    def find(self, task: ProofTask) -> Proof | None:
         return self._found.get((task.candidate.id, task.gemm))
 
-    def pending(self, tasks: Sequence[Task]) -> list[Task]:
+    def pending(self, tasks: Sequence[ProofTask]) -> list[ProofTask]:
         """What has no verdict yet. One that found a fault stays: a kernel with a rare race passes sooner or later."""
         found = [(task, self.find(task)) for task in tasks]
         return [task for task, proof in found if not proof or proof.status == DIED]
@@ -110,7 +110,7 @@ def rules_version() -> str:
     return hashlib.sha256(b"".join([toolchain(Compiler.NVRTC).version.encode(), *texts])).hexdigest()[:16]
 
 
-def proof_of(task: Task, machine: str, created: str, build: Build | None, outcome: Verdict | str) -> Proof:
+def proof_of(task: ProofTask, machine: str, created: str, build: Build | None, outcome: Verdict | str) -> Proof:
     """A verdict, or in words why there is none, as a proof of its task."""
     built = build is not None and build.status is BuildStatus.BUILT
     kernels = build.kernels if build else ()
@@ -137,7 +137,7 @@ def proof_of(task: Task, machine: str, created: str, build: Build | None, outcom
     )
 
 
-def kernels_csv(kernels: Sequence[TableKernel], tasks: Sequence[Task], proofs: ProofFile) -> str:
+def kernels_csv(kernels: Sequence[TableKernel], tasks: Sequence[ProofTask], proofs: ProofFile) -> str:
     """One row a kernel, as CSV: what it is, where it was proved, by which checks, and the verdict."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -149,12 +149,12 @@ def kernels_csv(kernels: Sequence[TableKernel], tasks: Sequence[Task], proofs: P
     return text.getvalue()
 
 
-def failures(tasks: Sequence[Task], proofs: ProofFile) -> list[Proof]:
+def failures(tasks: Sequence[ProofTask], proofs: ProofFile) -> list[Proof]:
     """The verdicts that are not 'correct'."""
     return [proof for task in tasks if (proof := proofs.find(task)) and not proof.correct]
 
 
-def _fields(kernel: TableKernel, tasks: Sequence[Task], proofs: Sequence[Proof]) -> list[object]:
+def _fields(kernel: TableKernel, tasks: Sequence[ProofTask], proofs: Sequence[Proof]) -> list[object]:
     wrong = [proof for proof in proofs if not proof.correct]
     verdict = wrong[0].status if wrong else CORRECT if len(proofs) == len(tasks) else "not proved yet"
     checks = [name for name in proofs[0].passed if all(name in proof.passed for proof in proofs)] if proofs else []
