@@ -27,7 +27,8 @@ from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda_task
-from cuda_l2.verify import _cuda, _cuda_task
+from cuda_l2.verify import _gpu
+from cuda_l2.verify._gpu import Facilities
 
 RMS_NORM = """/* cuda-l2
 target = "cuda"
@@ -235,8 +236,8 @@ class Rig:
         self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
         self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
         self.task_baselines = cuda_task_baselines.CudaTaskBaselines()
-        self.patience, self.sanitized = 1.0, list[tuple[str, Any]]()
-        self.finding = ""
+        self.sanitized, self.finding = list[tuple[str, Any]](), ""
+        self.facilities = Facilities(self.workers, SMS, self.stress_builds, 1.0, self.sanitize)  # type: ignore[arg-type]
 
     def free_bytes(self) -> int:
         return 8 << 30
@@ -320,7 +321,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     room = np.zeros(4 << 20, np.uint8)
     monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (OK, room.ctypes.data))
     monkeypatch.setattr(device_arena, "SharedBuffer", Buffer)
-    for module in (_cuda, _cuda_task, cuda_task_outputs):
+    for module in (_gpu, cuda_task_outputs):
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
     monkeypatch.setattr(cuda_rounds, "Graph", Graph)

@@ -24,6 +24,7 @@ from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cuda import CudaReferences, CudaSession
+from cuda_l2.verify._gpu import Facilities
 
 GEMM = Gemm(64, 48, 80)
 SOURCE = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_split")
@@ -100,8 +101,9 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
         return [Build(candidate.id, BuildStatus.FAILED, "none here")]
 
     with CudaArena(GEMM, 1 << 20) as arena:
-        places = (arena, workers, Cases(GEMM, 1, references()), SMS, delayed, 1.0, lambda *_: "")
-        verdict = verify(lambda: CudaSession(candidate, build, *places), all_checks(), full=True)
+        cases = Cases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, delayed, 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks(), full=True)
     assert verdict.status == status and reason in verdict.reason, (verdict.check, verdict.reason)
     if status == "correct":
         assert {"exact match", "hygiene", "concurrency", "stress", "races"} <= set(verdict.passed)

@@ -411,6 +411,7 @@ def opened(gpu: Any) -> Callable[[str, str], Any]:
     from cuda_l2.execute.cuda_arena import CudaArena  # noqa: PLC0415
     from cuda_l2.verify._base import Cases  # noqa: PLC0415
     from cuda_l2.verify._cuda import CudaReferences, CudaSession  # noqa: PLC0415
+    from cuda_l2.verify._gpu import Facilities  # noqa: PLC0415
 
     def builds(candidate: Candidate, seeds: Any, counts: bool) -> list[Any]:
         return build_all([Candidate(stressed(candidate.source, seed, counts=counts)) for seed in seeds], gpu.target)
@@ -421,7 +422,7 @@ def opened(gpu: Any) -> Callable[[str, str], Any]:
         (build,) = build_all([candidate], gpu.target)
         cases = Cases(gemm, 1, CudaReferences(lambda *_: list[torch.Tensor]()))
         with CudaArena(gemm, (64 << 20) + 16 * gemm.m * gemm.n) as arena:
-            with CudaSession(candidate, build, arena, gpu.workers, cases, gpu.target.sms, builds) as found:
+            with CudaSession(candidate, build, arena, cases, Facilities(gpu.workers, gpu.target.sms, builds)) as found:
                 yield found
             gpu.workers.renew()  # its arena goes
 

@@ -43,11 +43,11 @@ class CudaArena(DeviceArena):
         if both_layouts:
             self._bytes[OTHER_B], self._shift[OTHER_B] = self._bytes["b"], self._shift["b"]
         self._spans = {name: size + (self.windows - 1) * self._shift[name] for name, size in self._bytes.items()}
-        self.records = max(2, min(MAX_RECORDS, RECORD_BYTES // self._bytes["c"]))
-        """Outputs of so many launches can be kept for a look at each."""
+        self.record_stride = self._bytes["c"]
+        self.records = max(2, min(MAX_RECORDS, RECORD_BYTES // self.record_stride))
         sizes = {name: size + 2 * GUARD_BYTES for name, size in self._spans.items()}
         sizes["staging"] = self._bytes["a"]  # where a producer of A has it from
-        sizes["record"] = self.records * self._bytes["c"]
+        sizes["record"] = self.records * self.record_stride
         super().__init__(sizes, workspace_bytes)
         self.place(snug=False)
 
@@ -81,11 +81,6 @@ class CudaArena(DeviceArena):
     def recorded(self, count: int) -> torch.Tensor:
         """Outputs that the last recorded launches gave, count x M x N."""
         return self.buffers["record"].tensor(0, (count, self.gemm.m, self.gemm.n), torch.float16)
-
-    @property
-    def record_stride(self) -> int:
-        """Bytes from one recorded output to the next."""
-        return self._bytes["c"]
 
     def written(self, window: int = 0) -> list[Any]:
         """C of a window as the worker poisons and records it: buffer, offset, bytes, the word, where in a record."""

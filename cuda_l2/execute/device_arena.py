@@ -83,6 +83,11 @@ class DeviceArena:
     sizes: bytes of the others.
     """
 
+    records: int
+    """The outputs of so many launches can be kept for a look at each."""
+    record_stride: int
+    """Bytes from what one record holds to the next."""
+
     def __init__(self, sizes: Mapping[str, int], workspace_bytes: int) -> None:
         self.workspace_bytes = workspace_bytes
         self.buffers: dict[str, SharedBuffer] = {}

@@ -39,7 +39,8 @@ from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
 from cuda_l2.verify import Cases, all_checks, deviation, verify
 from cuda_l2.verify._base import CACHE_BYTES
-from cuda_l2.verify._cuda import CudaReferences, CudaSession, Sanitize
+from cuda_l2.verify._cuda import CudaReferences, CudaSession
+from cuda_l2.verify._gpu import Facilities, Sanitize
 
 WORKSPACE_BYTES = 256 << 20
 RUNS = 3
@@ -72,7 +73,7 @@ class CudaRig(Rig):
         before a candidate is compared with them; where not, only if it fails without them. sanitize: who runs the
         sanitizer.
         """
-        self.patience, self.tunes, self.sanitize = patience, tunes, sanitize
+        self.tunes = tunes
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
@@ -86,6 +87,7 @@ class CudaRig(Rig):
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
         self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes)
+        self.facilities = Facilities(self.workers, self.target.sms, self._stress_builds, patience, sanitize)
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(task)
@@ -144,7 +146,7 @@ class CudaRig(Rig):
                 break
         return timings
 
-    def stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
+    def _stress_builds(self, candidate: Candidate, seeds: Sequence[int], counts: bool) -> Sequence[Build]:
         """Builds of a candidate with delays, one a seed."""
         sources = [stressed(candidate.source, seed, counts=counts) for seed in seeds]
         return list(self.builders.build([Candidate(source) for source in sources]))
@@ -210,8 +212,7 @@ class CudaBench(Bench):
         rig = self._rig
         if rig.tunes:
             self._prepare()
-        places = (self._arena, rig.workers, self._cases, rig.target.sms, rig.stress_builds)
-        open_session = partial(CudaSession, candidate, build, *places, rig.patience, rig.sanitize)
+        open_session = partial(CudaSession, candidate, build, self._arena, self._cases, rig.facilities)
         verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
         if verdict.check == deviation.CHECK.name and not rig.baselines.tuned(self._gemm):
             self._prepare()

@@ -67,8 +67,7 @@ class CudaTaskBench(Bench):
 
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         rig, arena = self._rig, self._arena(rotates=False)
-        places = (arena, rig.workers, self._cases, rig.target.sms, rig.stress_builds)
-        open_session = partial(CudaTaskSession, candidate, build, *places, rig.patience, rig.sanitize)
+        open_session = partial(CudaTaskSession, candidate, build, arena, self._cases, rig.facilities)
         return self._on_the_gpu(lambda: verify(open_session, task_checks(), full=full))
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:

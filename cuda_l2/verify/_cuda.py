@@ -7,7 +7,6 @@ off, some of whose rows are computed again on the CPU and must agree.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,49 +14,23 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import UserError
 from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_alone import Job
 from cuda_l2.execute.cuda_arena import CudaArena
-from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
 from cuda_l2.execute.fills import POISON
-from cuda_l2.execute.segments import Copied, Segment, Segments
-from cuda_l2.execute.worker import Fault
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
+from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.execute.segments import Copied, Segment
+from cuda_l2.records import Build, Candidate, Gemm, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Cases, CheckFailed, GpuSession, References, logical_b, require_written
+from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, Loaded
 
-LAUNCH_TIMEOUT_S = 2.0
 SLOWEST_GFLOPS = 200.0
 """A launch slower than this is taken to hang."""
 CPU_FLOPS = 1 << 29
 """Products up to here are computed on the CPU."""
 SPOT_ROWS = 4
 """Rows of a larger one that are computed there too."""
-PRODUCER_NS = 40_000
-BESIDE_NS = 300_000
-BACK_TO_BACK = 8
 USUAL_GFLOPS = 200e3
-STRESS_S = 0.02
-"""What delays may add to a launch."""
-SANITIZER_TIMEOUT_S = 120.0
-StressBuilds = Callable[[Candidate, Sequence[int], bool], Sequence[Build]]
-"""Builds of a candidate with delays, one a seed; whether delays may differ from pass to pass, for shared memory."""
-Sanitize = Callable[[sanitizer.Tool, Job, float], str]
-"""What a tool of the sanitizer finds in a job within so many seconds, in one line; empty where nothing."""
-
-
-def delayed(stress_builds: Callable[[bool], Sequence[Build]], load: Callable[[Build], None]) -> list[Build]:
-    """Builds with delays that can be launched, those whose delays differ from pass to pass if they can; else none."""
-    for counted in (True, False):
-        builds = stress_builds(counted)
-        if all(build.status is BuildStatus.BUILT for build in builds):
-            try:
-                load(builds[0])
-                return list(builds)
-            except Fault as fault:
-                if fault.status is not VerdictStatus.FORBIDDEN:
-                    raise
-    return []
 
 
 class CudaReferences(References):
@@ -87,38 +60,22 @@ class CudaReferences(References):
         return [output[rows] for output in self._baselines(gemm, case.a, case.b)]
 
 
-class CudaSession(GpuSession):
-    """One candidate loaded in a worker, operands snug against unmapped memory."""
+class CudaSession(Loaded, GpuSession):
+    """One candidate loaded in a worker, operands snug against unmapped memory until `as_timed`."""
 
     def __init__(
-        self,
-        candidate: Candidate,
-        build: Build,
-        arena: CudaArena,
-        workers: CudaWorkers,
-        cases: Cases,
-        sms: int,
-        stress_builds: StressBuilds,
-        patience: float = 1.0,
-        sanitize: Sanitize = sanitizer.findings,
+        self, candidate: Candidate, build: Build, arena: CudaArena, cases: Cases, facilities: Facilities
     ) -> None:
-        """patience: time limits are so many times the usual ones, where others have the GPU too."""
-        self.gemm, self.build, self.arena, self.cases, self.sms = cases.gemm, build, arena, cases, sms
-        self.candidate, self._workers, self._stress_builds = candidate, workers, stress_builds
-        self._patience, self._sanitize = patience, sanitize
+        super().__init__(candidate, build, arena, facilities)
+        self.gemm, self.arena, self.cases = cases.gemm, arena, cases
         self.plan = self.plan_for(self.gemm)
-        if self.plan.workspace_bytes > arena.workspace_bytes:
-            limit = arena.workspace_bytes >> 20
-            asked = f"asks for {self.plan.workspace_bytes} bytes of workspace; at most {limit} MiB"
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, asked)
+        self.require_workspace(self.plan)
         self.programmatic = self.plan.programmatic
         self._work_s = self.gemm.flops / SLOWEST_GFLOPS * 1e-9
-        self.timeout_s = patience * (LAUNCH_TIMEOUT_S + self._work_s)
+        self.timeout_s = self.limit_s(self._work_s)
         arena.place(snug=True)
-        self._segments = Segments(workers.helpers)
-        self.worker = workers.get(arena)
-        places = arena.places(self.plan)
-        self.worker.load(Path(build.artifact), self.plan, [places])
+        self.places = arena.places(self.plan)
+        self.use(build)
         arena.fill_workspaces(self.plan, persistent=True)
 
     def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
@@ -128,7 +85,8 @@ class CudaSession(GpuSession):
 
     def as_timed(self) -> None:
         self.arena.place(snug=False)
-        self.worker.bind([self.arena.places(self.plan)])
+        self.places = self.arena.places(self.plan)
+        self.worker.bind([self.places])
         self.arena.fill_workspaces(self.plan, persistent=True)
 
     def launch_behind_producer(self, old: Case, case: Case) -> torch.Tensor:
@@ -137,8 +95,7 @@ class CudaSession(GpuSession):
         self.arena.b().copy_(case.b)
         self.arena.stage(case.a)
         torch.cuda.synchronize()
-        places = self.arena.places(self.plan)
-        source, target = (["staging", 0], [places["a"].buffer, places["a"].offset])
+        source, target = (["staging", 0], [self.places["a"].buffer, self.places["a"].offset])
         size = 2 * case.a.numel()
         self.worker.call("after_slow", self.timeout_s, source=source, target=target, size=size, ns=PRODUCER_NS)
         return self._result(case)
@@ -152,52 +109,21 @@ class CudaSession(GpuSession):
     def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[torch.Tensor]:
         """C of so many launches of builds with delays, one build a seed, beside load: several x M x N at a time.
 
-        The last of each seed's is that of several launches with nothing between them. What cannot be built or launched
-        with delays, for lack of registers or shared memory, is launched without them.
+        The last of each seed's is that of several launches with nothing between them.
         """
-        places = self.arena.places(self.plan)
-        scratch = [
-            [places[w.name].buffer, places[w.name].offset, w.bytes] for w in self.plan.workspaces if not w.persistent
-        ]
-        limit_s = self._patience * (LAUNCH_TIMEOUT_S + count * (self._work_s + STRESS_S))
-        kept: dict[str, Any] = {"outputs": [self.arena.written()], "stride": self.arena.record_stride}
-        load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2 * self.gemm.flops / USUAL_GFLOPS)}
-
-        def use(build: Build) -> None:
-            self.worker.load(Path(build.artifact), self.plan, [places])
-
-        for build in delayed(partial(self._stress_builds, self.candidate, seeds), use) or [self.build]:
-            use(build)
-            for start in range(0, count, self.arena.records):
-                batch = min(count - start, self.arena.records)
-                self._fill(case, None)
-                self.worker.call("record_loaded", limit_s, count=batch, scratch=scratch, **kept, **load)
-                self._result(case)
-                yield self.arena.recorded(batch)
-            self._fill(case, None)
-            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, **load)
-            yield self._result(case)[None]
-        use(self.build)
+        outputs, usual_ns = [self.arena.written()], int(2 * self.gemm.flops / USUAL_GFLOPS)
+        fill = partial(self._fill, case, None)
+        for recorded in self.stressed(fill, seeds, count, outputs, self._work_s, usual_ns):
+            found = self._result(case)
+            yield self.arena.recorded(recorded) if recorded else found[None]
 
     def plan_for(self, gemm: Gemm) -> Plan:
         """What would be launched for another shape; ContractError where the contract refuses it."""
         return contract.plan_cuda(self.candidate.source, gemm, self.sms)
 
-    def sanitizes(self) -> bool:
-        """Whether compute-sanitizer works on this machine; UserError where it is not installed.
-
-        Who runs it for this session has made sure.
-        """
-        return self._sanitize is not sanitizer.findings or sanitizer.works()
-
-    def sanitize(self, tool: sanitizer.Tool, gemm: Gemm) -> str:
+    def sanitize(self, tool: Tool, gemm: Gemm) -> str:
         """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
-        job = sanitizer.job(tool, Path(self.build.artifact), self.plan_for(gemm), gemm)
-        return self._sanitize(tool, job, self._patience * SANITIZER_TIMEOUT_S)
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            self._workers.renew()  # whatever failed may have left something behind
+        return self.found_by(tool, sanitizer.job(tool, Path(self.build.artifact), self.plan_for(gemm), gemm))
 
     def _fill(self, case: Case, prefill: torch.Tensor | None, keep: bool = False) -> None:
         """Operands, and what all else holds before a launch. keep: leave workspaces as they are."""

@@ -11,23 +11,12 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_task_arena import CudaTaskArena, Tensors, given_file, largest_given
-from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
-from cuda_l2.execute.segments import Segments
+from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Candidate, Operation, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed
-from cuda_l2.verify._cuda import (
-    BACK_TO_BACK,
-    BESIDE_NS,
-    LAUNCH_TIMEOUT_S,
-    PRODUCER_NS,
-    SANITIZER_TIMEOUT_S,
-    STRESS_S,
-    Sanitize,
-    StressBuilds,
-    delayed,
-)
+from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, Loaded
 from cuda_l2.verify.tasks._base import GpuTaskSession, Outputs, require_written
 
 SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 1.0
@@ -35,45 +24,26 @@ SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 1.0
 USUAL_GFLOPS, USUAL_GBYTES_PER_S = 20e3, 1e3
 
 
-class CudaTaskSession(GpuTaskSession):
+class CudaTaskSession(Loaded, GpuTaskSession):
     """One candidate loaded in a worker; the arena is laid out for the sizes of each case, snug until `as_timed`."""
 
     def __init__(
-        self,
-        candidate: Candidate,
-        build: Build,
-        arena: CudaTaskArena,
-        workers: CudaWorkers,
-        cases: TaskCases,
-        sms: int,
-        stress_builds: StressBuilds,
-        patience: float = 1.0,
-        sanitize: Sanitize = sanitizer.findings,
+        self, candidate: Candidate, build: Build, arena: CudaTaskArena, cases: TaskCases, facilities: Facilities
     ) -> None:
-        """patience: time limits are so many times the usual ones, where others have the GPU too."""
-        self.task, self.cases, self.build, self.arena = cases.task, cases, build, arena
-        self.candidate, self._workers, self._sms, self._stress_builds = candidate, workers, sms, stress_builds
-        self._patience, self._sanitize, self._snug = patience, sanitize, True
+        super().__init__(candidate, build, arena, facilities)
+        self.task, self.cases, self.arena, self._snug = cases.task, cases, arena, True
         self.programmatic = self.plan_for(self.task).programmatic
-        self._segments = Segments(workers.helpers)
-        self.worker = workers.get(arena)
         self._load(self.task)
 
     def _load(self, task: Operation) -> None:
         """Lay the arena out for these sizes, and have the worker launch for them."""
         plan = self.plan_for(task)
-        if plan.workspace_bytes > self.arena.workspace_bytes:
-            limit = self.arena.workspace_bytes >> 20
-            reason = f"asks for {plan.workspace_bytes} bytes of workspace for {task}; at most {limit} MiB"
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
+        self.require_workspace(plan, f" for {task}")
         self.arena.select(task, snug=self._snug)
-        self.plan, self._places = plan, self.arena.places(plan)
-        self.timeout_s = self._patience * (LAUNCH_TIMEOUT_S + slowest_s(task))
-        self._use(self.build)
+        self.plan, self.places = plan, self.arena.places(plan)
+        self.timeout_s = self.limit_s(slowest_s(task))
+        self.use(self.build)
         self.arena.fill_workspaces(plan, persistent=True)
-
-    def _use(self, build: Build) -> None:
-        self.worker.load(Path(build.artifact), self.plan, [self._places])
 
     def require_served(self, task: Operation) -> None:
         self.plan_for(task)
@@ -92,7 +62,7 @@ class CudaTaskSession(GpuTaskSession):
         self._fill(case.task, {**case.tensors, late.name: old.tensors[late.name]})
         self.arena.stage(case.tensors[late.name])
         torch.cuda.synchronize()
-        place = self._places[late.name]
+        place = self.places[late.name]
         terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
         self.worker.call("after_slow", self.timeout_s, size=late.bytes, ns=PRODUCER_NS, **terms)
         return self._result(case)
@@ -105,47 +75,23 @@ class CudaTaskSession(GpuTaskSession):
     def launch_stressed(self, case: TaskCase, seeds: Sequence[int], count: int) -> Iterator[Outputs]:
         """The outputs of each launch; they lie in records that the next launches overwrite.
 
-        The last of each seed's is that of several launches with nothing between them. What cannot be built or launched
-        with delays, for lack of registers or shared memory, is launched without them.
+        The last of each seed's is that of several launches with nothing between them.
         """
         arena, task = self.arena, case.task
         self._fill(task, case.tensors)
-        places = self._places
-        kept: dict[str, Any] = {"outputs": arena.written(), "stride": arena.record_stride}
-        kept["scratch"] = [
-            [places[w.name].buffer, places[w.name].offset, w.bytes] for w in self.plan.workspaces if not w.persistent
-        ]
-        limit_s = self._patience * (LAUNCH_TIMEOUT_S + count * (slowest_s(task) + STRESS_S))
         usual_s = task.flops / USUAL_GFLOPS * 1e-9 + task.bytes / USUAL_GBYTES_PER_S * 1e-9
-        load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2e9 * usual_s)}
-        for build in delayed(partial(self._stress_builds, self.candidate, seeds), self._use) or [self.build]:
-            self._use(build)
-            for start in range(0, count, arena.records):
-                batch = min(count - start, arena.records)
-                self._fill(task, case.tensors)
-                self.worker.call("record_loaded", limit_s, count=batch, **kept, **load)
-                self._result(case)
-                for number in range(batch):
-                    yield arena.recorded(number)
-            self._fill(task, case.tensors)
-            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, **load)
-            yield self._result(case)
-        self._use(self.build)
+        fill = partial(self._fill, task, case.tensors)
+        for recorded in self.stressed(fill, seeds, count, arena.written(), slowest_s(task), int(2e9 * usual_s)):
+            found = self._result(case)
+            yield from map(arena.recorded, range(recorded)) if recorded else [found]
 
     def plan_for(self, task: Operation) -> Plan:
-        return contract.plan_cuda(self.candidate.source, task, self._sms)
+        return contract.plan_cuda(self.candidate.source, task, self.sms)
 
-    def sanitizes(self) -> bool:
-        return self._sanitize is not sanitizer.findings or sanitizer.works()
-
-    def sanitize(self, tool: sanitizer.Tool, case: TaskCase) -> str:
+    def sanitize(self, tool: Tool, case: TaskCase) -> str:
         with given_file(case.task, case.tensors) as given:
             job = sanitizer.job(tool, Path(self.build.artifact), self.plan_for(case.task), case.task, given)
-            return self._sanitize(tool, job, self._patience * SANITIZER_TIMEOUT_S)
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            self._workers.renew()  # whatever failed may have left something behind
+            return self.found_by(tool, job)
 
     def _fill(self, task: Operation, tensors: Tensors, prefill: Outputs | None = None, keep: bool = False) -> None:
         """Tensors, and what all else holds before a launch. keep: leave workspaces as they are."""
