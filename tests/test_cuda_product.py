@@ -20,7 +20,7 @@ from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import measure_cuda
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
-from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cuda import CudaReferences, CudaSession
@@ -124,8 +124,8 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
         operands = CudaOperands(arena, torch.Generator().manual_seed(1))
         gpu = Gpu(workers, SMS, L2_BYTES)
         kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
-        rng = np.random.default_rng(1)
-        timing = measure_cuda(gpu, baselines, kernels, operands, chosen, rng, NAMES)[CANDIDATE]
+        terms = Terms(chosen, np.random.default_rng(1))
+        timing = measure_cuda(gpu, baselines, NAMES, kernels, operands, terms)[CANDIDATE]
     if body is keeps_what_is_there and protocol in ("rotating", "server"):
         status = "measured"  # each output is met once, and poisoned before
     assert timing.status == status, timing.reason

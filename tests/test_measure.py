@@ -15,7 +15,7 @@ from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
 from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol, brief
-from cuda_l2.measure.rounds import CANDIDATE, Rounds
+from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.records import Accumulate, Candidate, Gemm
 
 PAPER_IN_SHORT = Protocol(
@@ -189,7 +189,7 @@ class Scripted(Rounds):
 
 def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() -> None:
     protocol = dataclasses.replace(brief(CPU_PROTOCOLS["offline"]), round_s=0, halfwidth=-1.0)
-    rounds = Scripted([CANDIDATE, "usual", "other"], protocol, np.random.default_rng(0), seldom=["other"])
+    rounds = Scripted([CANDIDATE, "usual", "other"], Terms(protocol, np.random.default_rng(0)), seldom=["other"])
     rounds.run()
     found = {name: len(rounds.samples[name]) for name in rounds.arms}
     assert found == {CANDIDATE: protocol.max_rounds, "usual": protocol.max_rounds, "other": protocol.max_rounds // 2}
@@ -202,7 +202,7 @@ def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() 
 
 def test_an_arm_that_is_much_slower_is_timed_once_and_its_ratio_has_no_interval() -> None:
     protocol = dataclasses.replace(CPU_PROTOCOLS["offline"], round_s=0)
-    rounds = Scripted([CANDIDATE, "usual", "slow"], protocol, np.random.default_rng(0))
+    rounds = Scripted([CANDIDATE, "usual", "slow"], Terms(protocol, np.random.default_rng(0)))
     rounds.run()
     assert len(rounds.samples["slow"]) == 1
     assert math.isinf(rounds.ratio("slow").low)

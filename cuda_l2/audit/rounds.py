@@ -20,8 +20,8 @@ from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Rounds
-from cuda_l2.records import Timing, TimingStatus
+from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
+from cuda_l2.records import Timing
 from cuda_l2.targets import cpu
 from cuda_l2.tasks.kernelbench import Case, Tensors
 from cuda_l2.tasks.tolerance import Bounds
@@ -43,20 +43,14 @@ def measure_module(candidate: Module, baselines: Mapping[str, Module], book: Cas
         rounds.set_up()
         rounds.run()
         empty_call_us = rounds.empty_call_us()
-    except Fault as fault:
-        return Timing(
-            TimingStatus(fault.status) if str(fault.status) in list(TimingStatus) else TimingStatus.WRONG_OUTPUT,
-            *(protocol.name, fault.reason),
-            seconds=time.perf_counter() - start,
-        )
-    except WrongOutput as wrong:
-        return Timing(TimingStatus.WRONG_OUTPUT, protocol.name, str(wrong), seconds=time.perf_counter() - start)
+    except (Fault, WrongOutput) as error:
+        return failed(error, protocol, start)
     return rounds.timing(empty_call_us, time.perf_counter() - start)
 
 
 class _ModuleRounds(Rounds):
     def __init__(self, modules: Mapping[str, Module], book: CaseBook, protocol: Protocol) -> None:
-        super().__init__(list(modules), protocol, book.rng)
+        super().__init__(list(modules), Terms(protocol, book.rng))
         self.modules, self.book = modules, book
         self.case: Case = book.get("timed", weights_seed=16)
         self.eager = next(iter(modules))

@@ -22,7 +22,7 @@ from cuda_l2.execute import messages
 from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
 from cuda_l2.execute.device_arena import DeviceArena, Place
 from cuda_l2.execute.worker import Fault
-from cuda_l2.records import VerdictStatus, to_json
+from cuda_l2.records import Operation, VerdictStatus, to_json
 
 MAIN = "cuda_l2.execute.cuda_worker_main"
 START_TIMEOUT_S = 60.0
@@ -30,6 +30,8 @@ LOAD_TIMEOUT_S = 20.0
 END_S = 5.0
 """A process that closed its end is gone within this time."""
 MAX_MESSAGE_BYTES = 1 << 20
+SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 1.0
+"""A launch for a task that is slower than this is taken to hang."""
 
 
 class CudaWorker:
@@ -197,3 +199,8 @@ def _plan_text(plan: Plan) -> str:
 
 def _plain(places: dict[str, Place]) -> dict[str, list[Any]]:
     return {name: [place.buffer, place.offset] for name, place in places.items()}
+
+
+def slowest_s(task: Operation) -> float:
+    """Seconds after which one launch for a task is taken to hang, beside those that any may take."""
+    return task.flops / SLOWEST_GFLOPS * 1e-9 + task.bytes / SLOWEST_GBYTES_PER_S * 1e-9

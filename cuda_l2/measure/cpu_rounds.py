@@ -14,9 +14,8 @@ import numpy as np
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.outputs import WrongOutput
-from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Rounds
-from cuda_l2.records import Timing, TimingStatus
+from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
+from cuda_l2.records import Timing
 from cuda_l2.targets.cpu import detect
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
@@ -69,16 +68,12 @@ def measure_cpu(
     open_candidate: Callable[[], AbstractContextManager[CandidateArm]] | None,
     baselines: Mapping[str, Contestant],
     operands: TimedOperands,
-    protocol: Protocol,
-    *,
+    terms: Terms,
     timeout_s: float,
-    beat: float = 0.0,
-    rng: np.random.Generator,
 ) -> Timing:
     """Time one candidate that was found correct, or without one the baselines against the first of them.
 
-    The reference is the strongest baseline of this run. timeout_s: of a run. beat: stop early once the speedup is
-    surely below this; for searches, where a poor candidate needs no digits.
+    The reference is the strongest baseline of this run. timeout_s: of a sample's launches.
     """
     start = time.perf_counter()
     arms: dict[str, Contestant] = dict(baselines)
@@ -89,35 +84,26 @@ def measure_cpu(
             if open_candidate:
                 arms[CANDIDATE] = worker = stack.enter_context(open_candidate())
                 worker.freeze()
-            run = _CpuRounds(operands, arms, protocol, rng, beat, timeout_s)
+            run = _CpuRounds(operands, arms, terms, timeout_s)
             run.run()
             if worker:
                 worker.thaw()
                 empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
-    except Fault as fault:
-        status = TimingStatus(fault.status)  # a fault ends verification and timing under the same names
-        return Timing(status, protocol.name, reason=fault.reason, seconds=time.perf_counter() - start)
-    except WrongOutput as wrong:
-        return Timing(TimingStatus.WRONG_OUTPUT, protocol.name, reason=str(wrong), seconds=time.perf_counter() - start)
+    except (Fault, WrongOutput) as error:
+        return failed(error, terms.protocol, start)
     timing = run.timing(empty_call_us, time.perf_counter() - start)
-    return replace(timing, conditions={"evicted_bytes": run.evicted.nbytes}) if protocol.evict else timing
+    return replace(timing, conditions={"evicted_bytes": run.evicted.nbytes}) if terms.protocol.evict else timing
 
 
 class _CpuRounds(Rounds):
     def __init__(
-        self,
-        operands: TimedOperands,
-        contestants: dict[str, Contestant],
-        protocol: Protocol,
-        rng: np.random.Generator,
-        beat: float,
-        timeout_s: float,
+        self, operands: TimedOperands, contestants: dict[str, Contestant], terms: Terms, timeout_s: float
     ) -> None:
         subject = CANDIDATE if CANDIDATE in contestants else next(iter(contestants))
-        super().__init__(list(contestants), protocol, rng, beat=beat, subject=subject)
+        super().__init__(list(contestants), terms, subject=subject)
         self.operands, self.contestants, self.timeout_s = operands, contestants, timeout_s
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
-        self.evicted = np.zeros(evicted if protocol.evict else 0, dtype=np.uint8)
+        self.evicted = np.zeros(evicted if self.protocol.evict else 0, dtype=np.uint8)
 
     @property
     def most(self) -> int:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from cuda.bindings import driver
 
@@ -15,8 +14,7 @@ from cuda_l2.execute.fills import POISON
 from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
-from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.rounds import Kernel, Terms
 from cuda_l2.records import Accumulate, Layout, Timing
 
 SLOWEST_GFLOPS = 100.0
@@ -25,20 +23,18 @@ SLOWEST_GFLOPS = 100.0
 def measure_cuda(
     gpu: Gpu,
     baselines: Baselines,
+    names: Sequence[str],
     kernels: Mapping[str, Kernel],
     operands: CudaOperands,
-    protocol: Protocol,
-    rng: np.random.Generator,
-    names: Sequence[str],
-    beat: float = 0.0,
+    terms: Terms,
 ) -> dict[str, Timing]:
     """Time kernels that were found correct against the named baselines; one timing a kernel.
 
     The reference is the strongest of those that read B as one of the kernels does; the others are timed beside them.
     Without kernels the first of the names stands in their place. Rounds end when the first kernel's ratio is known.
     """
-    rounds = partial(CudaRounds, gpu, baselines, kernels, operands, protocol, rng, names, beat)
-    return measured(gpu, rounds, list(kernels) or names[:1], protocol.name)
+    rounds = partial(CudaRounds, gpu, baselines, names, kernels, operands, terms)
+    return measured(gpu, rounds, list(kernels) or names[:1], terms.protocol)
 
 
 class CudaRounds(GraphRounds):
@@ -46,18 +42,16 @@ class CudaRounds(GraphRounds):
         self,
         gpu: Gpu,
         baselines: Baselines,
+        names: Sequence[str],
         kernels: Mapping[str, Kernel],
         operands: CudaOperands,
-        protocol: Protocol,
-        rng: np.random.Generator,
-        names: Sequence[str],
-        beat: float,
+        terms: Terms,
     ) -> None:
         gemm, arena = operands.gemm, operands.arena
         read = {kernel.layout for kernel in kernels.values()} or {gemm.layout}
         unread = tuple(f" {layout.upper()}" for layout in Layout if layout not in read)
         references = [name for name in names if not name.endswith(unread)]
-        arms, subject = [*names, *kernels], next(iter(kernels), names[0])
+        subject = next(iter(kernels), names[0])
         strong = [name for name in names if name.startswith(AUTOTUNED)]
         seldom = [name for name in names if strong and name not in strong]
         if len(references) < len(names) or len(read) > 1:
@@ -65,8 +59,8 @@ class CudaRounds(GraphRounds):
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines
         arena.place(snug=False)
         self.operand_places = [arena.operands(window) for window in range(arena.windows)]
-        terms: dict[str, Any] = {"beat": beat, "references": references, "subject": subject, "seldom": seldom}
-        super().__init__(gpu, arena, operands.stream, arms, protocol, rng, kernels=kernels, **terms)
+        roles: dict[str, Any] = {"references": references, "subject": subject, "kernels": kernels, "seldom": seldom}
+        super().__init__(gpu, operands, [*names, *kernels], terms, **roles)
         for name, kernel in kernels.items():
             plan = contract.plan_cuda(kernel.candidate.source, replace(gemm, layout=kernel.layout), gpu.sms)
             slot, other = self.slots[name], kernel.layout is not gemm.layout

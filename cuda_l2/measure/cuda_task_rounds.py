@@ -2,18 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from cuda_l2 import contract
 from cuda_l2.execute.cuda_driver import Replays
+from cuda_l2.execute.cuda_worker import slowest_s
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, named
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
-from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.measure.rounds import CANDIDATE, Terms
 from cuda_l2.records import Build, Candidate, Timing
 
 AUDITED = 64
@@ -23,20 +20,14 @@ AUDITED = 64
 def measure_cuda_task(
     gpu: Gpu,
     baselines: CudaTaskBaselines,
+    names: Sequence[str],
     kernel: tuple[Candidate, Build] | None,
     operands: CudaTaskOperands,
-    protocol: Protocol,
-    rng: np.random.Generator,
-    names: Sequence[str],
-    slowest_launch_s: float,
-    beat: float = 0.0,
+    terms: Terms,
 ) -> Timing:
-    """Time a kernel that was found correct against the named baselines, or without one those against their first.
-
-    slowest_launch_s: one that takes longer is taken to hang.
-    """
-    rounds = partial(CudaTaskRounds, gpu, baselines, kernel, operands, protocol, rng, names, slowest_launch_s, beat)
-    (timing,) = measured(gpu, rounds, [CANDIDATE] if kernel else names[:1], protocol.name).values()
+    """Time a kernel that was found correct against the named baselines, or without one those against their first."""
+    rounds = partial(CudaTaskRounds, gpu, baselines, names, kernel, operands, terms)
+    (timing,) = measured(gpu, rounds, [CANDIDATE] if kernel else names[:1], terms.protocol).values()
     return timing
 
 
@@ -47,22 +38,18 @@ class CudaTaskRounds(GraphRounds):
         self,
         gpu: Gpu,
         baselines: CudaTaskBaselines,
+        names: Sequence[str],
         kernel: tuple[Candidate, Build] | None,
         operands: CudaTaskOperands,
-        protocol: Protocol,
-        rng: np.random.Generator,
-        names: Sequence[str],
-        slowest_launch_s: float,
-        beat: float,
+        terms: Terms,
     ) -> None:
         self.operands, self.arena, self.baselines = operands, operands.arena, baselines
-        self._slowest_launch_s = slowest_launch_s
         self._last_played: dict[str, Played] = {}
         """What each baseline did last."""
         task, kernels = operands.cases.task, [CANDIDATE] if kernel else []
         self.arena.select(task)
-        terms: dict[str, Any] = {"beat": beat, "subject": CANDIDATE if kernel else names[0], "kernels": kernels}
-        super().__init__(gpu, self.arena, operands.stream, [*names, *kernels], protocol, rng, **terms)
+        subject = CANDIDATE if kernel else names[0]
+        super().__init__(gpu, operands, [*names, *kernels], terms, subject=subject, kernels=kernels)
         if kernel:
             candidate, build = kernel
             plan = contract.plan_cuda(candidate.source, task, gpu.sms)
@@ -71,7 +58,7 @@ class CudaTaskRounds(GraphRounds):
 
     @property
     def slowest_launch_s(self) -> float:
-        return self._slowest_launch_s
+        return slowest_s(self.arena.task)
 
     def begin_round(self) -> None:
         self.operands.refresh()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+from typing import Protocol as Interface
 
-import numpy as np
 import torch
 from cuda.bindings import driver
 
@@ -29,8 +29,8 @@ from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Rounds
-from cuda_l2.records import Build, Timing, TimingStatus
+from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
+from cuda_l2.records import Build, Timing
 
 MAX_LAUNCHES = 512
 START_S = 10.0
@@ -53,8 +53,18 @@ class Gpu:
     l2_bytes: int
 
 
+class TimedOperands(Interface):
+    """What the launches of a run work on."""
+
+    @property
+    def arena(self) -> DeviceArena: ...
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Where the baselines run."""
+
+
 def measured(
-    gpu: Gpu, open_rounds: Callable[[], "GraphRounds"], names: Sequence[str], protocol: str
+    gpu: Gpu, open_rounds: Callable[[], "GraphRounds"], names: Sequence[str], protocol: Protocol
 ) -> dict[str, Timing]:
     """The timings of rounds that are opened here; the same failure for each of these names where they fail."""
     start = time.perf_counter()
@@ -63,18 +73,12 @@ def measured(
         rounds = open_rounds()
         rounds.run()
         return rounds.finish(start)
-    except Fault as fault:
+    except (Fault, WrongOutput) as error:
         gpu.workers.renew()
-        # a fault ends verification and timing under the same names
-        failed = Timing(TimingStatus(fault.status), protocol, fault.reason, seconds=time.perf_counter() - start)
-    except WrongOutput as wrong:
-        gpu.workers.renew()
-        spent = time.perf_counter() - start
-        failed = Timing(TimingStatus.WRONG_OUTPUT, protocol, str(wrong), seconds=spent)
+        return dict.fromkeys(names, failed(error, protocol, start))
     finally:
         if rounds:
             rounds.close()
-    return dict.fromkeys(names, failed)
 
 
 @functools.cache
@@ -118,15 +122,14 @@ class GraphRounds(Rounds):
     def __init__(
         self,
         gpu: Gpu,
-        arena: DeviceArena,
-        stream: torch.cuda.Stream,
+        operands: TimedOperands,
         arms: Sequence[str],
-        protocol: Protocol,
-        rng: np.random.Generator,
-        **terms: Any,
+        terms: Terms,
+        **roles: Any,
     ) -> None:
-        """stream: where the baselines run. terms: as Rounds takes them."""
-        super().__init__(arms, protocol, rng, **terms)
+        """roles: of the arms, as Rounds takes them."""
+        super().__init__(arms, terms, **roles)
+        protocol, arena, stream = terms.protocol, operands.arena, operands.stream
         self.device_arena, self._stream = arena, stream
         self.drift = Drift()
         evicted_bytes = 2 * gpu.l2_bytes if protocol.evict else 0

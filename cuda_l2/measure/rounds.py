@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus
@@ -26,6 +27,26 @@ class Kernel:
     layout: Layout
 
 
+@dataclass(frozen=True)
+class Terms:
+    """How a measurement is taken.
+
+    beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
+    """
+
+    protocol: Protocol
+    rng: np.random.Generator
+    beat: float = 0.0
+
+
+def failed(error: Exception, protocol: Protocol, start: float) -> Timing:
+    """The timing of a measurement that a fault or a wrong output ended. start: when it began, by perf_counter."""
+    status = TimingStatus.WRONG_OUTPUT
+    if isinstance(error, Fault) and str(error.status) in list(TimingStatus):
+        status = TimingStatus(error.status)  # a fault ends verification and timing under the same names
+    return Timing(status, protocol.name, reason=str(error), seconds=time.perf_counter() - start)
+
+
 class Rounds(ABC):
     """One measurement: samples of every arm, taken in turn until the ratio is known well enough.
 
@@ -33,23 +54,20 @@ class Rounds(ABC):
     subject: the arm whose time the ratios are taken over, a baseline where there is no candidate.
     kernels: the arms that are no baselines.
     seldom: arms that are sampled only in every `protocol.seldom_every`th round.
-    beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
     """
 
     def __init__(
         self,
         arms: Sequence[str],
-        protocol: Protocol,
-        rng: np.random.Generator,
+        terms: Terms,
         *,
-        beat: float = 0.0,
         references: Sequence[str] = (),
         subject: str = CANDIDATE,
         kernels: Collection[str] = (CANDIDATE,),
         seldom: Collection[str] = (),
     ) -> None:
-        self.arms, self.protocol, self.rng, self.beat, self.subject = list(arms), protocol, rng, beat, subject
-        self.kernels, self.seldom = kernels, seldom
+        self.arms, self.subject, self.kernels, self.seldom = list(arms), subject, kernels, seldom
+        self.protocol, self.rng, self.beat = terms.protocol, terms.rng, terms.beat
         others = [[name for name in names if name != subject and name not in kernels] for names in (references, arms)]
         self.references = others[0] or others[1] or [subject]
         self.samples: dict[str, list[float]] = {name: [] for name in arms}  # seconds a launch

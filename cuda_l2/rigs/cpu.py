@@ -18,6 +18,7 @@ from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
 from cuda_l2.measure.cpu_rounds import measure_cpu
 from cuda_l2.measure.outputs import Operands
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
+from cuda_l2.measure.rounds import Terms
 from cuda_l2.measure.task_baselines import TaskBaselines
 from cuda_l2.records import Build, Candidate, Gemm, Operation, Task, Timing, Verdict
 from cuda_l2.rigs import cpu_task
@@ -128,19 +129,13 @@ class CpuBench(Bench):
 
         def open_candidate() -> Worker:
             assert candidate and build
-            terms = contract.parse_cpu(candidate.source)
-            arena.poison_workspace(terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
-            return Worker(arena, Path(build.artifact), terms)
+            called = contract.parse_cpu(candidate.source)
+            arena.poison_workspace(called.workspace_bytes(gemm.m, gemm.n, gemm.k))
+            return Worker(arena, Path(build.artifact), called)
 
-        return measure_cpu(
-            open_candidate if candidate else None,
-            {name: baselines.arm(name) for name in names},
-            self._operands,
-            protocol,
-            timeout_s=5.0 + 64 * gemm.flops / SLOWEST_GFLOPS * 1e-9,
-            beat=beat,
-            rng=self._rng,
-        )
+        arms = {name: baselines.arm(name) for name in names}
+        terms, timeout_s = Terms(protocol, self._rng, beat), 5.0 + 64 * gemm.flops / SLOWEST_GFLOPS * 1e-9
+        return measure_cpu(open_candidate if candidate else None, arms, self._operands, terms, timeout_s)
 
     def renew(self) -> None:
         """Every session and every timing has a process of its own anyway."""

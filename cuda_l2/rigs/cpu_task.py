@@ -14,6 +14,7 @@ from cuda_l2.execute.task_arena import TaskArena, TaskMemory
 from cuda_l2.execute.worker import Worker
 from cuda_l2.measure.cpu_rounds import measure_cpu
 from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.rounds import Terms
 from cuda_l2.measure.task_baselines import TaskBaselines
 from cuda_l2.measure.task_outputs import FreshWorker, TaskOperands, launches_that_fit
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
@@ -84,9 +85,7 @@ class CpuTaskBench(Bench):
         # compiled first: where there is no candidate it stands in its place
         arms = {name: baselines.arm(name) for name in reversed(baselines.names) if name not in baselines.left_out}
         timeout_s = self._arena.slots * launch_timeout_s(self._task)
-        timing = measure_cpu(
-            open_candidate, arms, self._operands, protocol, timeout_s=timeout_s, beat=beat, rng=self._rng
-        )
+        timing = measure_cpu(open_candidate, arms, self._operands, Terms(protocol, self._rng, beat), timeout_s)
         conditions = {"left out": dict(baselines.left_out)} if baselines.left_out else {}
         return replace(timing, conditions=timing.conditions | conditions)
 

@@ -27,7 +27,7 @@ from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.measure.tuned import TuneSettings
 from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
@@ -241,9 +241,9 @@ class CudaBench(Bench):
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
-        rig, names = self._rig, self._names(protocol)
-        terms = (rig.shared, rig.baselines, kernels, operands, protocol, self._rng, names, beat)
-        return rig.steadily(lambda: rig.retried(lambda: measure_cuda(*terms)))
+        rig, names, terms = self._rig, self._names(protocol), Terms(protocol, self._rng, beat)
+        parts = (rig.shared, rig.baselines, names, kernels, operands, terms)
+        return rig.steadily(lambda: rig.retried(lambda: measure_cuda(*parts)))
 
     def renew(self) -> None:
         self._rig.workers.renew()

@@ -17,11 +17,12 @@ from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.cuda_task_rounds import measure_cuda_task
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.rounds import Terms
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
 from cuda_l2.tasks.cases import TaskCases, in_full_precision
 from cuda_l2.verify import verify
-from cuda_l2.verify._cuda_task import CudaTaskSession, slowest_s
+from cuda_l2.verify._cuda_task import CudaTaskSession
 from cuda_l2.verify.tasks._base import task_checks
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class CudaTaskBench(Bench):
         left_out = baselines.left_out(wanted)
         require_some(task, names, left_out)
         names = names[:1] if protocol.selects else names
-        terms = (operands, protocol, self._rng, names, slowest_s(task), beat)
-        (timing,) = rig.steadily(lambda: {"": measure_cuda_task(rig.shared, baselines, kernel, *terms)}).values()
+        parts = (rig.shared, baselines, names, kernel, operands, Terms(protocol, self._rng, beat))
+        (timing,) = rig.steadily(lambda: {"": measure_cuda_task(*parts)}).values()
         left = {"left out": left_out} if left_out and not protocol.selects else {}
         return replace(timing, conditions=timing.conditions | left)
 

@@ -11,6 +11,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute import sanitizer
 from cuda_l2.execute.cuda_task_arena import CudaTaskArena, Tensors, given_file, largest_given
+from cuda_l2.execute.cuda_worker import slowest_s
 from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Candidate, Operation, VerdictStatus
@@ -19,8 +20,6 @@ from cuda_l2.verify._base import CheckFailed
 from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, Loaded
 from cuda_l2.verify.tasks._base import GpuTaskSession, Outputs, require_written
 
-SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 1.0
-"""A launch slower than this is taken to hang."""
 USUAL_GFLOPS, USUAL_GBYTES_PER_S = 20e3, 1e3
 
 
@@ -116,8 +115,3 @@ class CudaTaskSession(Loaded, GpuTaskSession):
         for output in case.task.outputs:
             require_written(output, found[output.name])
         return found
-
-
-def slowest_s(task: Operation) -> float:
-    """Seconds after which one launch is taken to hang, beside those that any may take."""
-    return task.flops / SLOWEST_GFLOPS * 1e-9 + task.bytes / SLOWEST_GBYTES_PER_S * 1e-9
