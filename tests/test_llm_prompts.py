@@ -19,6 +19,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import MESSAGE_CHARS, Parts, Templates, copy_templates, feedback, fenced
+from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
 from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Trial, Verdict, VerdictStatus
 from cuda_l2.retrieve.index import Piece
@@ -59,18 +60,12 @@ def asked(target, tmp_path, trials: list[Trial], settings: ModelSettings, templa
     """The messages that a real client sends over HTTP."""
     with serving([Say("no code")]) as server, Archive(tmp_path / "a.db"), ExchangeLog(tmp_path / "a.db") as log:
         client = Client(open_model(f"openai:stub@{server.address}", settings), log, settings)
-        proposer = LlmProposer(
-            GEMM,
-            target,
-            client,
-            templates,
+        sources = Sources(
             lambda: trials,
-            np.random.default_rng(0),
-            contract=contract_text(target.name, GEMM),
-            environment=target.environment(),
             references=lambda query: [fenced(f"found for: {query}", "cpp")],
             profile=lambda trial: f"tensor cores busy 61 % ({trial.speedup})",
         )
+        proposer = LlmProposer(GEMM, target, client, templates, sources, np.random.default_rng(0))
         assert proposer.propose(1) == []
     return server.requests[0]["messages"]
 

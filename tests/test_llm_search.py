@@ -36,6 +36,7 @@ from cuda_l2.optimizer import Optimizer, Result, Settings
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._llm import FRUITLESS_ROUNDS, LlmProposer
 from cuda_l2.propose._prompt import Templates
+from cuda_l2.propose._question import Sources
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.search import search
 
@@ -71,16 +72,7 @@ def proposing(policy: str, evaluator, archive, settings: ModelSettings = ONE):
             trials.update({trial.candidate.id: trial for trial in archive.trials(task, target.machine, SEARCH.name)})
             return list(trials.values())
 
-        yield LlmProposer(
-            task,
-            target,
-            client,
-            Templates(),
-            history,
-            np.random.default_rng(0),
-            contract=contract_text(target.name, task),
-            environment=target.environment(),
-        )
+        yield LlmProposer(task, target, client, Templates(), Sources(history), np.random.default_rng(0))
 
 
 def run(evaluator, archive, script, trials: int, settings: ModelSettings = ONE):

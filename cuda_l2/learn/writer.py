@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuda_l2.contract.text import contract_text
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.llm._base import without_system
@@ -35,8 +34,6 @@ class Questions:
             self.target,
             [trial for trial in history if not self.hold_out.candidate(trial.candidate)],
             self.rng,
-            contract=contract_text(self.target.name, task),
-            environment=self.target.environment(),
             exemplars=self.sampling.exemplars,
         )
         messages = self.templates.ask(

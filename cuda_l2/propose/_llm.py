@@ -7,7 +7,6 @@ conversations that still have turns to mend.
 import collections
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -41,26 +40,20 @@ class LlmProposer(Proposer):
         target: Target,
         client: Client,
         templates: _prompt.Templates,
-        trials: Callable[[], list[Trial]],
+        sources: _question.Sources,
         rng: np.random.Generator,
         *,
-        contract: str,
-        environment: dict[str, Any],
-        references: Callable[[str], list[str]] = lambda query: [],
-        profile: Callable[[Trial], str] = lambda trial: "",
         on_wait: Callable[[], None] = lambda: None,
         one_round: bool = False,
     ) -> None:
-        """references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing.
+        """on_wait: called before a model is asked.
 
         one_round: a proposal is one round of questions, also where no answer holds code, for callers who count answers.
         """
         self.name = client.model.name
         self._size = self.group = client.settings.concurrency
         self._task, self._target, self._client, self._templates = task, target, client, templates
-        self._trials, self._rng, self._references, self._profile = trials, rng, references, profile
-        self._contract, self._environment, self._on_wait = contract, environment, on_wait
-        self._one_round = one_round
+        self._sources, self._rng, self._on_wait, self._one_round = sources, rng, on_wait, one_round
         self._faults: collections.Counter[str] = collections.Counter()
         self._group: list[Exchange] = []
         self._repairs: collections.deque[tuple[Exchange, str]] = collections.deque()
@@ -152,7 +145,7 @@ class LlmProposer(Proposer):
             )
             if messages:
                 questions.append(Question(messages, exchange.key, exchange.turn + 1))
-        history = self._trials() if len(questions) < count else []
+        history = self._sources.trials() if len(questions) < count else []
         while len(questions) < count:
             questions.append(Question(self._begin(history)))
         return questions
@@ -165,11 +158,9 @@ class LlmProposer(Proposer):
             self._target,
             history,
             self._rng,
-            contract=self._contract,
-            environment=self._environment,
             exemplars=settings.exemplars,
-            profile=self._profile,
-            references=lambda failures: self._references(query(self._task, self._target, failures)),
+            profile=self._sources.profile,
+            references=lambda failures: self._sources.references(query(self._task, self._target, failures)),
         )
         limit = settings.prompt_tokens
         if model.window is not None:
@@ -188,7 +179,7 @@ class LlmProposer(Proposer):
         kept = self._client.log.exchanges(
             purpose=self._client.purpose, task=str(self._task), machine=self._target.machine, model=self.name
         )
-        trials = {trial.candidate.id: trial for trial in self._trials()}
+        trials = {trial.candidate.id: trial for trial in self._sources.trials()}
         gone_on = {exchange.parent for exchange in kept}
         for exchange in kept:
             if exchange.reply.outcome is not Outcome.ANSWERED:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from cuda_l2 import sandbox
-from cuda_l2.contract.text import contract_text
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
@@ -15,6 +14,7 @@ from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates
+from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
 from cuda_l2.records import Task, Trial
 from cuda_l2.retrieve.index import Index
@@ -47,20 +47,12 @@ class ModelPolicy:
         """
         if anew:
             self._client.count_answered(str(task), target.machine)
-        return LlmProposer(
-            task,
-            target,
-            self._client,
-            self._templates,
-            trials,
-            rng,
-            contract=contract_text(target.name, task),
-            environment=target.environment(),
-            references=lambda query: self._excerpts(target, query),
-            profile=profile,
-            on_wait=lambda: on_stage(f"waiting for {self._client.model.name}"),
-            one_round=anew,
-        )
+        sources = Sources(trials, lambda query: self._excerpts(target, query), profile)
+
+        def on_wait() -> None:
+            on_stage(f"waiting for {self._client.model.name}")
+
+        return LlmProposer(task, target, self._client, self._templates, sources, rng, on_wait=on_wait, one_round=anew)
 
     @property
     def name(self) -> str:

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages
@@ -148,11 +147,11 @@ def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> s
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def describe_machine(target: Target, task: Task, environment: Mapping[str, Any]) -> str:
+def describe_machine(target: Target, task: Task) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
     peak, gbytes = target.ceilings()
-    lines = [f"- {name}: {value}" for name, value in environment.items() if name not in UNTOLD]
+    lines = [f"- {name}: {value}" for name, value in target.environment().items() if name not in UNTOLD]
     lines.append(
         f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"
         f" and {gbytes:.0f} GB/s of memory"

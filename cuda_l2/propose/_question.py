@@ -1,11 +1,12 @@
 """What a question to a model is made of: the task and machine, and what the archive knows of earlier kernels."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from cuda_l2.contract.text import contract_text
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._task import describe_task
@@ -15,14 +16,24 @@ from cuda_l2.targets._base import Target
 FAILURES_SHOWN = 3
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What questions draw on beside the task and the machine.
+
+    references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing.
+    """
+
+    trials: Callable[[], list[Trial]]
+    references: Callable[[str], list[str]] = lambda query: []
+    profile: Callable[[Trial], str] = lambda trial: ""
+
+
 def parts(
     task: Task,
     target: Target,
     history: Sequence[Trial],
     rng: np.random.Generator,
     *,
-    contract: str,
-    environment: Mapping[str, Any],
     exemplars: int,
     profile: Callable[[Trial], str] = lambda trial: "",
     references: Callable[[Sequence[Trial]], Sequence[str]] = lambda failures: (),
@@ -38,8 +49,8 @@ def parts(
     latest = {trial.reason: trial for trial in history if failed(trial) and trial.reason}
     failures = list(latest.values())[-FAILURES_SHOWN:]  # with reasons of their own
     return _prompt.Parts(
-        contract=contract,
-        machine=_prompt.describe_machine(target, task, environment),
+        contract=contract_text(target.name, task),
+        machine=_prompt.describe_machine(target, task),
         task=describe_task(task),
         standing=_prompt.describe_standing(best, target),
         profile=_prompt.fenced(text) if best and (text := profile(best)) else "",
