@@ -22,7 +22,7 @@ from cuda_l2.execute.segments import Copied, Segment
 from cuda_l2.records import Build, Candidate, Gemm, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Cases, CheckFailed, GpuSession, References, logical_b, require_written
-from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, Loaded
+from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, LoadedCandidate
 
 SLOWEST_GFLOPS = 200.0
 """A launch slower than this is taken to hang."""
@@ -60,7 +60,7 @@ class CudaReferences(References):
         return [output[rows] for output in self._baselines(gemm, case.a, case.b)]
 
 
-class CudaSession(Loaded, GpuSession):
+class CudaSession(LoadedCandidate, GpuSession):
     """One candidate loaded in a worker, operands snug against unmapped memory until `as_timed`."""
 
     def __init__(

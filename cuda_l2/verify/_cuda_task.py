@@ -17,13 +17,13 @@ from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Candidate, Operation, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed
-from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, Loaded
+from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, LoadedCandidate
 from cuda_l2.verify.tasks._base import GpuTaskSession, Outputs, require_written
 
 USUAL_GFLOPS, USUAL_GBYTES_PER_S = 20e3, 1e3
 
 
-class CudaTaskSession(Loaded, GpuTaskSession):
+class CudaTaskSession(LoadedCandidate, GpuTaskSession):
     """One candidate loaded in a worker; the arena is laid out for the sizes of each case, snug until `as_timed`."""
 
     def __init__(

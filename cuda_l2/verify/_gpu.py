@@ -57,7 +57,7 @@ def delayed(stress_builds: Callable[[bool], Sequence[Build]], load: Callable[[Bu
     return []
 
 
-class Loaded:
+class LoadedCandidate:
     """One candidate loaded in a worker. What sets `plan` and `places` binds it to memory with `use`."""
 
     plan: Plan
