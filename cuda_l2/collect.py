@@ -46,13 +46,14 @@ Make = Callable[[Evaluator, Callable[[], list[Trial]]], Proposer]
 
 @dataclass(frozen=True)
 class Settings:
-    """When a pair of task and model is done."""
+    """When a pair of task and model is done, and what is not collected."""
 
     tries: int = 20
     keep: int = 2
     round: int = 0  # of self-supervision: each begins to count anew
     budget_s: float = math.inf  # a pair and run
     least_speedup: float = 0.0  # of what is kept
+    hold_out: HoldOut = HoldOut()
 
     def __post_init__(self) -> None:
         if self.tries < 1 or self.keep < 1:
@@ -140,7 +141,6 @@ def collect(
     collection: Collection,
     settings: Settings = Settings(),
     *,
-    hold_out: HoldOut = HoldOut(),
     checker: Checker | None = None,
     on_try: Callable[[Pair], None] = lambda pair: None,
 ) -> list[Pair]:
@@ -154,7 +154,7 @@ def collect(
     failed: dict[str, str] = {}
     machine = rig.target.machine
     for task in tasks:
-        if hold_out.task(task):
+        if settings.hold_out.task(task):
             continue
         todo: list[Pair] = []
         for model in makers:
@@ -169,7 +169,7 @@ def collect(
         with Evaluator(task, rig, checker=checker) as evaluator:
             evaluator.recall(archive.best(task, machine, SEARCH.name))
             for pair in todo:
-                _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, hold_out, on_try)
+                _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, on_try)
                 if pair.failure:
                     failed[pair.model] = pair.failure
                     on_try(pair)
@@ -185,7 +185,6 @@ def _collect_pair(
     archive: Archive,
     collection: Collection,
     settings: Settings,
-    hold_out: HoldOut,
     on_try: Callable[[Pair], None],
 ) -> None:
     machine = evaluator.target.machine
@@ -225,7 +224,7 @@ def _collect_pair(
         for i, (trial, _) in enumerate(judge_group(evaluator, archive, group)):
             trials.append(trial)
             fields: dict[str, Any] = {"candidate": trial.candidate.id, "status": trial.status, "speedup": trial.speedup}
-            if _worthy(trial, settings, hold_out) and not collection.has(pair.task, trial.candidate.source):
+            if _worthy(trial, settings) and not collection.has(pair.task, trial.candidate.source):
                 asked = conversations[i] if conversations else ()
                 row = _row(trial, evaluator.target, pair, settings, asked)
                 fields |= {"kept": True, "digest": digest(trial.candidate.source), "row": row}
@@ -235,8 +234,9 @@ def _collect_pair(
         proposer.observe(trials)
 
 
-def _worthy(trial: Trial, settings: Settings, hold_out: HoldOut) -> bool:
-    return trial.speedup > 0 and trial.speedup >= settings.least_speedup and not hold_out.candidate(trial.candidate)
+def _worthy(trial: Trial, settings: Settings) -> bool:
+    fast = trial.speedup > 0 and trial.speedup >= settings.least_speedup
+    return fast and not settings.hold_out.candidate(trial.candidate)
 
 
 def _row(trial: Trial, target: Target, pair: Pair, settings: Settings, asked: Messages) -> dict[str, Any]:

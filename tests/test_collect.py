@@ -183,7 +183,7 @@ def test_what_is_held_out_or_too_slow_is_not_kept(rig, archive, tmp_path) -> Non
     maker, _ = making([block(variant(8)), block(variant(9))])
     gemms = [GEMM, Gemm.parse("16x16x16:tn")]
     with Collection(tmp_path / "data") as collection:
-        pairs = collect(gemms, {"mine": maker}, rig, archive, collection, Settings(tries=2), hold_out=held)
+        pairs = collect(gemms, {"mine": maker}, rig, archive, collection, Settings(tries=2, hold_out=held))
         assert [pair.task for pair in pairs] == [GEMM]
         assert [row["code"] for row in collection.rows()] == [variant(9)]
         maker, _ = making([block(variant(10))])

@@ -71,8 +71,8 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
     from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
 
-    limits = Settings(settings.tries, settings.keep, settings.round, budget_s, settings.least_speedup)
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    limits = Settings(settings.tries, settings.keep, settings.round, budget_s, settings.least_speedup, hold_out)
     held = [str(task) for task in wanted if hold_out.task(task)]
     if len(held) == len(wanted):
         raise UserError(f"every task is held out by {settings.hold_out}")
@@ -87,9 +87,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
             with open_rig(settings.target) as rig:
                 for task in wanted:
                     rig.require_feasible(task)
-                pairs = collect(
-                    *(wanted, makers, rig, archive, collection, limits), hold_out=hold_out, checker=checker, on_try=_say
-                )
+                pairs = collect(wanted, makers, rig, archive, collection, limits, checker=checker, on_try=_say)
         finally:
             count = collection.export()
             asked: list[ModelPolicy | Checker] = [*models, *filter(None, [checker])]

@@ -128,7 +128,7 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     from cuda_l2.archive import Archive
     from cuda_l2.learn.rl import Judge, contrastive_rl
     from cuda_l2.learn.run import Run
-    from cuda_l2.learn.selftaught import self_supervised
+    from cuda_l2.learn.selftaught import SelfSupervision
     from cuda_l2.learn.writer import Questions
     from cuda_l2.propose._model_policy import require_sandbox
     from cuda_l2.propose._prompt import Templates
@@ -153,9 +153,7 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
         assert stage.sampling is not None
         questions = Questions(rig.target, templates, stage.sampling, hold_out, rng)
         if stage.rl is None:
-            self_supervised(
-                settings.model, wanted, stage, run, rig, archive, questions, _say, others=others, hold_out=hold_out
-            )
+            SelfSupervision(wanted, stage, rig, archive, questions, _say).train(settings.model, run, others)
             return
         rewards = RewardSettings(alpha=stage.rl.alpha, beta=stage.rl.beta, smoothing_clip=stage.rl.smoothing_clip)
         with Judge(rig, archive, rewards, stage.stage) as judge:

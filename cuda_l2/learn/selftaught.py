@@ -3,13 +3,13 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from cuda_l2.archive import Archive
 from cuda_l2.collect import Collection, Make, Pair, Settings, collect
-from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
@@ -25,78 +25,84 @@ NAME = "self-supervised"
 """Of the model as candidates' proposer, and in the collection."""
 
 
-def self_supervised(
-    model: str,
-    tasks: Sequence[Task],
-    settings: StageSettings,
-    run: Run,
-    rig: Rig,
-    archive: Archive,
-    questions: Questions,
-    say: Say,
-    *,
-    others: Sequence[Sequence[Mapping[str, str]]] = (),
-    hold_out: HoldOut = HoldOut(),
-) -> None:
-    """Rounds of collecting with the model itself and fine-tuning on what it kept. Goes on where it was.
+@dataclass(frozen=True)
+class SelfSupervision:
+    """The stage: what all of its rounds share."""
 
-    others: conversations that every round's training sees too. UserError where a round keeps no kernel.
-    """
-    assert settings.collecting is not None
-    for number in range(1, settings.collecting.rounds + 1):
-        folder = run.folder / f"round-{number}"
-        kept = _collect(model, tasks, settings, folder / "collected", number, rig, archive, questions, hold_out, say)
-        with Run(folder / "tuned", {"model": model, "kernels": len(kept)}) as tuning:
-            if not tuning.done:
-                fine_tune(model, [*kept, *others], settings, tuning, say)
-            model = str(tuning.model)
-    last = model
-    run.finish(lambda path: _copy(Path(last), path))
+    tasks: Sequence[Task]
+    settings: StageSettings
+    rig: Rig
+    archive: Archive
+    questions: Questions
+    say: Say
 
+    def train(self, model: str, run: Run, others: Sequence[Sequence[Mapping[str, str]]] = ()) -> None:
+        """Rounds of collecting with the model itself and fine-tuning on what it kept. Goes on where it was.
 
-def _collect(
-    model: str,
-    tasks: Sequence[Task],
-    settings: StageSettings,
-    folder: Path,
-    number: int,
-    rig: Rig,
-    archive: Archive,
-    questions: Questions,
-    hold_out: HoldOut,
-    say: Say,
-) -> list[list[dict[str, str]]]:
-    """Conversations that this round keeps."""
-    wanted = settings.collecting
-    assert wanted is not None
-    limits = Settings(wanted.tries, wanted.keep, number, least_speedup=wanted.least_speedup)
-    said: dict[Task, Pair] = {}
-    with Collection(folder) as collection:
-        machine = rig.target.machine
-        if not all(_done(collection, task, machine, limits) for task in tasks if not hold_out.task(task)):
-            make = _making(model, settings, questions, number, collection)
-            collect(
-                tasks,
-                {NAME: make},
-                rig,
-                archive,
-                collection,
-                limits,
-                hold_out=hold_out,
-                on_try=lambda pair: said.update({pair.task: pair}),
+        others: conversations that every round's training sees too. UserError where a round keeps no kernel.
+        """
+        assert self.settings.collecting is not None
+        for number in range(1, self.settings.collecting.rounds + 1):
+            folder = run.folder / f"round-{number}"
+            kept = self._collect(model, number, folder / "collected")
+            with Run(folder / "tuned", {"model": model, "kernels": len(kept)}) as tuning:
+                if not tuning.done:
+                    fine_tune(model, [*kept, *others], self.settings, tuning, self.say)
+                model = str(tuning.model)
+        last = model
+        run.finish(lambda path: _copy(Path(last), path))
+
+    def _collect(self, model: str, number: int, folder: Path) -> list[list[dict[str, str]]]:
+        """Conversations that this round keeps."""
+        wanted, hold_out = self.settings.collecting, self.questions.hold_out
+        assert wanted is not None
+        limits = Settings(wanted.tries, wanted.keep, number, least_speedup=wanted.least_speedup, hold_out=hold_out)
+        said: dict[Task, Pair] = {}
+
+        def tried(pair: Pair) -> None:
+            said[pair.task] = pair
+
+        with Collection(folder) as collection:
+            machine = self.rig.target.machine
+            if not all(_done(collection, task, machine, limits) for task in self.tasks if not hold_out.task(task)):
+                makers = {NAME: self._making(model, number, collection)}
+                collect(self.tasks, makers, self.rig, self.archive, collection, limits, on_try=tried)
+            collection.export()
+            for pair in said.values():
+                became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
+                figures = f"{pair.tries} tries ({became}), {pair.kept} kept, best {pair.best:.3f}x"
+                self.say(f"round {number}, {pair.task}: {figures}")
+            rows = collection.rows()
+        if not rows:
+            raise UserError(
+                f"round {number} kept no kernel: the model writes none that is correct (see {folder / 'tries.jsonl'});"
+                " train it longer on others' kernels first, with --stage sft, or raise collecting.tries"
             )
-        collection.export()
-        for pair in said.values():
-            became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
-            say(f"round {number}, {pair.task}: {pair.tries} tries ({became}), {pair.kept} kept, best {pair.best:.3f}x")
-        rows = collection.rows()
-    if not rows:
-        raise UserError(
-            f"round {number} kept no kernel: the model writes none that is correct (see {folder / 'tries.jsonl'});"
-            " train it longer on others' kernels first, with --stage sft, or raise collecting.tries"
-        )
-    say(f"round {number}: {len(rows)} kernels of its own")
-    return [row["messages"] for row in rows]
+        self.say(f"round {number}: {len(rows)} kernels of its own")
+        return [row["messages"] for row in rows]
+
+    def _making(self, model: str, number: int, collection: Collection) -> Make:
+        """Proposers that ask the model; it is loaded once."""
+        tuning, sampling = self.settings.tuning, self.settings.sampling
+        assert sampling is not None
+        pupil = models.load(model, tuning.precision)
+        pupil.model.to(models.device()).eval()
+        writer = Writer(pupil.model, pupil.tokenizer, sampling)
+
+        def make(evaluator: Evaluator, history: Callable[[], list[Trial]]) -> FunctionProposer:
+            task, machine = evaluator.task, evaluator.target.machine
+            question = self.questions.ask(task, history(), pupil.tokenizer)
+            prompt = writer.prompt_ids(question)
+
+            def write(count: int) -> list[str]:
+                tries = len(collection.of(task, machine, NAME, number))  # answers after a kill are new ones
+                with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                    torch.manual_seed(_seed(tuning.seed, number, str(task), tries))
+                    return [writer.text(answer) for answer in writer.write([prompt] * count)]
+
+            return FunctionProposer(NAME, question, write, sampling.at_once)
+
+        return make
 
 
 def _done(collection: Collection, task: Task, machine: str, limits: Settings) -> bool:
@@ -104,30 +110,6 @@ def _done(collection: Collection, task: Task, machine: str, limits: Settings) ->
     for line in collection.of(task, machine, NAME, limits.round):
         pair.count(line)
     return pair.done(limits)
-
-
-def _making(model: str, settings: StageSettings, questions: Questions, number: int, collection: Collection) -> Make:
-    """Proposers that ask the model; it is loaded once."""
-    sampling = settings.sampling
-    assert sampling is not None
-    pupil = models.load(model, settings.tuning.precision)
-    pupil.model.to(models.device()).eval()
-    writer = Writer(pupil.model, pupil.tokenizer, sampling)
-
-    def make(evaluator: Evaluator, history: Callable[[], list[Trial]]) -> FunctionProposer:
-        task, machine = evaluator.task, evaluator.target.machine
-        question = questions.ask(task, history(), pupil.tokenizer)
-        prompt = writer.prompt_ids(question)
-
-        def write(count: int) -> list[str]:
-            tries = len(collection.of(task, machine, NAME, number))  # answers after a kill are new ones
-            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                torch.manual_seed(_seed(settings.tuning.seed, number, str(task), tries))
-                return [writer.text(answer) for answer in writer.write([prompt] * count)]
-
-        return FunctionProposer(NAME, question, write, sampling.at_once)
-
-    return make
 
 
 def _seed(*parts: object) -> int:
