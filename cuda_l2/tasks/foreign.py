@@ -135,6 +135,15 @@ def _mirrored(tensor: torch.Tensor, new: torch.Tensor, at: int) -> torch.Tensor:
     return new
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What verifying may take. Budgets: sizes are halved until it fits them; 0 bytes leave sizes as written."""
+
+    memory_bytes: int
+    budget_bytes: int
+    budget_flops: int
+
+
 def examine(
     path: Path,
     name: str,
@@ -142,9 +151,7 @@ def examine(
     *,
     sizes: Mapping[str, int],
     seed: int,
-    memory_bytes: int,
-    budget_bytes: int,
-    budget_flops: int,
+    limits: Limits,
     parts: bool,
     device: str = "cpu",
 ) -> Examined:
@@ -154,15 +161,16 @@ def examine(
         loaded = Loaded(path, sizes)
         written = loaded.need()
         chosen = dict(sizes)
-        if budget_bytes and not sizes:
-            chosen |= loaded.shrink(budget_bytes, budget_flops)
+        if limits.budget_bytes and not sizes:
+            chosen |= loaded.shrink(limits.budget_bytes, limits.budget_flops)
         need = loaded.need() if chosen else written
-        if need and need.peak_bytes > memory_bytes:
-            reason = f"takes about {need.peak_bytes / 2**30:.1f} GiB to verify, {memory_bytes / 2**30:.1f} are allowed"
+        most = limits.memory_bytes
+        if need and need.peak_bytes > most:
+            reason = f"takes about {need.peak_bytes / 2**30:.1f} GiB to verify, {most / 2**30:.1f} are allowed"
             raise Refused(Readiness.TOO_LARGE, reason)
         found = reference(loaded, name, revision, chosen, seed, device=device)
-        limits = found.bounds()
-        for limit, result in zip(limits, found.function(**_copied(found.tensors)), strict=True):
+        allowed = found.bounds()
+        for limit, result in zip(allowed, found.function(**_copied(found.tensors)), strict=True):
             wrong = limit.violation(result)
             if wrong:
                 raise Refused(Readiness.REFERENCE_FAILS, f"its own result {wrong}")
@@ -182,8 +190,8 @@ def examine(
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
             distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d, device)),
-            eager_max=max(limit.eager_max for limit in limits),
-            max_allowed=max(limit.max_allowed for limit in limits),
+            eager_max=max(limit.eager_max for limit in allowed),
+            max_allowed=max(limit.max_allowed for limit in allowed),
             parts=pieces,
             untraceable=untraceable,
         )

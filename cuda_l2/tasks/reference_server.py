@@ -68,9 +68,7 @@ def _do(job: dict[str, Any]) -> int:
             *(path, name, revision),
             sizes=job["sizes"],
             seed=job["seed"],
-            memory_bytes=job["memory_bytes"],
-            budget_bytes=job["budget_bytes"],
-            budget_flops=job["budget_flops"],
+            limits=foreign.Limits(job["memory_bytes"], job["budget_bytes"], job["budget_flops"]),
             parts=job["parts"],
             device=job["device"],
         )
