@@ -16,7 +16,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Writer
-from cuda_l2.measure.protocols import FINALS
+from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.propose._answer import parse_answer
 from cuda_l2.records import BuildStatus, Candidate, Task, Trial
 from cuda_l2.rigs import Rig
@@ -41,33 +41,48 @@ class Answers:
     best: str  # source of the fastest answer; empty where none is correct
 
 
+@dataclass(frozen=True)
+class Exam:
+    """How a model is asked. prompts: folder of the templates; exemplars: scored kernels in a question."""
+
+    prompts: Path
+    answers: int
+    answer_tokens: int
+    exemplars: int
+    seed: int
+
+
+def histories(teacher: Teacher, machine: str, path: Path | None = None) -> dict[Task, Sequence[Trial]]:
+    """Whose scored kernels questions show: the teacher's, or all of an archive's but those held out."""
+    if path is None:
+        return dict(teacher.trials)
+    held = {candidate.id for candidate in teacher.held_out}
+    with Archive(path) as archive:
+        found = {task: archive.trials(task, machine, SEARCH.name) for task in teacher.trials}
+    return {task: [trial for trial in trials if trial.candidate.id not in held] for task, trials in found.items()}
+
+
 def examine(
-    folder: Path,
-    tasks: Sequence[Task],
-    histories: Mapping[Task, Sequence[Trial]],
-    teacher: Teacher,
-    rig: Rig,
-    archive: Archive,
-    prompts: Path,
-    *,
-    answers: int,
-    exemplars: int,
-    seed: int,
-    answer_tokens: int = 160,
+    folder: Path, shown: Mapping[Task, Sequence[Trial]], exam: Exam, teacher: Teacher, rig: Rig, archive: Archive
 ) -> list[Answers]:
-    """Ask the model of the folder for every task. histories: whose scored kernels its questions show."""
+    """Ask the model of the folder for every task. shown: the tasks, and whose scored kernels their questions show."""
     pupil = models.load(str(folder), "float32")
     sampling = Sampling(
-        temperature=1.0, prompt_tokens=1, answer_tokens=answer_tokens, exemplars=exemplars, at_once=answers
+        temperature=1.0,
+        prompt_tokens=1,
+        answer_tokens=exam.answer_tokens,
+        exemplars=exam.exemplars,
+        at_once=exam.answers,
     )
     writer = Writer(pupil.model.to(models.device()).eval(), pupil.tokenizer, sampling)
     known = [trial.candidate.source for trials in teacher.trials.values() for trial in trials]
     texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
     held = {digest(candidate.source) for candidate in teacher.held_out}
     found = []
-    for task in tasks:
-        torch.manual_seed(seed)
-        asked = [question(task, histories.get(task, ()), rig, prompts, exemplars, seed + i) for i in range(answers)]
+    for task, history in shown.items():
+        torch.manual_seed(exam.seed)
+        seeds = range(exam.seed, exam.seed + exam.answers)
+        asked = [question(task, history, rig, exam.prompts, exam.exemplars, seed) for seed in seeds]
         written = writer.write([writer.prompt_ids(text) for text in asked])
         sources = [parse_answer(writer.text(ids)).source for ids in written]
         with Evaluator(task, rig) as evaluator:
@@ -78,7 +93,7 @@ def examine(
             found.append(
                 Answers(
                     str(task),
-                    answers,
+                    exam.answers,
                     sum(trial.build.status is BuildStatus.BUILT for trial in trials),
                     len(right),
                     [round(trial.speedup, 4) for trial in right],

@@ -23,7 +23,6 @@ from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.commands.train import command as train
-from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.rigs import Rig, open_rig
 
 HERE = Path(__file__).parent
@@ -98,22 +97,10 @@ def _examine(out: Path, name: str, shown: int, on_tasks: bool, taught: teacher.T
     path = out / f"{name}-{shown}.json"
     if path.exists():
         return
-    histories = {task: list(trials) for task, trials in taught.trials.items()}
-    if on_tasks:
-        with Archive(out / f"{name}.db") as kept:
-            held = {candidate.id for candidate in taught.held_out}
-            for task in histories:
-                found = kept.trials(task, rig.target.machine, SEARCH.name)
-                histories[task] = [trial for trial in found if trial.candidate.id not in held]
+    histories = examine.histories(taught, rig.target.machine, out / f"{name}.db" if on_tasks else None)
+    exam = examine.Exam(PROMPTS, ANSWERS, ANSWER_TOKENS, shown, seed)
     with Archive(out / "examined.db") as examined:
-        found = examine.examine(
-            *(out / name / "model", list(histories), histories, taught, rig, examined, PROMPTS),
-            answers=ANSWERS,
-            exemplars=shown,
-            seed=seed,
-            answer_tokens=ANSWER_TOKENS,
-        )
-    examine.save(path, found)
+        examine.save(path, examine.examine(out / name / "model", histories, exam, taught, rig, examined))
 
 
 def _print(title: str, outs: Sequence[Path]) -> None:

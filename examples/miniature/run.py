@@ -25,8 +25,7 @@ import teacher
 from cuda_l2.archive import Archive
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.commands.train import command as train
-from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.records import Candidate, Gemm, Task, Trial
 from cuda_l2.rigs import open_rig
 
 HERE = Path(__file__).parent
@@ -172,31 +171,15 @@ def _drop(out: Path) -> None:
 def _examine(size: Miniature, out: Path, name: str, archive: str, taught: teacher.Teacher, seed: int) -> None:
     """Of the model without exemplars in the question, and with two."""
     with open_rig(size.target) as rig, Archive(out / "examined.db") as examined:
-        histories = {gemm: list(trials) for gemm, trials in taught.trials.items()}
-        if archive:
-            with Archive(out / f"{archive}.db") as kept:
-                held = {candidate.id for candidate in taught.held_out}
-                for gemm in histories:
-                    found = kept.trials(gemm, rig.target.machine, SEARCH.name)
-                    histories[gemm] = [trial for trial in found if trial.candidate.id not in held]
+        histories = examine.histories(taught, rig.target.machine, out / f"{archive}.db" if archive else None)
         for shown in (0, 2):
             path = out / f"{name}-{shown}.json"
             if path.exists():
                 continue
-            found = examine.examine(
-                out / name / "model",
-                [Gemm.parse(shape) for shape in (size.shapes if shown else (*size.shapes, *size.held_shapes))],
-                histories,
-                taught,
-                rig,
-                examined,
-                PROMPTS,
-                answers=size.answers,
-                exemplars=shown,
-                seed=seed,
-                answer_tokens=size.answer_tokens,
-            )
-            examine.save(path, found)
+            asked = [Gemm.parse(shape) for shape in (size.shapes if shown else (*size.shapes, *size.held_shapes))]
+            wanted: dict[Task, Sequence[Trial]] = {gemm: histories.get(gemm, ()) for gemm in asked}
+            exam = examine.Exam(PROMPTS, size.answers, size.answer_tokens, shown, seed)
+            examine.save(path, examine.examine(out / name / "model", wanted, exam, taught, rig, examined))
 
 
 def _contest(size: Miniature, out: Path, taught: teacher.Teacher) -> None:
