@@ -4,9 +4,10 @@ Write-ahead logging: a killed search loses at most the candidates in flight, rea
 stored once each. The state of a policy is kept beside the trials it learnt from.
 """
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cuda_l2.errors import UserError
@@ -48,8 +49,7 @@ class Archive:
             ) from None
 
     def _prepare(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")  # two searches may meet a new file at the same time
-        try:
+        with self._transaction():  # two searches may meet a new file at the same time
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version == 0 and self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
                 raise UserError(f"{self.path} is another program's database; choose another with --archive")
@@ -62,8 +62,15 @@ class Archive:
                     f"{self.path} has archive version {version}, this program reads {SCHEMA_VERSION}; "
                     "use the program that wrote it, or choose another with --archive"
                 )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave the transaction open
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -76,24 +83,17 @@ class Archive:
             *(str(trial.task), trial.candidate.id, trial.machine, trial.protocol, trial.status, trial.speedup),
             *(trial.reward, trial.created, json.dumps(record, separators=(",", ":"))),
         )
+        source = (trial.candidate.id, trial.candidate.source)
+        query = (
+            "INSERT INTO trials (task, candidate, machine, protocol, status, speedup, reward, created, record)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        )
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            source = (trial.candidate.id, trial.candidate.source)
-            self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", source)
-            self._db.execute(
-                "INSERT INTO trials (task, candidate, machine, protocol, status, speedup, reward, created, record)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
-            self._db.execute("COMMIT")
-        except BaseException as error:  # an interrupt too must not leave the transaction open
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise UserError(
-                    f"cannot write the archive {self.path}: {error}; what was stored before is kept"
-                ) from None
-            raise
+            with self._transaction():
+                self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", source)
+                self._db.execute(query, row)
+        except sqlite3.Error as error:
+            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""
