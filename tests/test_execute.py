@@ -183,7 +183,7 @@ def test_guards_and_gaps_see_single_bytes(arena) -> None:
 
 def test_every_byte_of_the_arena_outside_regions_is_guarded(arena) -> None:
     covered = np.zeros(arena.size, dtype=bool)
-    regions = [arena._table, arena._a, arena._b, arena._c, arena._workspace, *arena._guards]
+    regions = [arena._table, *arena._regions, arena._workspace, *arena._guards]
     for region in regions:
         covered[region.offset : region.offset + region.size] = True
     assert covered[: arena._workspace.offset + arena._workspace.size + 4096].all()

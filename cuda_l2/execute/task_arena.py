@@ -4,26 +4,23 @@ As for matrix products there are several slots, each with every tensor, so that 
 and outputs of its own. The same memory is laid out anew for other sizes of the task.
 """
 
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from cuda_l2.contract import CpuContract
-from cuda_l2.execute.arena import ALIGN, GUARD_BYTES, LINE, Region
-from cuda_l2.execute.fills import GUARD_BYTE, POISONS, SCRATCH_BYTE
+from cuda_l2.execute.fills import GUARD_BYTE, POISONS
+from cuda_l2.execute.host_arena import ALIGN, GUARD_BYTES, LINE, Bytes, HostArena, up
 from cuda_l2.records import Operation, Tensor
 
-Bytes = npt.NDArray[np.uint8]
 Tensors = Mapping[str, torch.Tensor]
 GAP_BYTES = LINE
 """At least so many lie behind every tensor, guarded."""
 
 
-class TaskArena:
+class TaskArena(HostArena):
     """Shared memory for one Operation, at its own sizes and at others. A context manager; views die with it.
 
     slots: launches that can have tensors at once at the first task's sizes, the others have one. workspace_bytes: the
@@ -31,34 +28,22 @@ class TaskArena:
     """
 
     def __init__(self, tasks: Sequence[Operation], *, slots: int, workspace_bytes: int) -> None:
-        self.workspace_bytes = workspace_bytes
+        super().__init__(workspace_bytes)
         self._most_slots = {str(task): slots if task == tasks[0] else 1 for task in reversed(tasks)}
-        self.size = max(self._plan(task) for task in tasks)
-        self.fd = os.memfd_create("cuda-l2-task-arena")
-        os.ftruncate(self.fd, self.size)
-        self._map = mmap.mmap(self.fd, self.size)
-        self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._map("cuda-l2-task-arena", max(self._plan(task) for task in tasks))
         self.select(tasks[0])
 
     def _plan(self, task: Operation) -> int:
         """Lay out a task's tensors; the size of it all."""
         self.task, self.slots = task, self._most_slots[str(task)]
-        self._end, self._guards = 0, list[Region]()
         tensors = [*task.inputs, *task.weights, *task.outputs]
         # the most words a launch can have: sizes that a contract can name, pointers, the workspace
         words = len(task.sizes) + sum(len(tensor.shape) for tensor in tensors) + len(tensors) + 1
-        self._table = self._region(8 * words * self.slots)
-        self._strides = {tensor.name: _up(tensor.bytes + GAP_BYTES, LINE) for tensor in tensors}
-        self._regions = {tensor.name: self._region(self.slots * self._strides[tensor.name]) for tensor in tensors}
-        self._workspace = self._region(self.workspace_bytes)
-        self._guards.append(Region(self._end, GUARD_BYTES))
-        return _up(self._end + GUARD_BYTES, ALIGN)
-
-    def _region(self, size: int) -> Region:
-        offset = _up(self._end + GUARD_BYTES, ALIGN)
-        self._guards.append(Region(self._end, offset - self._end))
-        self._end = offset + size
-        return Region(offset, size)
+        self._strides = {tensor.name: up(tensor.bytes + GAP_BYTES, LINE) for tensor in tensors}
+        sizes = [self.slots * stride for stride in self._strides.values()]
+        size, regions = self._lay_out(8 * words * self.slots, sizes)
+        self._regions = dict(zip(self._strides, regions, strict=True))
+        return size
 
     def select(self, task: Operation) -> None:
         """Lay the memory out for this task, one of those given; what it held before is of no meaning."""
@@ -121,49 +106,17 @@ class TaskArena:
 
         What lies behind is given back to the system: a page of it that is there afterwards was written to.
         """
-        start = self._workspace.offset
-        os.ftruncate(self.fd, _up(start + used_bytes + GUARD_BYTES, ALIGN))
+        os.ftruncate(self.fd, up(self.workspace_offset + used_bytes + GUARD_BYTES, ALIGN))
         os.ftruncate(self.fd, self.size)
-        self._bytes[start : start + used_bytes] = SCRATCH_BYTE
-        behind = min(GUARD_BYTES, self._end - start - used_bytes)
-        self._workspace_guard = Region(start + used_bytes, behind)
-        for guard in [*self._guards, self._workspace_guard]:
-            self._bytes[guard.offset : guard.offset + guard.size] = GUARD_BYTE
+        super().poison_workspace(used_bytes)
         self._blocks = os.fstat(self.fd).st_blocks
 
     def guards_intact(self) -> bool:
-        if os.fstat(self.fd).st_blocks != self._blocks:
-            return False
-        return all(
-            bool((self._bytes[guard.offset : guard.offset + guard.size] == GUARD_BYTE).all())
-            for guard in [*self._guards, self._workspace_guard]
-        )
+        return os.fstat(self.fd).st_blocks == self._blocks and super().guards_intact()
 
     def offset(self, name: str, slot: int) -> int:
         """Where a tensor of a slot begins, in bytes."""
         return self._regions[name].offset + slot * self._strides[name]
-
-    def write_table(self, rows: Sequence[Sequence[int]]) -> int:
-        """Put launches into the table that the runner reads; returns the table's offset."""
-        words = np.asarray(rows, dtype=np.int64).ravel()
-        self._bytes[self._table.offset : self._table.offset + words.nbytes].view(np.int64)[:] = words
-        return self._table.offset
-
-    @property
-    def workspace_offset(self) -> int:
-        return self._workspace.offset
-
-    def close(self) -> None:
-        """Give the memory back once no view is left."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> "TaskArena":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class TaskMemory:
@@ -202,7 +155,3 @@ def raw(tensor: torch.Tensor) -> Bytes:
     """A tensor's bytes."""
     data: Bytes = tensor.contiguous().flatten().view(torch.uint8).numpy()
     return data
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -24,7 +24,7 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.errors import MachineError
 from cuda_l2.records import Accumulate, Gemm, Layout
 
-NEITHER, PLAIN, DEPENDENT = -1, 0, 1
+PLAIN, DEPENDENT = 0, 1
 START_S = 120.0
 PATIENCE_S = 20.0
 """Without a sign of life for so long, the kernel in turn hangs. A wait for other blocks' sums gives up after 3 s."""
