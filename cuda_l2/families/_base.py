@@ -11,7 +11,7 @@ import math
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ class Family(ABC):
         chosen = {choice.name: value for choice, value in zip(self.choices, prefix, strict=False)}
         choice = self.choices[len(prefix)]
         return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
+
+    def nearest(self, wanted: Mapping[str, int], task: Any, target: Target) -> tuple[int, ...]:
+        """The valid schedule nearest to these values, choice by choice."""
+        values: list[int] = []
+        for choice in self.choices:
+            valid = self.valid_values(task, target, values)
+            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
+        return tuple(values)
 
     @abstractmethod
     def default(self, task: Any, target: Target) -> tuple[int, ...]:

@@ -86,11 +86,7 @@ class CpuTaskFamily(Family):
         wanted = {"VECTOR_BITS": target.vector_bits, "THREADS": target.cores, "UNROLL": 4}
         wanted["STREAM"] = int(far(task, target))
         wanted |= {"DEGREE": 6, **self.wanted(task, target)}
-        values: list[int] = []
-        for choice in self.choices:
-            valid = self.valid_values(task, target, values)
-            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
-        return tuple(values)
+        return self.nearest(wanted, task, target)
 
     def workspace(self, schedule: Schedule) -> str:
         """Bytes of workspace as the contract states them; empty for none."""

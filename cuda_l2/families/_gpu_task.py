@@ -68,11 +68,7 @@ class GpuTaskFamily(Family):
         assert isinstance(target, CudaTarget)
         far = int(streams(task, target))
         wanted = {"LOAD": far, "STORE": far, "QUICK": 1, **self.wanted(task, target)}
-        values: list[int] = []
-        for choice in self.choices:
-            valid = self.valid_values(task, target, values)
-            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
-        return tuple(values)
+        return self.nearest(wanted, task, target)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         task = operation(schedule)

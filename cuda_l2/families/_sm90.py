@@ -5,9 +5,10 @@ where a schedule swaps them. An operand is K-major where K is innermost in memor
 where its rows are (row-major B).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cuda_l2.families._base import Family, Schedule
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.targets._base import Target
 from cuda_l2.targets.cuda import CudaTarget
@@ -16,6 +17,32 @@ STATIC_BYTES = 512
 """Shared memory kept free for mbarriers and for what a stress build adds."""
 ALIGNMENT_BYTES = 1024
 """Of swizzled tiles in shared memory: the ring starts at the next multiple."""
+
+
+class HopperFamily(Family):
+    """A family of wgmma and TMA: its first ranked schedule is its default."""
+
+    warpgroups: Mapping[int, int]
+    """Consumer warpgroups of a tile of so many rows."""
+
+    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+        return self.ranked(gemm, target, 1)[0]
+
+    def macros(self, schedule: Schedule) -> dict[str, int]:
+        gemm, named = schedule.gemm, schedule.named
+        x, y = sides(gemm, named["SWAP"])
+        return {
+            "LAYOUT_TN": int(gemm.layout is Layout.TN),
+            "NWG": self.warpgroups[named["BM"]],
+            "X_FLAT": int(x.flat(gemm)),
+            "Y_FLAT": int(y.flat(gemm)),
+        }
+
+    def generated(self, schedule: Schedule) -> str:
+        """`wgmma` for the choices ACC, SWAP and BN."""
+        named = schedule.named
+        x, y = sides(schedule.gemm, named["SWAP"])
+        return wgmma(named["BN"], named["ACC"], x.mn_major, y.mn_major)
 
 
 def hopper(target: Target) -> CudaTarget | None:
@@ -91,12 +118,6 @@ def inner_remainders(gemm: Gemm, swap: int) -> list[str]:
     """What must be 0 for the tensor maps of a task to fit another one's sizes."""
     found = [f"{side.size if side.mn_major else 'k'} % 64" for side in sides(gemm, swap) if not side.flat(gemm)]
     return sorted(set(found))
-
-
-def wgmma_of(named: dict[str, int], gemm: Gemm) -> str:
-    """`wgmma` for a schedule's choices ACC, SWAP and BN."""
-    x, y = sides(gemm, named["SWAP"])
-    return wgmma(named["BN"], named["ACC"], x.mn_major, y.mn_major)
 
 
 def wgmma(columns: int, acc: int, x_mn_major: bool, y_mn_major: bool) -> str:

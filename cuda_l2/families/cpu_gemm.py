@@ -60,11 +60,7 @@ class CpuGemm(Family):
             "PREFETCH": 0,
             "PREFETCH_X": int(gemm.k * max(gemm.m, gemm.n) > 1 << 22),
         }
-        values: list[int] = []
-        for choice in CHOICES:
-            valid = self.valid_values(gemm, target, values)
-            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
-        return tuple(values)
+        return self.nearest(wanted, gemm, target)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         return {"LAYOUT_TN": int(schedule.gemm.layout is Layout.TN), "XPAD": X_PADDING}

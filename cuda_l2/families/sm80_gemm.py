@@ -95,12 +95,7 @@ class Sm80Gemm(Family):
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CudaTarget)
-        wanted = _wanted(gemm, target)
-        values: list[int] = []
-        for choice in CHOICES:
-            valid = self.valid_values(gemm, target, values)
-            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
-        return tuple(values)
+        return self.nearest(_wanted(gemm, target), gemm, target)
 
     def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
         """Roughly: what a launch costs, the trips of a block one after the other, and what all blocks read."""

@@ -5,9 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._base import Choice, Schedule
 from cuda_l2.families._sm90 import cdiv
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.records import Gemm
 from cuda_l2.targets._base import Target
 from cuda_l2.targets.cuda import CudaTarget
 
@@ -42,11 +42,12 @@ MAX_WASTE = 1.35
 INVERSE = 1 << 40  # of the kernel's divisions by multiplication
 
 
-class Persistent(Family):
+class Persistent(_sm90.HopperFamily):
     """TMA and wgmma, several tiles a block."""
 
     name = "sm90_persistent"
     choices = CHOICES
+    warpgroups = WARPGROUPS
 
     @property
     def source(self) -> Path:
@@ -59,9 +60,6 @@ class Persistent(Family):
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
         assert isinstance(target, CudaTarget)
         return _fits(name, value, chosen, gemm, target)
-
-    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
-        return self.ranked(gemm, target, 1)[0]
 
     def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
         assert isinstance(target, CudaTarget)
@@ -99,24 +97,7 @@ class Persistent(Family):
             "PDL": 2,
             "EDGE": 1,
         }
-        values: list[int] = []
-        for choice in CHOICES:
-            valid = self.valid_values(gemm, target, values)
-            values.append(min(valid, key=lambda value: abs(value - wanted[choice.name])))
-        return tuple(values)
-
-    def macros(self, schedule: Schedule) -> dict[str, int]:
-        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
-        x, y = _sm90.sides(gemm, c.SWAP)
-        return {
-            "LAYOUT_TN": int(gemm.layout is Layout.TN),
-            "NWG": WARPGROUPS[c.BM],
-            "X_FLAT": int(x.flat(gemm)),
-            "Y_FLAT": int(y.flat(gemm)),
-        }
-
-    def generated(self, schedule: Schedule) -> str:
-        return _sm90.wgmma_of(schedule.named, schedule.gemm)
+        return self.nearest(wanted, gemm, target)
 
     def contract(self, schedule: Schedule) -> str:
         gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)

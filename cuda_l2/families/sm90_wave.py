@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._base import Choice, Schedule
 from cuda_l2.families._sm90 import cdiv
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.records import Gemm
 from cuda_l2.targets._base import Target
 from cuda_l2.targets.cuda import CudaTarget
 
@@ -44,11 +44,12 @@ MAX_TILES = 264  # entries of the kernel's table
 GPC = 16  # multiprocessors that share a way to L2; blocks fill one after another, clusters go round robin over 8
 
 
-class Wave(Family):
+class Wave(_sm90.HopperFamily):
     """TMA and wgmma, one tile or one K part of a tile a block."""
 
     name = "sm90_wave"
     choices = CHOICES
+    warpgroups = WARPGROUPS
 
     @property
     def source(self) -> Path:
@@ -61,9 +62,6 @@ class Wave(Family):
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
         assert isinstance(target, CudaTarget)
         return _fits(name, value, chosen, gemm, target)
-
-    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
-        return self.ranked(gemm, target, 1)[0]
 
     def _completed(self, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
         """Choices up to COUNT with the usual values of the rest."""
@@ -101,16 +99,7 @@ class Wave(Family):
         gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
         x, y = _sm90.sides(gemm, c.SWAP)
         whole = x.rows % (c.BM * c.CM) == 0 and y.rows % (c.BN * c.CN) == 0 and gemm.n % 8 == 0
-        return {
-            "LAYOUT_TN": int(gemm.layout is Layout.TN),
-            "NWG": WARPGROUPS[c.BM],
-            "X_FLAT": int(x.flat(gemm)),
-            "Y_FLAT": int(y.flat(gemm)),
-            "EDGES": 0 if whole else 1 if gemm.n % 8 == 0 else 2,
-        }
-
-    def generated(self, schedule: Schedule) -> str:
-        return _sm90.wgmma_of(schedule.named, schedule.gemm)
+        return {**super().macros(schedule), "EDGES": 0 if whole else 1 if gemm.n % 8 == 0 else 2}
 
     def contract(self, schedule: Schedule) -> str:
         gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
