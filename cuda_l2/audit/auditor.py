@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import cuda_l2
-from cuda_l2 import sandbox, targets
+from cuda_l2 import sandbox
 from cuda_l2.audit._base import CaseBook, ModuleSession, module_checks
 from cuda_l2.audit.process import Call, Module, Resources
 from cuda_l2.audit.rounds import CALLS_BYTES, MOST_CALLS, measure_module
@@ -21,7 +21,7 @@ from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.protocols import CPU_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Candidate, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import count_tokens, reward
-from cuda_l2.targets import cpu
+from cuda_l2.targets import cpu, cuda
 from cuda_l2.tasks.examined import Readiness
 from cuda_l2.tasks.kernelbench import LEVELS, Effort, Entry, References, entries
 from cuda_l2.verify import verify
@@ -66,7 +66,7 @@ class Auditor:
 
     def __init__(self, entry: Entry, effort: Effort = Effort()) -> None:
         self._effort = effort
-        self._target = targets.detect(effort.device)
+        self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
         self._stack = contextlib.ExitStack()
         try:
             self._file = self._stack.enter_context(References(effort).open(entry))

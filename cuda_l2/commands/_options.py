@@ -1,9 +1,10 @@
 """What several commands share: readers of option values, and how an interrupted run ends."""
 
+import enum
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from cyclopts import Parameter
 
@@ -16,6 +17,8 @@ REVIEWS = Parameter(name="*", group="Review of jumps in reward")
 """How commands take `ReviewSettings`."""
 
 TARGETS = ("auto", "cpu", "cuda")
+
+E = TypeVar("E", bound=enum.StrEnum)
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -30,6 +33,14 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {text!r}")
     return value
+
+
+def member(kind: type[E], text: str, what: str) -> E:
+    """The member of an enum that a text names; UserError where there is none. what: the enum's members are."""
+    try:
+        return kind(text.strip())
+    except ValueError:
+        raise UserError(f"there is no {what} {text.strip()!r}; choose from {', '.join(kind)}") from None
 
 
 def require_target(name: str) -> None:

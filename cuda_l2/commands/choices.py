@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import end_interrupted, require_writable
+from cuda_l2.commands._options import end_interrupted, member, require_writable
 from cuda_l2.errors import UserError
 from cuda_l2.records import Accumulate, Gemm
 
@@ -44,10 +44,7 @@ def command(
     fresh
         Move the results that are there aside and begin anew.
     """
-    try:
-        kind = Accumulate(accumulate)
-    except ValueError:
-        raise UserError(f"there is no accumulator {accumulate!r}; choose from {', '.join(Accumulate)}") from None
+    kind = member(Accumulate, accumulate, "accumulator")
     from cuda_l2 import grid as grids
 
     gemms = grids.read_grid(grid, accumulate=kind)

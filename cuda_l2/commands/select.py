@@ -3,13 +3,16 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_writable, seconds
+from cuda_l2.commands._options import member, require_writable, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.records import Accumulate, Layout
+
+if TYPE_CHECKING:
+    from cuda_l2.survey import Survey
 
 TABLE, SUMMARY, ENVIRONMENT = "schedules.csv", "summary.md", "environment.json"
 
@@ -53,8 +56,8 @@ def command(settings: SelectSettings | None = None) -> None:
     reporting.
     """
     settings = settings or SelectSettings()
-    layouts = [_member(Layout, text, "layout") for text in settings.layouts.split(",")]
-    accumulates = [_member(Accumulate, text, "accumulator") for text in settings.accumulate.split(",")]
+    layouts = [member(Layout, text, "layout") for text in settings.layouts.split(",")]
+    accumulates = [member(Accumulate, text, "accumulator") for text in settings.accumulate.split(",")]
     weights = _weights(settings.weights)
     if settings.table and (settings.pool or settings.known):
         raise UserError("--table takes the place of --pool and --known")
@@ -63,22 +66,28 @@ def command(settings: SelectSettings | None = None) -> None:
     budget_s = seconds(settings.budget) if settings.budget else float("inf")
     require_writable(settings.out / TABLE)
 
-    import json
+    _select(settings, layouts, accumulates, weights, budget_s)
+
+
+def _select(
+    settings: SelectSettings,
+    layouts: list[Layout],
+    accumulates: list[Accumulate],
+    weights: tuple[float, ...],
+    budget_s: float,
+) -> None:
+    """Time what the folder holds no times of, then choose from all that are there."""
     import time
 
     from cuda_l2 import selection
     from cuda_l2.library.table import joined, read_table, write_table
     from cuda_l2.report.grid import write_text
-    from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.survey import Survey, SurveySettings, shapes_of
     from cuda_l2.targets import cuda
 
-    gemms = shapes_of(settings.grid, layouts, accumulates, settings.seed)
-    target = cuda.detect()
-    start = time.monotonic()
-    cold = settings.state == "cold"
+    start, cold = time.monotonic(), settings.state == "cold"
     wanted = SurveySettings(
-        gemms,
+        shapes_of(settings.grid, layouts, accumulates, settings.seed),
         settings.out,
         pool=settings.pool,
         known=settings.known,
@@ -87,22 +96,10 @@ def command(settings: SelectSettings | None = None) -> None:
         seed=settings.seed,
         cold=cold,
     )
-    survey = Survey(wanted, target, lambda text: print(text, file=sys.stderr, flush=True))
-    survey.pool()
-    survey.load()
-    write_text(settings.out / ENVIRONMENT, json.dumps(target.environment(), indent=1) + "\n")
-    pending = survey.pending()
-    finished, interrupted = not pending, False
-    if pending:
-        survey.build()
-        try:
-            with GridProgress(len(pending), 0) as line:
-                finished = survey.time(line.stage, line.done)
-        except KeyboardInterrupt:
-            interrupted = True
-    records = survey.records.values()
+    survey = Survey(wanted, cuda.detect(), lambda text: print(text, file=sys.stderr, flush=True))
+    finished, interrupted = _timed(survey)
     print(f"{len(survey.records)} shapes timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
-    chosen = selection.select(records, settings.most, weights, cold=cold)
+    chosen = selection.select(survey.records.values(), settings.most, weights, cold=cold)
     rows = selection.table(chosen, survey.rows)
     if settings.table:
         rows = joined(read_table(settings.table), rows)
@@ -115,11 +112,25 @@ def command(settings: SelectSettings | None = None) -> None:
         sys.exit(130 if interrupted else 0)
 
 
-def _member(kind: type[Layout] | type[Accumulate], text: str, what: str):  # type: ignore[no-untyped-def]
+def _timed(survey: "Survey") -> tuple[bool, bool]:
+    """Every stage of a survey up to the times: whether it has all, and whether an interrupt ended it."""
+    import json
+
+    from cuda_l2.report.grid import write_text
+    from cuda_l2.report.grid_live import GridProgress
+
+    survey.pool()
+    survey.load()
+    write_text(survey.settings.out / ENVIRONMENT, json.dumps(survey.target.environment(), indent=1) + "\n")
+    pending = survey.pending()
+    if not pending:
+        return True, False
+    survey.build()
     try:
-        return kind(text.strip())
-    except ValueError:
-        raise UserError(f"there is no {what} {text.strip()!r}; choose from {', '.join(kind)}") from None
+        with GridProgress(len(pending), 0) as line:
+            return survey.time(line.stage, line.done), False
+    except KeyboardInterrupt:
+        return False, True
 
 
 def _weights(text: str) -> tuple[float, ...]:
