@@ -72,9 +72,6 @@ class CudaRounds(GraphRounds):
     def slowest_launch_s(self) -> float:
         return self.gemm.flops / SLOWEST_GFLOPS * 1e-9
 
-    def begin_round(self) -> None:
-        self.operands.refresh()
-
     @property
     def rotates(self) -> bool:
         return self.arena.windows > 1 and self.operand_places[0]["c"] != self.operand_places[1]["c"]
@@ -124,9 +121,6 @@ class CudaRounds(GraphRounds):
         # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
         least = self.gemm.accumulate if name in self.kernels else Accumulate.FP16
         return self.operands.check(outputs, windows, element_wise, least)
-
-    def require_untouched(self) -> None:
-        self.operands.require_untouched()
 
     def audit(self, name: str) -> None:
         arena = self.arena

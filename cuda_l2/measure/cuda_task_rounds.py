@@ -60,9 +60,6 @@ class CudaTaskRounds(GraphRounds):
     def slowest_launch_s(self) -> float:
         return slowest_s(self.arena.task)
 
-    def begin_round(self) -> None:
-        self.operands.refresh()
-
     @property
     def rotates(self) -> bool:
         return self.protocol.rotates
@@ -112,9 +109,6 @@ class CudaTaskRounds(GraphRounds):
             return self.operands.check(found, windows, element_wise=element_wise)
         results = named(self.arena.task, self._last_played[name].results)
         return self.operands.check([results], windows[-1:], element_wise=element_wise)
-
-    def require_untouched(self) -> None:
-        self.operands.require_untouched()
 
     def audit(self, name: str) -> None:
         arena = self.arena

@@ -62,6 +62,12 @@ class TimedOperands(Interface):
     def stream(self) -> torch.cuda.Stream:
         """Where the baselines run."""
 
+    def refresh(self) -> None:
+        """Others in the windows than in the round before."""
+
+    def require_untouched(self) -> None:
+        """WrongOutput where what baselines and kernels read is not what it was."""
+
 
 def measured(
     gpu: Gpu, open_rounds: Callable[[], "GraphRounds"], names: Sequence[str], protocol: Protocol
@@ -130,7 +136,7 @@ class GraphRounds(Rounds):
         """roles: of the arms, as Rounds takes them."""
         super().__init__(arms, terms, **roles)
         protocol, arena, stream = terms.protocol, operands.arena, operands.stream
-        self.device_arena, self._stream = arena, stream
+        self._operands, self.device_arena, self._stream = operands, arena, stream
         self.drift = Drift()
         evicted_bytes = 2 * gpu.l2_bytes if protocol.evict else 0
         self.evicted = torch.empty(evicted_bytes, dtype=torch.uint8, device=stream.device)
@@ -195,15 +201,14 @@ class GraphRounds(Rounds):
         """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
 
     @abstractmethod
-    def require_untouched(self) -> None:
-        """WrongOutput where what baselines and kernels read is not what it was."""
-
-    @abstractmethod
     def audit(self, name: str) -> None:
         """A kernel's round like the timed ones, in which the outputs of many launches are kept and looked at.
 
         Nothing tells the candidate that it is this round, so what it skips elsewhere it skips here.
         """
+
+    def begin_round(self) -> None:
+        self._operands.refresh()
 
     @property
     def most(self) -> int:
@@ -239,7 +244,7 @@ class GraphRounds(Rounds):
         except WrongOutput as wrong:
             if name in self.kernels:
                 raise
-            self.require_untouched()  # else it is the candidate that spoilt what both read
+            self._operands.require_untouched()  # else it is the candidate that spoilt what both read
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
@@ -252,7 +257,7 @@ class GraphRounds(Rounds):
 
         start: when the measurement began, as perf_counter gives it.
         """
-        self.require_untouched()
+        self._operands.require_untouched()
         for name, slot in self.slots.items():
             damage = self.device_arena.damage(self._plans[name], slot)
             if damage:
