@@ -1,7 +1,6 @@
 """What checks of a module in KernelBench's style ask: launches on cases whose exact results are computed elsewhere."""
 
 import secrets
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from cuda_l2.errors import UserError
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.examined import Examined
 from cuda_l2.tasks.kernelbench import Case, OpenedFile, Tensors
-from cuda_l2.verify._base import CheckFailed, checks_in
+from cuda_l2.verify._base import CheckFailed, CheckOf, checks_in
 
 CACHE_BYTES = 2 << 30
 FACTORS = ((1.1, 1.4), (0.6, 0.9))
@@ -106,19 +105,8 @@ class ModuleSession:
         return None
 
 
-class ModuleCheck(ABC):
-    """One property that a correct module has."""
-
-    name: str
-    order: int
-    full_only = False
-
-    @abstractmethod
-    def run(self, session: ModuleSession) -> None:
-        """Launch as needed; raise CheckFailed where the property does not hold."""
-
-    def applies(self, session: ModuleSession) -> bool:
-        return True
+class ModuleCheck(CheckOf[ModuleSession]):
+    """Of modules."""
 
 
 def module_checks() -> Sequence[ModuleCheck]:

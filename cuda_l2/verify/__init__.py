@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar
 from cuda_l2.contract import ContractError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import Verdict, VerdictStatus
-from cuda_l2.verify._base import Cases, CheckFailed, References, Session, all_checks
+from cuda_l2.verify._base import Cases, CheckFailed, CheckOf, References, Session, all_checks
 
 
 class _Session(Protocol):
@@ -27,18 +27,9 @@ class _Session(Protocol):
 
 
 S = TypeVar("S", bound=_Session)
-S_contra = TypeVar("S_contra", contravariant=True)
 
 
-class _Check(Protocol[S_contra]):
-    name: str
-    full_only: bool
-
-    def applies(self, session: S_contra) -> bool: ...
-    def run(self, session: S_contra) -> None: ...
-
-
-def verify(open_session: Callable[[], S], checks: Sequence[_Check[S]], *, full: bool = False) -> Verdict:
+def verify(open_session: Callable[[], S], checks: Sequence[CheckOf[S]], *, full: bool = False) -> Verdict:
     """Run every check that applies on one session.
 
     checks: in order; those of matrix products are `all_checks()`.

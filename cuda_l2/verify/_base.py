@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
+
+S_contra = TypeVar("S_contra", contravariant=True)
 
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
 
@@ -99,15 +101,32 @@ class Cases:
         return self.references.product_fp32(self.gemm, case)
 
 
-class Session(ABC):
-    """One candidate in its process, ready to be launched on cases. A context manager."""
+class Launching:
+    """One candidate in its process, ready to be launched, whatever it computes. A context manager."""
+
+    rms_error: float = float("nan")
+    max_error: float = float("nan")
+    baseline_deviation: float = float("nan")
+
+    def as_timed(self) -> None:
+        """From now on tensors lie where timed launches have them: a kernel must not behave there alone.
+
+        On the CPU they always do.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class Session(Launching, ABC):
+    """One candidate for a matrix product, ready to be launched on cases."""
 
     gemm: Gemm
     build: Build
     cases: Cases
-    rms_error: float = float("nan")
-    max_error: float = float("nan")
-    baseline_deviation: float = float("nan")
 
     @abstractmethod
     def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
@@ -116,15 +135,6 @@ class Session(ABC):
         prefill: what C holds before the launch, poison if not given. keep: leave workspaces as the last launch left
         them, where otherwise they hold garbage.
         """
-
-    def as_timed(self) -> None:  # noqa: B027 - on the CPU both are alike
-        """From now on operands lie where timed launches have them: a kernel must not behave there alone."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class GpuSession(Session):
@@ -160,8 +170,8 @@ class GpuSession(Session):
         """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
 
 
-class Check(ABC):
-    """One property that a correct candidate has."""
+class CheckOf(ABC, Generic[S_contra]):
+    """One property that a correct candidate has, of one kind of session."""
 
     name: str
     order: int
@@ -169,11 +179,15 @@ class Check(ABC):
     """Whether it runs only where a kernel may enter the library: too slow for every candidate of a search."""
 
     @abstractmethod
-    def run(self, session: Session) -> None:
+    def run(self, session: S_contra) -> None:
         """Launch as needed; raise CheckFailed where the property does not hold."""
 
-    def applies(self, session: Session) -> bool:
+    def applies(self, session: S_contra) -> bool:
         return True
+
+
+class Check(CheckOf[Session]):
+    """Of matrix products."""
 
 
 def all_checks() -> list[Check]:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
 
 import torch
 
@@ -12,21 +11,18 @@ from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Operation, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
-from cuda_l2.verify._base import CheckFailed, checks_in
+from cuda_l2.verify._base import CheckFailed, CheckOf, Launching, checks_in
 
 Outputs = Mapping[str, torch.Tensor]
 IMPRECISE = 0.02
 """An error below this share of the largest result is one of precision."""
 
 
-class TaskSession(ABC):
-    """One candidate in its process, ready to be launched on cases. A context manager."""
+class TaskSession(Launching, ABC):
+    """One candidate for a task, ready to be launched on cases."""
 
     task: Operation
     cases: TaskCases
-    rms_error: float = float("nan")
-    max_error: float = float("nan")
-    baseline_deviation: float = float("nan")
 
     @abstractmethod
     def launch(self, case: TaskCase, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
@@ -47,15 +43,6 @@ class TaskSession(ABC):
         except ContractError:
             return False
         return True
-
-    def as_timed(self) -> None:  # noqa: B027 - on the CPU both are alike
-        """From now on tensors lie where timed launches have them: a kernel must not behave there alone."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class GpuTaskSession(TaskSession):
@@ -93,19 +80,8 @@ class GpuTaskSession(TaskSession):
         """What one of its tools finds in launches on a case, in one line; empty where nothing."""
 
 
-class TaskCheck(ABC):
-    """One property that a correct candidate for a task has."""
-
-    name: str
-    order: int
-    full_only = False
-
-    @abstractmethod
-    def run(self, session: TaskSession) -> None:
-        """Launch as needed; raise CheckFailed where the property does not hold."""
-
-    def applies(self, session: TaskSession) -> bool:
-        return True
+class TaskCheck(CheckOf[TaskSession]):
+    """Of tasks other than matrix products."""
 
 
 def task_checks() -> list[TaskCheck]:
