@@ -1,5 +1,6 @@
 """Times a library's kernels shape by shape: plain and dependent launches, both layouts, all baselines, in one run."""
 
+import csv
 import hashlib
 import secrets
 from collections.abc import Generator, Sequence
@@ -12,10 +13,12 @@ from cuda_l2.execute.lock import machine_lock
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, Row, read_table
 from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import BuildStatus, Candidate, Gemm, Layout, Timing
-from cuda_l2.report.library import fallbacks
+from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout, Timing
 from cuda_l2.results import KernelFigures
 from cuda_l2.rigs import Rig
+
+FALLBACK_MARGIN = 0.01
+"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says."""
 
 Timed = tuple[Row, Candidate, Timing]
 
@@ -23,7 +26,7 @@ Timed = tuple[Row, Candidate, Timing]
 class Library:
     """A table of kernels by shape, to be timed on a rig.
 
-    fallback: table.csv of an earlier run; see `report.library.fallbacks`.
+    fallback: table.csv of an earlier run; see `fallbacks`.
     """
 
     def __init__(self, table: Path, fallback: Path | None = None) -> None:
@@ -107,6 +110,27 @@ def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
         for row, candidate, timing in timed
         if timing.candidate
     )
+
+
+def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
+    """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
+
+    It does where the ratio's interval did not lie above 1 by as much as runs differ. UserError where the file is no
+    such table.
+    """
+    found = {}
+    try:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row["plain_speedup_low"]:
+                    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
+                    lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
+                    plain, launched = (low <= 1 + FALLBACK_MARGIN for low in lows)
+                    found[gemm, row["protocol"]] = (plain, launched)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None
+    return found
 
 
 def _used(rows: Sequence[Row], protocol: Protocol) -> Sequence[Row]:

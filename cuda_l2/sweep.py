@@ -16,18 +16,16 @@ from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.families._base import families_for
 from cuda_l2.library_run import Library, figures, headline
+from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
 from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
 from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
 from cuda_l2.propose._base import space_for
 from cuda_l2.records import Candidate, Gemm, Task, Timing, Trial
-from cuda_l2.report.arms import AUTOTUNED
 from cuda_l2.results import MEASURED, Measurement, ResultsFile
 from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.run_file import Header
 from cuda_l2.search import Progress, judge_group
 
-COMPILED = "torch.compile"
-"""Beginning of the names of baselines that take seconds of tuning a shape."""
 AHEAD = 24
 """Shapes of a library whose kernels are being built while one is measured: together they share many."""
 FAILURES_IN_A_ROW = 5

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cuda_l2 import choice_audit
 from cuda_l2.commands.choices import command
 from cuda_l2.errors import UserError
-from cuda_l2.measure import choice_audit
 from cuda_l2.records import Gemm, Layout
 
 SHAPES = [Gemm(64, 64, 64), Gemm(128, 128, 128), Gemm(256, 256, 256)]

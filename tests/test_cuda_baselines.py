@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cuda_l2 import choice_audit
 from cuda_l2.errors import UserError
 from cuda_l2.execute import cupti
-from cuda_l2.measure import choice_audit
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import Drift, GpuSample, GpuState
 from cuda_l2.measure.selection import Effort, select

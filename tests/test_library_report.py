@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cuda_l2.errors import UserError
+from cuda_l2.library_run import fallbacks
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
 from cuda_l2.report import library
@@ -104,10 +105,10 @@ def test_where_an_earlier_run_was_slower_cublaslt_stands_for_ours(tmp_path) -> N
     slow = dict.fromkeys(TIMES, (20.0, 20.0))
     header, earlier = Header("gpu", {}, {}), [measured("64x64x64", TIMES), measured("8192x8192x8192", slow)]
     write_tables(tmp_path, header, earlier)
-    found = library.fallbacks(tmp_path / CSV)
+    found = fallbacks(tmp_path / CSV)
     assert found == {(m.gemm, "offline"): (slower, slower) for m, slower in zip(earlier, (False, True), strict=True)}
     text = summary(header, [replace(m, falls_back=found[m.gemm, "offline"]) for m in earlier])
     assert "chosen beforehand: 1 shapes" in text and "| >= 34 | 1 | +0.00% | 1.000 | 0.0% | 0.0% | 1.000 |" in text
     (tmp_path / "no.csv").write_text("m,n\n1,2\n")
     with pytest.raises(UserError, match="is no table"):
-        library.fallbacks(tmp_path / "no.csv")
+        fallbacks(tmp_path / "no.csv")

@@ -61,8 +61,8 @@ def _audit(gemms: Sequence[Gemm], choices: Path | None, out: Path, kept: Path, f
     """Audit what `kept` does not hold yet, and write and print all that it holds then."""
     import cuda_l2
     from cuda_l2 import lines
+    from cuda_l2.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table
     from cuda_l2.execute.lock import machine_lock
-    from cuda_l2.measure.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.rigs import open_rig

@@ -25,14 +25,14 @@ from cuda_l2.execute.cuda_driver import check
 from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
 from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
+from cuda_l2.measure.cuda_arms import AUTOTUNED, AUTOTUNED_32F, BLAS, COMPILED, HEURISTIC, TORCH, TORCH_DEFAULT
 from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, graphs, on, repeated, wait
 from cuda_l2.measure.selection import Selection, TimeRound, select
 from cuda_l2.measure.tuned import Tuned, TunedLayout, TuneSettings, recall, store
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.targets import cuda
 
-__all__ = ["AUTOTUNED", "BLAS", "COMPILED", "HEURISTIC", "TORCH", "TORCH_DEFAULT"]
-__all__ += ["Baselines", "Buffers"]
+__all__ = ["Baselines", "Buffers"]
 
 WORKSPACE_BYTES = 256 << 20
 CACHE_VERSION = 2
@@ -46,18 +46,6 @@ IDLE_SIZES = 4
 """So many products that nobody times stay set up: a search's winner is reported after it."""
 SHORT_US = 2000.0
 """A sample below this is timed behind another one, so that no host time is in it; in a longer one it is negligible."""
-
-TORCH, TORCH_DEFAULT = "torch.matmul", "torch.matmul, default switches"
-COMPILED = "torch.compile max-autotune"
-BLAS, HEURISTIC, AUTOTUNED = "cuBLAS", "cuBLASLt-heuristic", "cuBLASLt-AutoTuning"
-AUTOTUNED_32F = f"{AUTOTUNED}-32F"
-"""The fp32 class's choice, beside that of the fp16 class, which is not always faster."""
-ARMS = (
-    *(TORCH, TORCH_DEFAULT),
-    *(f"{kind} {layout.name}" for kind in (BLAS, HEURISTIC, AUTOTUNED, AUTOTUNED_32F) for layout in Layout),
-    COMPILED,
-)
-"""Every name; see `Baselines.arms`."""
 
 
 class Baselines:

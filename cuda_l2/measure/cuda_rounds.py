@@ -11,7 +11,8 @@ from cuda.bindings import driver
 from cuda_l2 import contract
 from cuda_l2.execute.cuda_driver import Graph, Replays, check
 from cuda_l2.execute.fills import POISON
-from cuda_l2.measure.cuda_baselines import AUTOTUNED, Baselines
+from cuda_l2.measure.cuda_arms import AUTOTUNED
+from cuda_l2.measure.cuda_baselines import Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
 from cuda_l2.measure.rounds import Kernel, Terms

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 
-AUTOTUNED = "cuBLASLt-AutoTuning"
-"""Beginning of the names of the baselines that a library must beat."""
-
 Cell = str | int | float | None
 Row = dict[str, Cell]
 

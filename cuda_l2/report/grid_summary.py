@@ -6,15 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from cuda_l2.grid import bucket, bucket_name
+from cuda_l2.measure.cuda_arms import AUTOTUNED, BLAS, COMPILED, HEURISTIC, TORCH
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import library
-from cuda_l2.report.arms import AUTOTUNED, arms_of, class_of, fastest, same_layout
+from cuda_l2.report.arms import arms_of, class_of, fastest, same_layout
 from cuda_l2.results import MEASURED, Measurement
 from cuda_l2.run_file import Header
 
-STRENGTHS = ("cuBLASLt-heuristic", "cuBLAS", "torch.matmul", "torch.compile max-autotune")
+STRENGTHS = (HEURISTIC, BLAS, TORCH, COMPILED)
 """Baselines whose times are told over the autotuned one's."""
 TFLOPS = "TFLOP/s autotuned, better layout"
 MAX = "max"
@@ -143,7 +144,7 @@ def _strengths(protocol: str, timings: Sequence[tuple[Gemm, Timing]]) -> list[st
         if not tuned or not best_tuned:
             continue
         figures = {f"{kind} / autotuned": _time(arms, _named(own, kind)) / tuned for kind in STRENGTHS}
-        figures[f"{STRENGTHS[0]} / autotuned, better layouts"] = _time(arms, _named(arms, STRENGTHS[0])) / best_tuned
+        figures[f"{HEURISTIC} / autotuned, better layouts"] = _time(arms, _named(arms, HEURISTIC)) / best_tuned
         figures[TFLOPS] = gemm.flops / best_tuned * 1e-6
         for name, value in figures.items():
             if value:

@@ -4,24 +4,20 @@ Every shape's kernels, in both layouts, ran beside all baselines in one run. Whi
 fixed by the times of the run that selected them, the baseline is the fastest of the run reported: both favour it.
 """
 
-import csv
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.grid import log2_mnk
+from cuda_l2.measure.cuda_arms import AUTOTUNED
 from cuda_l2.measure.intervals import geometric_mean
-from cuda_l2.records import Accumulate, Gemm, Interval, Layout
-from cuda_l2.report.arms import AUTOTUNED, Row, arms_of, class_of, fastest, interval_cells
+from cuda_l2.records import Interval, Layout
+from cuda_l2.report.arms import Row, arms_of, class_of, fastest, interval_cells
 from cuda_l2.results import MEASURED, KernelFigures, Measurement
 
 BUCKETS = ((0, 23), (24, 27), (28, 30), (31, 33), (34, 63))
 """First and last log2(MNK)."""
 WORST_SHOWN = 10
-FALLBACK_MARGIN = 0.01
-"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says."""
 
 Ratios = list[tuple[Measurement, Interval]]
 """t_baseline / t_ours of every shape."""
@@ -62,27 +58,6 @@ def ratio(
         if (of == kind if exact else of.startswith(kind)) and layout in (None, reads or layout):
             names.append(name)
     return ratios[fastest(arms, names)] if names else None
-
-
-def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
-    """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
-
-    It does where the ratio's interval did not lie above 1 by as much as runs differ. UserError where the file is no
-    such table.
-    """
-    found = {}
-    try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row["plain_speedup_low"]:
-                    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
-                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
-                    lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
-                    plain, launched = (low <= 1 + FALLBACK_MARGIN for low in lows)
-                    found[gemm, row["protocol"]] = (plain, launched)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None
-    return found
 
 
 def cells(measurement: Measurement) -> Row:

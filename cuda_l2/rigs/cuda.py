@@ -20,7 +20,8 @@ from cuda_l2.execute.cuda_arena import CudaArena
 from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.cuda_worker import CudaWorkers
 from cuda_l2.measure import choices
-from cuda_l2.measure.cuda_baselines import ARMS, AUTOTUNED, Baselines, Buffers
+from cuda_l2.measure.cuda_arms import ARMS, AUTOTUNED
+from cuda_l2.measure.cuda_baselines import Baselines, Buffers
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import measure_cuda
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines
