@@ -3,6 +3,7 @@
 import re
 import unicodedata
 
+MAX_LINE = 300
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 """Unicode categories: controls, formats, private use, surrogates, separators of lines."""
@@ -12,6 +13,13 @@ def plain(text: str) -> str:
     """Without escape sequences, control and invisible characters; tabs and ends of lines stay."""
     text = _ESCAPE.sub("", text)
     return text.translate({ord(char): None for char in set(text) if _unseen(char)})
+
+
+def line_of(error: BaseException) -> str:
+    """An error in one line: its type, and the first thing it says."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    line = f"{type(error).__name__}: {said}".strip()
+    return "".join(char for char in line if char.isprintable())[:MAX_LINE]
 
 
 def _unseen(char: str) -> bool:

@@ -106,7 +106,8 @@ def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
     assert timing.candidate.name == COMPILED and [arm.name for arm in timing.baselines] == [EAGER]
     assert timing.candidate.rounds >= 6
     assert timing.baselines[0].rounds in (1, timing.candidate.rounds)  # 1 where it was far slower
-    assert 0 < timing.speedup.low <= timing.speedup.estimate and timing.reference == EAGER
+    assert timing.speedup.low <= timing.speedup.estimate and timing.reference == EAGER
+    assert timing.speedup.low > 0 or timing.baselines[0].rounds == 1
     assert timing.conditions == {}
 
 

@@ -13,10 +13,12 @@ import torch
 from cuda_l2.errors import UserError
 from cuda_l2.measure.cuda_played import Calls, Captured, Function, Played
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
+from cuda_l2.measure.task_worker import COMPILED, EAGER
+from cuda_l2.plain import line_of
 from cuda_l2.records import Operation
 from cuda_l2.tasks._base import definition
 
-EAGER, COMPILED, REDUCED = "torch eager", "torch.compile", "torch.compile reduce-overhead"
+REDUCED = "torch.compile reduce-overhead"
 EAGER_GRAPH, COMPILED_GRAPH = "torch eager in a CUDA graph", "torch.compile in a CUDA graph"
 GRAPHS = {EAGER_GRAPH: EAGER, COMPILED_GRAPH: COMPILED}
 """What is captured."""
@@ -26,7 +28,6 @@ QUICK = (EAGER_GRAPH, EAGER)
 """Of these the first that works stands for all in a search: no compiler runs."""
 WARM_CALLS = 3
 """Until torch.compile has compiled, and captured a graph of its own."""
-MAX_REASON = 300
 
 
 class CudaTaskBaselines:
@@ -77,8 +78,7 @@ class CudaTaskBaselines:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - compilers and captures fail in many ways
-            lines = str(error).strip().splitlines() or [""]
-            return f"{type(error).__name__}: {lines[0]}"[:MAX_REASON]
+            return line_of(error)
         try:
             return operands.violation(0, named(self._task, played.results))
         finally:

@@ -13,11 +13,11 @@ import torch
 
 from cuda_l2 import tasks
 from cuda_l2.measure.torch_worker import attached, serve
+from cuda_l2.plain import line_of
 from cuda_l2.records import Operation, Tensor
 from cuda_l2.tasks._base import Tensors, definition
 
 EAGER, COMPILED = "torch eager", "torch.compile"
-MAX_REASON = 300
 
 Arm = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -42,8 +42,7 @@ class TaskArms:
                 try:
                     self.results = self.arms[message["arm"]](**self._views(self.given, message["given"]))
                 except Exception as error:  # noqa: BLE001 - a compiler fails in many ways
-                    lines = str(error).strip().splitlines() or [""]
-                    reason = f"{type(error).__name__}: {lines[0]}"[:MAX_REASON].encode()
+                    reason = line_of(error).encode()
                     return b"X" + struct.pack("i", len(reason)) + reason
                 self._collect(self._views(self.task.outputs, message["outputs"]))
             case "collect":

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from cuda_l2.plain import line_of
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
 from cuda_l2.tasks.examined import Examined, Readiness
 from cuda_l2.tasks.foreign_file import (
@@ -25,7 +26,6 @@ from cuda_l2.tasks.foreign_file import (
     clean,
     failing,
     is_symmetric,
-    line_of,
     raise_if_memory,
     structured,
 )

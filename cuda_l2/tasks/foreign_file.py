@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from cuda_l2.plain import line_of
 from cuda_l2.tasks.examined import Readiness
 from cuda_l2.tasks.values import Distribution, real, seeded
 
@@ -294,10 +295,6 @@ def _names_read(code: types.CodeType | None) -> list[str]:
         name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names_read(constant)
     ]
     return [*code.co_names, *inner]
-
-
-def line_of(error: BaseException) -> str:
-    return clean(f"{type(error).__name__}: {error}")
 
 
 def clean(text: str) -> str:

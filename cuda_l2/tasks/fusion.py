@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from cuda_l2.plain import line_of
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
 
 MAX_NODES = 64
@@ -139,7 +140,7 @@ def _trace(module: nn.Module, inputs: Sequence[object]) -> fx.GraphModule:
             exported = torch.export.export(module, tuple(inputs), strict=False).run_decompositions({})
             traced = exported.module(check_guards=False)
     except Exception as error:  # noqa: BLE001 - export raises what the module raises, and much of its own
-        raise NotTraceable(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from None
+        raise NotTraceable(line_of(error)) from None
     assert isinstance(traced, fx.GraphModule)
     return traced
 
