@@ -27,6 +27,8 @@ pytestmark = [
 
 REASONS = {
     "hides_from_profiler": "seen from outside",
+    "half_hidden": "seen from outside",
+    "half_hidden_rows": "seen from outside",
     "pass_through": "aten::linear",
     "pass_through_thread": "aten::linear",
     "lazy_tensor": "gives a Later",

@@ -99,7 +99,7 @@ class Auditor:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
         verdict: Verdict | None = None
         timing: Timing | None = None
-        with machine_lock(), self._module(candidate.source.encode(errors="replace"), CLASS) as module:
+        with machine_lock(), self._candidate(candidate.source) as module:
             start = time.perf_counter()
             failure = module.load(BUILD_TIMEOUT_S)
             build = Build(
@@ -111,7 +111,7 @@ class Auditor:
                 seconds=time.perf_counter() - start,
             )
             if not failure:
-                session = ModuleSession(module, self._book, frozenset(allowed), one_shape)
+                session = ModuleSession(module, self._book, self._candidate, frozenset(allowed), one_shape)
                 verdict = replace(verify(lambda: session, module_checks()), notes=tuple(session.notes))
             if verdict and verdict.status is VerdictStatus.CORRECT:
                 timing = measure_module(module, self._timed_baselines(), self._book, CPU_PROTOCOLS[protocol])
@@ -137,6 +137,9 @@ class Auditor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _candidate(self, source: str) -> Module:
+        return self._module(source.encode(errors="replace"), CLASS)
 
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)
