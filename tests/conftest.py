@@ -12,6 +12,8 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+import torch
+
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
@@ -20,14 +22,31 @@ from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.rigs import gpu_present
 from cuda_l2.rigs.cpu import CpuRig
-from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.targets.cpu import CpuTarget, usable_cores
 
 CHEATS = Path(__file__).with_name("cheats")
+CORES_A_WORKER, MOST_WORKERS = 2, 4
 RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-record", type=Path, help="write what the GPU tests gave, and the machine, to this file")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for every two cores; none beside this process where there are no more, or where tests share a GPU."""
+    count = min(usable_cores() // CORES_A_WORKER, MOST_WORKERS)
+    return 0 if count < 2 or gpu_present() or "gpu" in (config.option.markexpr or "") else count
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers, and all that they start, have cores of their own: none disturbs another's clock."""
+    if hasattr(config, "workerinput"):
+        each = usable_cores() // int(config.workerinput["workercount"])
+        first = int(config.workerinput["workerid"].removeprefix("gw")) * each
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[first : first + each])
+        torch.set_num_threads(each)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,6 +18,8 @@ from cuda_l2.tasks.kernelbench import Effort
 CHECKOUT = Path(__file__).with_name("kernelbench")
 CHEATS = Path(__file__).with_name("kernelbench_cheats")
 EFFORT = Effort(timeout_s=30, memory_bytes=2 << 30, budget_bytes=1 << 24, budget_flops=10**8)
+COMPILED_TASK = "kernelbench/level2/1"
+"""torch.compile takes half a minute of each task."""
 
 pytestmark = [
     pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine"),
@@ -46,13 +48,17 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def audit(own_folders) -> Iterator[object]:
-    """audit(source, task, allowed) -> Trial; references are kept, as for a list of candidates."""
+    """audit(source, task, allowed) -> Trial; references are kept, as for a list of candidates, and trials too."""
     auditors: dict[str, Auditor] = {}
+    trials: dict[tuple[object, ...], Trial] = {}
 
     def run(source: str, task: str, allowed: str = "", **options: bool) -> Trial:
         if task not in auditors:
-            auditors[task] = Auditor(find_entry(CHECKOUT, task), EFFORT)
-        return auditors[task].judge(Candidate(source), "search", allowed=allowed.split(), **options)
+            auditors[task] = Auditor(find_entry(CHECKOUT, task), EFFORT, compiled=task == COMPILED_TASK)
+        key = (source, task, allowed, *options.items())
+        if key not in trials:
+            trials[key] = auditors[task].judge(Candidate(source), "search", allowed=allowed.split(), **options)
+        return trials[key]
 
     yield run
     for auditor in auditors.values():
@@ -73,6 +79,8 @@ def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
     assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
     if trial.status == "measured":
         missed = {check.name for check in module_checks()} - set(trial.verdict.passed)
+        arms = {"torch eager", "torch.compile"} if task == COMPILED_TASK else {"torch eager"}
+        assert {arm.name for arm in trial.timing.baselines} == arms
         assert trial.timing.candidate.rounds >= 6 and missed <= {"weights changed"}
     else:
         assert trial.reason and trial.speedup == 0.0 and trial.reward < 0

@@ -61,11 +61,13 @@ def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
 class Auditor:
     """One file's reference, its cases and baselines, for any number of candidates. A context manager.
 
-    UserError where the file cannot be a task on this machine.
+    compiled: time against the reference under torch.compile too. UserError where the file cannot be a task on this
+    machine.
     """
 
-    def __init__(self, entry: Entry, effort: Effort = Effort()) -> None:
+    def __init__(self, entry: Entry, effort: Effort = Effort(), *, compiled: bool = True) -> None:
         self._effort = effort
+        self._arms = (EAGER, COMPILED) if compiled else (EAGER,)
         self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
         self._stack = contextlib.ExitStack()
         try:
@@ -154,8 +156,8 @@ class Auditor:
         return Module(source, name, resources, compiled=compiled)
 
     def _timed_baselines(self) -> dict[str, Module]:
-        """The reference, eager and compiled, each in a process of its own; one that fails is left out."""
-        for name in (EAGER, COMPILED):
+        """The reference in each of its arms, each in a process of its own; one that fails is left out."""
+        for name in self._arms:
             if name in self._baselines or name in self._left_out:
                 continue
             module = self._stack.enter_context(self._module(self._source, "Model", compiled=name == COMPILED))
