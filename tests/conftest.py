@@ -43,9 +43,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Workers, and all that they start, have cores of their own: none disturbs another's clock."""
     if hasattr(config, "workerinput"):
-        each = usable_cores() // int(config.workerinput["workercount"])
-        first = int(config.workerinput["workerid"].removeprefix("gw")) * each
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[first : first + each])
+        cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
+        each = max(1, len(cores) // int(config.workerinput["workercount"]))
+        first = int(config.workerinput["workerid"].removeprefix("gw")) * each % len(cores)
+        os.sched_setaffinity(0, cores[first : first + each])
         torch.set_num_threads(each)
 
 

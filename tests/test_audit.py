@@ -1,7 +1,10 @@
 """Candidates in KernelBench's own style go the whole way: executed in the sandbox, checked, timed beside the reference."""
 
 import contextlib
+import ctypes
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,8 @@ import pytest
 from cuda_l2 import cli, sandbox
 from cuda_l2.audit import Auditor, find_entry
 from cuda_l2.audit._base import module_checks
+from cuda_l2.audit.samples import executable
+from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.tasks.kernelbench import Effort
@@ -130,6 +135,20 @@ def test_other_shapes_may_be_left_out(audit) -> None:
 def test_a_file_that_is_no_candidate_is_a_failed_build(source, says, audit) -> None:
     trial = audit(source, "kernelbench/level1/3")
     assert trial.status == "failed" and says in trial.reason and "\n" not in trial.reason
+
+
+def test_functions_of_a_library_are_found_by_what_their_names_contain(tmp_path) -> None:
+    (tmp_path / "a.c").write_text("int fill_all(int x) { return x * 3; }\nint other(int x) { return x * 5; }\n")
+    library, bare = tmp_path / "a.so", tmp_path / "bare.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "a.c"], check=True)
+    subprocess.run(["strip", "-o", bare, library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    mapped = {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in ("fill_all", "other")}
+    starts = [start for low, high, start, path in executable(os.getpid()) if path == str(library)]
+    found = functions(library, rb"fill_")
+    assert len(found) == 1 and mapped["fill_all"] - starts[0] in found
+    assert mapped["other"] - starts[0] not in found
+    assert not len(functions(bare, rb"fill_")) and not len(functions(tmp_path / "a.c", rb"fill_"))
 
 
 def test_files_are_found_by_name_or_number() -> None:

@@ -55,7 +55,7 @@ class Sampler:
         for pid in process_tree.processes(self.root):
             counters = [counter for tid in self._running(pid) if (counter := self._counter(tid))]
             if counters:
-                maps = list(_executable(pid))
+                maps = list(executable(pid))
                 for counter in counters:
                     found = ((name, counter - start) for low, high, start, name in maps if low <= counter < high)
                     self.counts[next(found, ("", 0))] += 1
@@ -114,7 +114,7 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def _executable(pid: int) -> Iterator[tuple[int, int, int, str]]:
+def executable(pid: int) -> Iterator[tuple[int, int, int, str]]:
     """Of mappings with code: their first address, the one past the last, where the file's start would be, its path."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
