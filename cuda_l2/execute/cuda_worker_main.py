@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ class Worker:
         self.traffic: tuple[int, int] = (0, 0)
         self.words = 0  # of garbage
 
-    def attach(self, sizes: dict[str, list[int]], descriptors: list[int]) -> dict[str, Any]:
-        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors."""
+    def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps."""
         self._unload()
         for mapping in self.buffers.values():
             mapping.close()

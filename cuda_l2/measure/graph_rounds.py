@@ -37,7 +37,7 @@ START_S = 10.0
 HOST_ROUNDS = 15
 HEAVY_S = 30e-6
 """Launches this long draw what power the chip may, and then its clock depends on what ran before: with a protocol that
-heats they follow a while of the same, and between samples the chip is kept at work."""
+heats they follow some of the same, and between samples the chip is kept at work."""
 MAX_WARM_REPLAYS = 64
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
 Output = list[Any]
@@ -103,10 +103,16 @@ def heavy_round_s(launch_s: float, protocol: Protocol) -> float:
 
 
 def warm_replays(launch_s: float, count: int, heat_s: float) -> int:
-    """How often to replay a graph of so many launches before the replay that is timed."""
+    """How often to replay a graph of so many launches before the replay that is timed.
+
+    The heater ran until just before, so that little is needed; a replay that takes long warms itself.
+    """
     if launch_s < HEAVY_S:
         return 1
-    return max(1, min(MAX_WARM_REPLAYS, math.ceil(heat_s / (launch_s * count))))
+    replay_s = launch_s * count
+    if heat_s and replay_s >= 2 * heat_s:
+        return 0
+    return max(1, min(MAX_WARM_REPLAYS, math.ceil(heat_s / 2 / replay_s)))
 
 
 class GraphRounds(Rounds):
@@ -213,6 +219,10 @@ class GraphRounds(Rounds):
     def round_s(self, fastest_s: float) -> float:
         return heavy_round_s(fastest_s, self.protocol)
 
+    def seldom_every(self, fastest_s: float) -> int:
+        every = self.protocol.seldom_every
+        return 2 * every if every > 1 and fastest_s >= HEAVY_S else every
+
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         replays = warm_replays(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
         self.timeout_s = START_S + (replays + 1) * count * self.slowest_launch_s
@@ -225,7 +235,8 @@ class GraphRounds(Rounds):
         if seconds >= HEAVY_S and self.protocol.heat_s and self.draws_power:
             _heater().run(self._pause_s)
         if not self.protocol.selects:
-            self.drift.add(name, _state().sample())
+            if name not in self.seldom:  # medians of few samples differ anyway
+                self.drift.add(name, _state().sample())
         elif name not in self.kernels and not self.check_elements:
             return seconds  # a library's result is looked at less often where many candidates wait
         element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)

@@ -79,6 +79,10 @@ class Rounds(ABC):
         """How long the launches of a sample are to take, where the fastest arm's takes so long."""
         return self.protocol.round_s
 
+    def seldom_every(self, fastest_s: float) -> int:
+        """Rounds between samples of the seldom arms."""
+        return self.protocol.seldom_every
+
     def begin_round(self) -> None:  # noqa: B027 - not every target has something to do
         """Called before the arms of each round."""
 
@@ -101,6 +105,7 @@ class Rounds(ABC):
             for name in active:
                 self.sample(name, count)
         started = time.perf_counter()
+        every = self.seldom_every(fastest)
         # few looks at the interval: stopping at the first tight one of many would make it too narrow
         looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
         for number in range(1, protocol.max_rounds + 1):
@@ -108,7 +113,7 @@ class Rounds(ABC):
             self.begin_round()
             for index in self.rng.permutation(len(active)):
                 name = active[int(index)]
-                if name not in self.seldom or number % protocol.seldom_every == 1 % protocol.seldom_every:
+                if name not in self.seldom or number % every == 1 % every:
                     self._add(name, number, self.sample(name, count), count)
             if protocol.measure_s:
                 if time.perf_counter() - started >= protocol.measure_s and number >= protocol.min_rounds:
