@@ -192,15 +192,18 @@ class Worker:
         graph.destroy()
         return {}
 
-    def time(self, graph: int, warm: int, poisoned: list[list[Any]]) -> dict[str, Any]:
-        """Seconds of a replay behind others. poisoned: outputs that are poisoned between those and the timed one."""
+    def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]]) -> dict[str, Any]:
+        """Seconds of a replay behind others of the graph `before`.
+
+        poisoned: outputs that are poisoned between those and the timed one.
+        """
         self.helpers.settle(self.stream)
 
         def poison() -> None:
             for output in poisoned:
                 self._fill(output)
 
-        device, host = self.graphs[graph].time(warm, poison if poisoned else None)
+        device, host = self.graphs[graph].time(warm, poison if poisoned else None, self.graphs[before])
         return {"device_s": device, "host_s": host}
 
     def evict(self, size: int) -> dict[str, Any]:

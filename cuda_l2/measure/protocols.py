@@ -59,11 +59,11 @@ CUDA_PROTOCOLS = {
 
 
 def brief(protocol: Protocol) -> Protocol:
-    """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs.
+    """The same with few and short rounds, always as many, for a thousand shapes; intervals say what that costs.
 
-    What libraries compute is compared element by element in every third round, and by projection in all; the usually
-    weaker ones are timed in every second, on a GPU where launches are heavy in every fourth. Replays of those take half
-    as long: more rounds tell more of a clock that power moves than longer ones.
+    What libraries compute is looked at in every third round, what candidates do in all; the usually weaker baselines
+    are timed in every second, on a GPU where launches are heavy in every fourth. Replays of those take half as long:
+    more rounds tell more of a clock that power moves than longer ones.
     """
     if protocol.measure_s:
         return protocol
@@ -72,8 +72,7 @@ def brief(protocol: Protocol) -> Protocol:
         protocol,
         round_s=protocol.round_s / 8,
         min_rounds=least,
-        max_rounds=least * 4 // 3,
-        halfwidth=2 * protocol.halfwidth,
+        max_rounds=least,
         check_every=3,
         seldom_every=2,
         heat_s=protocol.heat_s / 2,
