@@ -339,9 +339,10 @@ class GraphRounds(Rounds):
         if name not in self.slots:
             self._workers.helpers.settle(self._stream.cuda_stream)
             between = self.poison_between(name, window) if poisoned else None
-            return self.played(name, count)[0].time(warm, between, self.played(name, unit)[0])[0]
-        (graph, _), (first, _) = self._graphs[name, count], self._graphs[name, unit]
-        terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": first}
+            first = self.played(name, unit)[0]
+            return self.played(name, count)[0].time(warm, between, first)[0]
+        (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
+        terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
         terms["poisoned"] = self.written(window) if poisoned else []
         return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
 
