@@ -105,12 +105,10 @@ def heavy_round_s(launch_s: float, protocol: Protocol) -> float:
 def warm_launches(launch_s: float, count: int, heat_s: float) -> int:
     """How many launches come before a timed replay of so many.
 
-    Of light ones as many. Heavy ones follow the heater, so that few are needed; a replay that takes long warms itself.
+    Of light ones as many. Heavy ones follow the heater, so that few are needed.
     """
     if launch_s < HEAVY_S or not heat_s:
         return count
-    if launch_s * count >= 2 * heat_s:
-        return 0
     return min(MAX_WARM_LAUNCHES, math.ceil(heat_s / 2 / launch_s))
 
 
@@ -250,7 +248,7 @@ class GraphRounds(Rounds):
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
         if name in self.kernels and element_wise:
-            self.max_difference = max(self.max_difference, difference)
+            self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
 
     def finish(self, start: float) -> dict[str, Timing]:

@@ -56,7 +56,8 @@ class Rounds(ABC):
         self.rounds: dict[str, list[int]] = {name: [] for name in arms}
         """Numbers of the rounds that an arm's samples are of; 0 before the first."""
         self.launches = dict.fromkeys(arms, 0)
-        self.max_difference = 0.0
+        self.differences: dict[str, float] = {}
+        """Of every kernel: the largest of an element of its timed outputs from the reference."""
         self.check_elements = True
 
     @abstractmethod
@@ -159,7 +160,7 @@ class Rounds(ABC):
             reference=reference,
             speedup=self.ratio(reference, subject),
             speedups=tuple((name, self.ratio(name, subject)) for name in names),
-            max_difference=self.max_difference,
+            max_difference=self.differences.get(subject, 0.0),
             empty_call_us=empty_call_us,
             seconds=seconds,
         )
