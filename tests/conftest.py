@@ -26,6 +26,9 @@ from cuda_l2.targets.cpu import CpuTarget, usable_cores
 
 CHEATS = Path(__file__).with_name("cheats")
 CORES_A_WORKER, MOST_WORKERS = 2, 4
+OUTCOMES = ("passed", "failed", "error", "skipped")
+SAME_GPU = ("gpu", "driver", "nvrtc", "cublas")
+"""What of the environment must be alike for an earlier record's files to stay."""
 RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
 
 
@@ -60,18 +63,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep the GPU tests' result, so that a reader sees when they last passed."""
+    """Keep the GPU tests' result, so that a reader sees when they last passed; by file, so that they may run in parts."""
     path = session.config.getoption("--gpu-record")
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if not path or not reporter:
         return
     from cuda_l2.targets import cuda  # noqa: PLC0415 - needs a GPU
 
-    counts = {name: len(reporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
-    failed = [report.nodeid for name in ("failed", "error") for report in reporter.stats.get(name, [])]
+    environment = json.loads(json.dumps(cuda.detect().environment()))
+    before = json.loads(path.read_text()) if path.exists() else {}
+    alike = {name: before.get("environment", {}).get(name) == environment[name] for name in SAME_GPU}
+    files = before.get("files", {}) if all(alike.values()) else {}
     when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    ran: dict[str, dict[str, list[str]]] = {}
+    for outcome in OUTCOMES:
+        for report in reporter.stats.get(outcome, []):
+            ran.setdefault(report.nodeid.split("::")[0], {}).setdefault(outcome, []).append(report.nodeid)
+    for name, outcomes in ran.items():
+        not_passed = outcomes.get("failed", []) + outcomes.get("error", [])
+        files[name] = {"when": when, **{o: len(outcomes.get(o, [])) for o in OUTCOMES}, "not_passed": not_passed}
+    totals = {outcome: sum(file[outcome] for file in files.values()) for outcome in OUTCOMES}
+    record = {**totals, "files": dict(sorted(files.items())), "environment": environment}
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"when": when, **counts, "not_passed": failed, "environment": cuda.detect().environment()}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
