@@ -1,5 +1,6 @@
 """What a benchmark over many shapes gave: one line a shape and protocol, from which an interrupted run goes on."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class KernelFigures:
     selected_us: float  # its time in the run that chose it
     latency_us: Interval
     speedups: tuple[tuple[str, Interval], ...]  # over every baseline of the run
+    max_difference: float = math.nan  # largest |fp32 reference - output| seen in its timed outputs
 
 
 @dataclass(frozen=True)

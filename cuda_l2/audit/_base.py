@@ -2,7 +2,7 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,13 +12,13 @@ import torch
 from cuda_l2.audit.process import Call, Module
 from cuda_l2.errors import UserError
 from cuda_l2.records import VerdictStatus
+from cuda_l2.tasks._base import LARGER, SMALLER
 from cuda_l2.tasks.examined import Examined
 from cuda_l2.tasks.kernelbench import Case, OpenedFile, Tensors
 from cuda_l2.verify._base import CheckFailed, CheckOf, checks_in
 
 CACHE_BYTES = 2 << 30
-FACTORS = ((1.1, 1.4), (0.6, 0.9))
-"""Of other shapes: what serves the rows it was shown and no more passes at fewer."""
+FACTORS = (LARGER, SMALLER)
 IMPRECISE = 0.05
 """An error below this share of the largest exact value is one of precision."""
 
@@ -67,10 +67,15 @@ def _bytes(case: Case | None) -> int:
 
 @dataclass
 class ModuleSession:
-    """One candidate in its process. allowed: PyTorch's operators that it may call, without `aten::`, or `all`."""
+    """One candidate in its process.
+
+    beside: opens another file's ModelNew in such a process. allowed: PyTorch's operators that it may call, without
+    `aten::`, or `all`.
+    """
 
     module: Module
     cases: CaseBook
+    beside: Callable[[str], Module]
     allowed: frozenset[str] = frozenset()
     one_shape: bool = False
     notes: list[str] = field(default_factory=list)
