@@ -5,6 +5,7 @@ The archive is what an interrupted run goes on from: a task whose winner was rep
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cuda_l2 import tasks
 from cuda_l2.errors import UserError
@@ -14,8 +15,11 @@ from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
 from cuda_l2.targets._base import Target
+from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.checkout import admit, checkout_entries, require_cpu
 from cuda_l2.tasks.gpu_bench import GPU_FAMILIES, texts
+from cuda_l2.tasks.kernelbench import Entry
 
 ALL, SERVED = "all", "served"
 """Every task of our own; those that a kernel family serves on the machine."""
@@ -32,22 +36,29 @@ class TaskResult:
     reason: str = ""
 
 
-def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
+def read_tasks(text: str, target: str = "cpu", checkout: Path | None = None) -> list[Operation | Entry]:
     """Tasks from a list with commas: texts of tasks, names of groups, `all`, `served`; UserError where one is none.
 
     target: cpu or cuda, for the sizes that are left out. `served` reads as `all`; the function of that name chooses.
+    checkout: of KernelBench, for `kernelbench`, `kernelbench/level1` or one of its tasks; of the first two each file is
+    an entry, which becomes a task, or does not, when its turn comes.
 
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
     text = ",".join(",".join(texts()) if part == GPU_FAMILIES else part for part in text.split(","))
     known = definitions()
-    found: list[Operation] = []
+    found: list[Operation | Entry] = []
     for part in _parts(text):
+        files = checkout_entries(checkout, part) if checkout else ()
+        if files:
+            require_cpu(target)
+            found += files
+            continue
         group = [other for other in known.values() if part in (ALL, SERVED, other.group)]
         if group:
             found += [other.task(target=target) for other in group]
             continue
-        task = tasks.parse(part, target)
+        task = tasks.parse(part, target, checkout)
         if not isinstance(task, Operation):
             raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
         found.append(task)
@@ -56,9 +67,11 @@ def read_tasks(text: str, target: str = "cpu") -> list[Operation]:
     return list(dict.fromkeys(found))
 
 
-def served(wanted: Sequence[Operation], target: Target) -> list[Operation]:
+def served(wanted: Sequence[Operation | Entry], target: Target) -> list[Operation | Entry]:
     """Those that a kernel family serves on a target; UserError where there is none."""
-    found = [task for task in wanted if families_for(task, target)]
+    found: list[Operation | Entry] = [
+        task for task in wanted if isinstance(task, Operation) and families_for(task, target)
+    ]
     if not found:
         raise UserError(f"no kernel family serves any task on {target.machine}")
     return found
@@ -76,12 +89,21 @@ def _parts(text: str) -> list[str]:
 
 def run(
     optimizer: Optimizer,
-    wanted: Sequence[Operation],
+    wanted: Sequence[Operation | Entry],
     on_task: Callable[[Operation], tuple[Callable[[Progress], None], Callable[[str], None]]],
 ) -> Iterator[TaskResult]:
     """Every task's result in turn; ends early where one is interrupted. on_task: shows a task's progress and stages."""
-    for task in wanted:
-        level = definition(task.name).group
+    for each in wanted:
+        level = level_of(each.name)
+        if isinstance(each, Entry):
+            try:
+                task = admit(each)
+            except UserError as error:
+                nothing = Operation(each.name, revision=each.revision)
+                yield TaskResult(nothing, level, reason=_line(error))
+                continue
+        else:
+            task = each
         reported = optimizer.archive.trials(task, optimizer.target.machine, OFFLINE.name)
         if reported and reported[-1].status == TimingStatus.MEASURED:
             yield TaskResult(task, level, reported[-1])
@@ -89,9 +111,18 @@ def run(
         try:
             result = optimizer.optimize(task, *on_task(task))
         except (UserError, RuntimeError) as error:  # the driver's and torch's errors are the latter
-            yield TaskResult(task, level, reason=" ".join(str(error).split())[:MAX_REASON])
+            yield TaskResult(task, level, reason=_line(error))
             continue
         if result.search.interrupted:
             return
         trial = result.reports.get(OFFLINE.name)
         yield TaskResult(task, level, trial, "" if trial else "no correct kernel was found")
+
+
+def level_of(name: str) -> str:
+    """KernelBench's level of a task, or the group of one of ours."""
+    return name.split("/")[1] if is_foreign(name) else definition(name).group
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MAX_REASON]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
+from cuda_l2.audit.arms import ModelBaselines
 from cuda_l2.build.cpu import build_all
 from cuda_l2.errors import UserError
 from cuda_l2.execute.arena import Arena, operand_bytes
@@ -25,6 +26,7 @@ from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.rigs.cpu_task import CpuTaskBench
 from cuda_l2.targets import cpu
 from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
+from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cpu import CpuReferences, CpuSession
 
@@ -50,17 +52,28 @@ class CpuRig(Rig):
         self.protocols = CPU_PROTOCOLS
         self.baselines = TorchBaselines(self.target.cores)
         self._task_baselines: TaskBaselines | None = None
+        self._models: ModelBaselines | None = None
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
         if isinstance(task, Operation):
-            return CpuTaskBench(self.target, self.task_baselines, task, seed)
+            return CpuTaskBench(self.target, partial(self._baselines_of, task), task, seed)
         self.require_feasible(task)
         return CpuBench(self, task, seed)
 
+    def _baselines_of(self, task: Operation) -> TaskBaselines | ModelBaselines:
+        """PyTorch on a task: of a KernelBench file its own Model, kept until another file's is asked for."""
+        if not is_foreign(task.name):
+            return self.task_baselines()
+        if self._models is None or self._models.task != task:
+            if self._models:
+                self._models.close()
+            self._models = ModelBaselines(task, self.target.cores)
+        return self._models
+
     def task_baselines(self) -> TaskBaselines:
-        """PyTorch's process for tasks other than matrix products, started when it is first asked for."""
+        """PyTorch's process for tasks of our own, started when it is first asked for."""
         if self._task_baselines is None:
             self._task_baselines = TaskBaselines(self.target.cores)
         return self._task_baselines
@@ -90,6 +103,8 @@ class CpuRig(Rig):
         self.baselines.close()
         if self._task_baselines:
             self._task_baselines.close()
+        if self._models:
+            self._models.close()
 
 
 class CpuBench(Bench):
