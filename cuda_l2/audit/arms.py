@@ -39,6 +39,7 @@ class ModelBaselines:
         self.task, self._known, self._threads = task, foreign(task), threads
         self.task_arena: TaskArena | None = None
         self.left_out: dict[str, str] = {}
+        self._case: ForeignCase | None = None
         self._arms: dict[str, ModelArm] = {}
 
     @property
@@ -54,10 +55,21 @@ class ModelBaselines:
             reason = arm.tried(arena, case)
             if reason:
                 self._leave_out(name, arm, reason)
+        self._case = case
         if not self._arms:
-            self._open(arena, case)
+            self._open_eager(arena, case)
 
-    def _open(self, arena: TaskArena, case: ForeignCase) -> None:
+    def ready(self, *, compiles: bool) -> list[str]:
+        """The arms to time, the usual strongest first. compiles: with the compiled one, which takes half a minute once."""
+        assert self.task_arena is not None and self._case is not None
+        if compiles and COMPILED not in (*self._arms, *self.left_out):
+            self._arms[COMPILED] = self._arm(COMPILED, self.task_arena, self._arms[EAGER].spins)
+            reason = self._arms[COMPILED].tried(self.task_arena, self._case)
+            if reason:
+                self._leave_out(COMPILED, self._arms[COMPILED], reason)
+        return [name for name in reversed(self.names) if name in self._arms and (compiles or name == EAGER)]
+
+    def _open_eager(self, arena: TaskArena, case: ForeignCase) -> None:
         eager = [self._arm(EAGER, arena, spins) for spins in (True, False)]
         for arm in eager:
             reason = arm.tried(arena, case)
@@ -72,11 +84,6 @@ class ModelBaselines:
         chosen, other = sorted(eager, key=lambda arm: statistics.median(samples[eager.index(arm)]))
         other.close()
         self._arms[EAGER] = chosen
-        compiled = self._arm(COMPILED, arena, chosen.spins)
-        self._arms[COMPILED] = compiled
-        reason = compiled.tried(arena, case)
-        if reason:
-            self._leave_out(COMPILED, compiled, reason)
 
     def _arm(self, name: str, arena: TaskArena, spins: bool) -> "ModelArm":
         return ModelArm(name, self._known, self.task, arena.slots, self._threads, spins)

@@ -116,6 +116,9 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     require_target(settings.target)
     if settings.tasks is not None:
         _require_alone(settings, shapes)
+        spending = (settings.model.tokens, settings.model.money, settings.model.model_seconds)
+        if is_model(settings.policy) and spending == (None, None, None):
+            raise UserError("over many tasks a language model needs a budget: --tokens, --money or --model-seconds")
         _run_tasks(settings)
         return
     for name in WITH_TASKS:

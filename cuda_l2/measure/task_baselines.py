@@ -54,6 +54,10 @@ class TaskBaselines(TorchBaselines):
         if len(self.left_out) == len(self.names):
             raise UserError(f"PyTorch cannot compute {arena.task} on this machine: {self.left_out[EAGER]}")
 
+    def ready(self, *, compiles: bool) -> list[str]:
+        """The arms to time, the usual strongest first; both were tried, so that compiling costs nothing more."""
+        return [name for name in reversed(self.names) if name not in self.left_out]
+
     def arm(self, name: str) -> TorchArm:
         return TaskArm(self, name)
 

@@ -1,6 +1,7 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ SLOT_BYTES = 32 << 20
 MAX_SLOTS = 128
 SLOWEST_GFLOPS = 0.2
 """A timed launch slower than this is taken to hang."""
+MOST_MODELS = 4
+"""Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 
@@ -52,7 +55,7 @@ class CpuRig(Rig):
         self.protocols = CPU_PROTOCOLS
         self.baselines = TorchBaselines(self.target.cores)
         self._task_baselines: TaskBaselines | None = None
-        self._models: ModelBaselines | None = None
+        self._models: OrderedDict[str, ModelBaselines] = OrderedDict()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
@@ -63,14 +66,15 @@ class CpuRig(Rig):
         return CpuBench(self, task, seed)
 
     def _baselines_of(self, task: Operation) -> TaskBaselines | ModelBaselines:
-        """PyTorch on a task: of a KernelBench file its own Model, kept until another file's is asked for."""
+        """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
         if not is_foreign(task.name):
             return self.task_baselines()
-        if self._models is None or self._models.task != task:
-            if self._models:
-                self._models.close()
-            self._models = ModelBaselines(task, self.target.cores)
-        return self._models
+        if str(task) not in self._models:
+            while len(self._models) >= MOST_MODELS:
+                self._models.popitem(last=False)[1].close()
+            self._models[str(task)] = ModelBaselines(task, self.target.cores)
+        self._models.move_to_end(str(task))
+        return self._models[str(task)]
 
     def task_baselines(self) -> TaskBaselines:
         """PyTorch's process for tasks of our own, started when it is first asked for."""
@@ -103,8 +107,8 @@ class CpuRig(Rig):
         self.baselines.close()
         if self._task_baselines:
             self._task_baselines.close()
-        if self._models:
-            self._models.close()
+        for models in self._models.values():
+            models.close()
 
 
 class CpuBench(Bench):

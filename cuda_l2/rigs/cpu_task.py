@@ -89,7 +89,7 @@ class CpuTaskBench(Bench):
         if baselines.task_arena is not self._arena:
             baselines.attach_task(self._arena, self._cases.timed(0))
         # compiled first: where there is no candidate it stands in its place
-        names = [name for name in reversed(baselines.names) if name not in baselines.left_out]
+        names = baselines.ready(compiles=not protocol.selects)
         arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names}
         timeout_s = self._arena.slots * launch_timeout_s(self._task)
         timing = measure_cpu(
