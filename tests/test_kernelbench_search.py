@@ -244,10 +244,8 @@ def test_the_command_line_optimises_a_file(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["correct"] == 1 and len(server.requests) == 1
-    text = result["task"] if isinstance(result["task"], str) else None
-    shown = command_line.run(
-        "show", text or str(read(f"{QUARTIC}:rows=40,columns=30", CHECKOUT)), "--archive", str(path)
-    )
+    task = read(f"{QUARTIC}:rows=40,columns=30", CHECKOUT)
+    shown = command_line.run("show", str(task), "--archive", str(path))
     assert shown.returncode == 0 and "openai:stub" in shown.stdout, shown.stderr
 
 
@@ -283,6 +281,7 @@ def test_a_bench_over_a_checkout_counts_what_works_and_says_what_is_no_task(tmp_
             kernelbench=folder,
             policy=f"openai:stub@{server.address}",
             trials=1,
+            budget="4s",
             target="cpu",
             out=tmp_path / "out",
             model=ModelSettings(concurrency=1, retries=0, repairs=0, reference_tokens=0, tokens=10**6),

@@ -60,7 +60,7 @@ class ModelBaselines:
             self._open_eager(arena, case)
 
     def ready(self, *, compiles: bool) -> list[str]:
-        """The arms to time, the usual strongest first. compiles: with the compiled one, which takes half a minute once."""
+        """The arms to time, the usual strongest first. compiles: with the compiled one: half a minute, once."""
         assert self.task_arena is not None and self._case is not None
         if compiles and COMPILED not in (*self._arms, *self.left_out):
             self._arms[COMPILED] = self._arm(COMPILED, self.task_arena, self._arms[EAGER].spins)
