@@ -178,6 +178,39 @@ def test_cases_of_numbers_integers_and_files_that_give_the_same_inputs(tmp_path)
         ForeignCases(read("kernelbench/level1/2", folder, EFFORT), 1)
 
 
+NORM = """\
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.norm = nn.LayerNorm(n)
+
+    def forward(self, x):
+        return self.norm(x)
+
+rows, n = 6, 40
+
+def get_inputs():
+    return [torch.randn(rows, n)]
+
+def get_init_inputs():
+    return [n]
+"""
+
+
+def test_a_weight_that_begins_as_zeros_counts(tmp_path) -> None:
+    cases = ForeignCases(read("kernelbench/level1/5", checkout(tmp_path, {"5_Norm": NORM}), EFFORT), 2)
+    case = cases.drawn("state 0")
+    assert not case.tensors["norm_bias"].any() and bool((case.tensors["norm_weight"] == 1).all())
+    for wholly, count in ((False, 1), (True, 40)):
+        changed = cases.changed(case, "norm_bias", wholly=wholly)
+        assert int((changed.tensors["norm_bias"] != 0).sum()) == count
+        without = torch.layer_norm(case.tensors["x"], (40,))
+        assert changed.bounds[0].violation(without) and not case.bounds[0].violation(without)
+
+
 def checkout(folder: Path, files: dict[str, str]) -> Path:
     (folder / "level1").mkdir(parents=True)
     for name, text in files.items():

@@ -114,10 +114,16 @@ def reference(
     return Reference(task, function, tensors, model, inputs, seconds, moves, keys)
 
 
-def changed(tensor: torch.Tensor, seed: int, *, wholly: bool) -> torch.Tensor:
-    """Other real numbers in place of all or of one; zeros and symmetry that look meant stay. Refused where none."""
-    if not tensor.dtype.is_floating_point or not bool(tensor.any()):
+def changed(tensor: torch.Tensor, seed: int, *, wholly: bool, weight: bool = False) -> torch.Tensor:
+    """Other real numbers in place of all or of one; zeros and symmetry that look meant stay. Refused where none.
+
+    weight: zeros all over are where a bias begins, and as good as any number.
+    """
+    if not tensor.dtype.is_floating_point or not (weight or bool(tensor.any())):
         raise Refused(Readiness.UNSUPPORTED, "only real numbers can be changed")
+    if not bool(tensor.any()):
+        whole = torch.ones_like(tensor, memory_format=torch.contiguous_format)
+        return whole if wholly else changed(whole, seed, wholly=False) - 1
     if wholly:
         return structured(tensor, 1 - tensor)
     new = tensor.clone(memory_format=torch.contiguous_format)

@@ -73,7 +73,7 @@ class ForeignCases(TaskCases):
     def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase | None:
         assert isinstance(case, ForeignCase)
         given = case.tensors[tensor]
-        if tensor in case.numbers or not given.is_floating_point() or not bool(given.any()):
+        if tensor in case.numbers or not given.is_floating_point() or not (tensor in case.keys or bool(given.any())):
             return None
         key = f"{case.task} changed {tensor} {wholly}"
         return self._or_none(key, {**case.asked, "changed": tensor, "wholly": wholly})

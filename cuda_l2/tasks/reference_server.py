@@ -103,7 +103,8 @@ def _case(path: Path, job: dict[str, Any]) -> None:
     )
     if job["changed"]:
         name = job["changed"]
-        found.tensors[name] = foreign.changed(found.tensors[name], job["seed"], wholly=job["wholly"])
+        how = {"wholly": job["wholly"], "weight": name in found.keys}
+        found.tensors[name] = foreign.changed(found.tensors[name], job["seed"], **how)
     for name, at, value in job["special"]:
         found.tensors[name] = found.tensors[name].clone(memory_format=torch.contiguous_format)
         found.tensors[name].view(-1)[at] = value
