@@ -200,6 +200,15 @@ def get_init_inputs():
 """
 
 
+def test_a_module_whose_random_numbers_no_kernel_is_given_is_no_task(tmp_path) -> None:
+    drawn = NORM.replace("self.norm = nn.LayerNorm(n)", "self.shift = torch.randn(n)")
+    drawn = drawn.replace("self.norm(x)", "x + self.shift")
+    folder = checkout(tmp_path, {"5_Drawn": drawn, "6_Fixed": drawn.replace("torch.randn(n)\n", "torch.arange(n)\n")})
+    with pytest.raises(UserError, match="neither parameters nor buffers"):
+        read("kernelbench/level1/5", folder, EFFORT)
+    assert read("kernelbench/level1/6", folder, EFFORT).weights == ()
+
+
 def test_a_weight_that_begins_as_zeros_counts(tmp_path) -> None:
     cases = ForeignCases(read("kernelbench/level1/5", checkout(tmp_path, {"5_Norm": NORM}), EFFORT), 2)
     case = cases.drawn("state 0")

@@ -92,6 +92,11 @@ def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | No
     examined = file.examine(sizes=sizes)
     if examined.status is not Readiness.READY or examined.task is None:
         raise UserError(f"{entry.name} is no task here: {examined.status}: {examined.reason}")
+    if examined.keeps_numbers:
+        raise UserError(
+            f"{entry.name} is no task here: its module draws numbers that are neither parameters nor buffers, which a"
+            " kernel cannot be given"
+        )
     _tasks[str(examined.task)] = ForeignTask(entry, examined, file)
     return examined.task
 

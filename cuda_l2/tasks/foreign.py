@@ -187,6 +187,7 @@ def examine(
             variable=loaded.variable(),
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
+            keeps_numbers=_keeps_numbers(found, loaded, seed, device),
             distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d, device)),
             eager_max=max(limit.eager_max for limit in limits),
             max_allowed=max(limit.max_allowed for limit in limits),
@@ -196,6 +197,14 @@ def examine(
     except Refused as refused:
         bytes_ = written.given_bytes + written.made_bytes if written else 0
         return Examined(name, refused.status, clean(refused.reason), written_bytes=bytes_)
+
+
+def _keeps_numbers(found: Reference, loaded: Loaded, seed: int, device: str) -> bool:
+    """Whether a module made under another seed gives something else with the same state."""
+    other = loaded.model(seed + 1).to(device)
+    with failing("its state cannot be set"):
+        other.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
+    return not _all_near(found.function(**_copied(found.tensors)), _run(other, found.inputs, seed))
 
 
 def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution, device: str) -> bool:
