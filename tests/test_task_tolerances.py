@@ -75,3 +75,17 @@ def judged(cases: OwnCases) -> Iterator[tuple[Distribution, TaskCase]]:
         yield Distribution.NORMAL, cases.drawn(f"seed {seed}")
     for distribution in cases.distributions:
         yield distribution, cases.drawn("values", distribution)
+
+
+@pytest.mark.parametrize("name", ["max_rows", "max_columns", "cummax", "max_pool2d"])
+def test_a_largest_element_that_begins_at_zero_is_rejected_whatever_is_drawn(name: str) -> None:
+    task = definitions()[name].task()
+    for seed in range(4):
+        case = OwnCases(task, seed).drawn("values", Distribution.UNIFORM)
+        assert case.bounds[0].violation(case.bounds[0].rounded.clamp_min(0))
+
+
+def test_a_byte_with_a_sign_that_is_read_without_it_is_rejected() -> None:
+    case = OwnCases(definitions()["dequantise_int8"].task(), 1).drawn("seed 0")
+    without = case.tensors["x"].view(torch.uint8).float() * case.tensors["scale"]
+    assert case.bounds[0].violation(without)

@@ -70,7 +70,7 @@ def _operation(task: Operation) -> str:
             " these sizes alone. A contract that names its dimensions must be right at every size that it takes; one"
             " with numbers in their place serves these sizes alone.",
             f"Tolerance: about PyTorch's own error in this type. Allowed {tolerance_words(task)}. Large, small, sparse,"
-            " constant and all positive inputs are checked as well; infinities and NaN come out as PyTorch has them;"
-            " sums in less precision than fp32 fail.",
+            " constant, all positive and all negative inputs are checked as well; infinities and NaN come out as"
+            " PyTorch has them; sums in less precision than fp32 fail.",
         )
     )

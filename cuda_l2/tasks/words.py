@@ -92,5 +92,6 @@ def _shown(tensor: Tensor) -> str:
 
 def _values(values: Values, task: Operation) -> str:
     if values.domain is Domain.INTEGERS:
-        return f"whole numbers from 0 to {max(1, evaluate(values.below, dict(task.sizes))) - 1}"
+        most = max(values.least + 1, evaluate(values.below, dict(task.sizes))) - 1
+        return f"whole numbers from {values.least} to {most}"
     return _DOMAINS[values.domain]
