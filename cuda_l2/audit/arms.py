@@ -28,7 +28,7 @@ ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
 
 
 class ModelBaselines:
-    """The reference of one file's task, eager and compiled. A context manager.
+    """The reference of one file's task, eager and compiled; processes start on first use.
 
     An arm that cannot run, or whose result is wrong, is left out with its reason; UserError where eager is.
     """
@@ -70,18 +70,19 @@ class ModelBaselines:
         return [name for name in reversed(self.names) if name in self._arms and (compiles or name == EAGER)]
 
     def _open_eager(self, arena: TaskArena, case: ForeignCase) -> None:
-        eager = [self._arm(EAGER, arena, spins) for spins in (True, False)]
-        for arm in eager:
-            reason = arm.tried(arena, case)
-            if reason:
-                for other in eager:
-                    other.close()
-                raise UserError(f"PyTorch cannot compute {self.task} on this machine: {reason}")
-        samples: list[list[float]] = [[], []]
-        for _ in range(ROUNDS):
-            for arm, spent in zip(eager, samples, strict=True):
-                spent.append(arm.sample(arena))
-        chosen, other = sorted(eager, key=lambda arm: statistics.median(samples[eager.index(arm)]))
+        """Of one whose threads spin and one whose sleep, the faster."""
+        with contextlib.ExitStack() as stack:
+            both: list[ModelArm] = []
+            for spins in (True, False):
+                both.append(self._arm(EAGER, arena, spins))
+                stack.callback(both[-1].close)
+                reason = both[-1].tried(arena, case)
+                if reason:
+                    raise UserError(f"PyTorch cannot compute {self.task} on this machine: {reason}")
+            samples = [[arm.sample(arena) for arm in both] for _ in range(ROUNDS)]
+            medians = [statistics.median(column) for column in zip(*samples, strict=True)]
+            stack.pop_all()
+        chosen, other = both if medians[0] <= medians[1] else both[::-1]
         other.close()
         self._arms[EAGER] = chosen
 
