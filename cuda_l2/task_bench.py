@@ -5,6 +5,7 @@ The archive is what an interrupted run goes on from: a task whose winner was rep
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cuda_l2 import tasks
 from cuda_l2.errors import UserError
@@ -14,7 +15,10 @@ from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
 from cuda_l2.targets._base import Target
+from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.checkout import admit, checkout_entries, require_cpu
+from cuda_l2.tasks.kernelbench import Entry
 from cuda_l2.tasks.sample import sample
 
 ALL, SERVED, SAMPLE = "all", "served", "sample"
@@ -32,19 +36,28 @@ class TaskResult:
     reason: str = ""
 
 
-def read_tasks(text: str, target: Target) -> list[Operation]:
+def read_tasks(text: str, target: Target, checkout: Path | None = None) -> list[Operation | Entry]:
     """Tasks from a list with commas, each once; UserError where a part names none.
+
+    checkout: of KernelBench, for `kernelbench`, `kernelbench/level1` or one of its tasks; of the first two each file is
+    an entry, which becomes a task, or does not, when its turn comes.
+
 
     A part is a task's text, a group's name, or `all`, `served`, `sample`. Sizes left out are those for the target.
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
-    found: list[Operation] = []
+    found: list[Operation | Entry] = []
     for part in _parts(text):
+        files = checkout_entries(checkout, part) if checkout else ()
+        if files:
+            require_cpu(target.name)
+            found += files
+            continue
         named = _named(part, target)
         if named:
             found += named
             continue
-        task = tasks.parse(part, target.name)
+        task = tasks.parse(part, target.name, checkout)
         if not isinstance(task, Operation):
             raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
         found.append(task)
@@ -74,12 +87,21 @@ def _parts(text: str) -> list[str]:
 
 def run(
     optimizer: Optimizer,
-    wanted: Sequence[Operation],
+    wanted: Sequence[Operation | Entry],
     on_task: Callable[[Operation], tuple[Callable[[Progress], None], Callable[[str], None]]],
 ) -> Iterator[TaskResult]:
     """Every task's result in turn; ends early where one is interrupted. on_task: shows a task's progress and stages."""
-    for task in wanted:
-        level = definition(task.name).group
+    for each in wanted:
+        level = level_of(each.name)
+        if isinstance(each, Entry):
+            try:
+                task = admit(each)
+            except UserError as error:
+                nothing = Operation(each.name, revision=each.revision)
+                yield TaskResult(nothing, level, reason=_line(error))
+                continue
+        else:
+            task = each
         reported = optimizer.archive.trials(task, optimizer.target.machine, OFFLINE.name)
         if reported and reported[-1].status == TimingStatus.MEASURED:
             yield TaskResult(task, level, reported[-1])
@@ -87,9 +109,18 @@ def run(
         try:
             result = optimizer.optimize(task, *on_task(task))
         except (UserError, RuntimeError) as error:  # the driver's and torch's errors are the latter
-            yield TaskResult(task, level, reason=" ".join(str(error).split())[:MAX_REASON])
+            yield TaskResult(task, level, reason=_line(error))
             continue
         if result.search.interrupted:
             return
         trial = result.reports.get(OFFLINE.name)
         yield TaskResult(task, level, trial, "" if trial else "no correct kernel was found")
+
+
+def level_of(name: str) -> str:
+    """KernelBench's level of a task, or the group of one of ours."""
+    return name.split("/")[1] if is_foreign(name) else definition(name).group
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MAX_REASON]

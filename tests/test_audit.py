@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from cuda_l2 import cli, sandbox
-from cuda_l2.audit import Auditor, find_entry
+from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
 from cuda_l2.audit.samples import executable
 from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Trial
+from cuda_l2.tasks.checkout import find_entry
 from cuda_l2.tasks.kernelbench import Effort
 
 CHECKOUT = Path(__file__).with_name("kernelbench")

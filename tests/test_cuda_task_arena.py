@@ -22,7 +22,7 @@ from cuda_l2.execute.fills import GUARD_BYTE, POISON_WORDS, POISONS
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
 from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs.cuda_task import needed_bytes, windows
-from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks.cases import OwnCases
 
 TASK = tasks.parse("rms_norm:rows=10,columns=12")
 MIXED = Operation(
@@ -126,11 +126,11 @@ def test_a_smaller_task_lies_in_the_same_memory(arena: CudaTaskArena) -> None:
 
 def test_a_contract_that_takes_no_odd_sizes_meets_other_ones_too() -> None:
     source = RMS_NORM.replace('["rows"]\nblock', '["rows / (1 - min(columns % 8, 1))"]\nblock')
-    found = TaskCases(TASK, 3, "cuda").others
+    found = OwnCases(TASK, 3, "cuda").others
     assert len(found) == 4
     large = tasks.parse("rms_norm:rows=64,columns=512")
     served = []
-    for other in TaskCases(large, 3, "cuda").others:
+    for other in OwnCases(large, 3, "cuda").others:
         with contextlib.suppress(ContractError):
             plan_cuda(source, other, 132)
             served.append(dict(other.sizes)["columns"])

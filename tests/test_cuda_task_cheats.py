@@ -18,7 +18,7 @@ from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, plan_cuda
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Trial, VerdictStatus
 from cuda_l2.targets.cuda import compile_only
-from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks.cases import OwnCases
 
 CORPUS = all_cheats(Path(__file__).with_name("cuda_task_cheats"))
 LEAST, LEAST_HONEST = 20, 3
@@ -54,7 +54,7 @@ def test_a_contract_says_what_to_launch_at_its_own_sizes_and_at_others(cheat: Ch
         with pytest.raises(ContractError, match="float16"):
             plan_cuda(cheat.source, task, SMS)
         return
-    for each in (task, *TaskCases(task, 1).others):
+    for each in (task, *OwnCases(task, 1).others):
         plan = plan_cuda(cheat.source, each, SMS)
         assert all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
 

@@ -25,7 +25,7 @@ from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStat
 from cuda_l2.targets.cuda import CudaTarget, compile_only
 from cuda_l2.task_bench import read_tasks
 from cuda_l2.tasks._base import LARGER, definition
-from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks.cases import OwnCases
 from cuda_l2.tasks.sample import sample
 from cuda_l2.tasks.values import Distribution
 
@@ -212,7 +212,7 @@ def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -
         nearest = int(asked.get(choice.name, likely[choice.name]))
         values.append(min(valid, key=lambda value: abs(value - nearest)))
     kernel = Compiled(family.render(Schedule(family, task, target, tuple(values))).source, tmp_path)
-    cases = TaskCases(task, 1)
+    cases = OwnCases(task, 1)
     for distribution in (Distribution.NORMAL, Distribution.OFFSET, Distribution.LARGE, Distribution.CONSTANT):
         case = cases.drawn("case", distribution)
         found = kernel.run(task, case.tensors, target.sms)

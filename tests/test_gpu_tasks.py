@@ -12,7 +12,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.records import Candidate, Operation
 from cuda_l2.tasks._base import definition, definitions
-from cuda_l2.tasks.cases import CLOSE, TaskCases, in_full_precision
+from cuda_l2.tasks.cases import CLOSE, OwnCases, in_full_precision
 from cuda_l2.tasks.tolerance import widened
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -78,7 +78,7 @@ def test_the_references_of_both_devices_agree(gpu: Any, name: str) -> None:
 
 def test_large_cases_lie_and_are_computed_on_the_gpu(gpu: Any) -> None:
     task = operation("softmax:rows=2048,columns=2048")
-    cases = TaskCases(task, 1, "cuda")
+    cases = OwnCases(task, 1, "cuda")
     case, (limit,) = cases.drawn("seed 0"), cases.drawn("seed 0").bounds
     assert case.tensors["x"].is_cuda and limit.exact.is_cuda
     with torch.no_grad():

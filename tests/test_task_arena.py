@@ -10,7 +10,7 @@ from cuda_l2.execute.task_arena import TaskArena, TaskMemory, raw
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.task_outputs import TaskOperands
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
-from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks.cases import OwnCases
 
 TASK = tasks.parse("softmax:rows=5,columns=6")
 MIXED = Operation(
@@ -98,7 +98,7 @@ def test_writes_outside_show_near_and_far(arena, used) -> None:
 
 
 def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
-    cases = TaskCases(TASK, 1)
+    cases = OwnCases(TASK, 1)
     operands = TaskOperands(arena, cases, np.random.default_rng(1))
     operands.workspace_bytes = 64
     operands.refresh(4)
@@ -118,7 +118,7 @@ def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
 
 
 def test_no_launch_that_counts_meets_what_the_warm_up_met(arena) -> None:
-    operands = TaskOperands(arena, TaskCases(TASK, 2), np.random.default_rng(2))
+    operands = TaskOperands(arena, OwnCases(TASK, 2), np.random.default_rng(2))
     for _ in range(20):
         operands.begin_warm_up()
         (met,) = operands._current
@@ -128,7 +128,7 @@ def test_no_launch_that_counts_meets_what_the_warm_up_met(arena) -> None:
 
 
 def test_every_timed_launch_is_looked_at(arena) -> None:
-    operands = TaskOperands(arena, TaskCases(TASK, 3), np.random.default_rng(3))
+    operands = TaskOperands(arena, OwnCases(TASK, 3), np.random.default_rng(3))
     operands.refresh(4)
     for slot, case in enumerate(operands._current):
         arena.output(slot, TASK.outputs[0])[:] = torch.softmax(case.tensors["x"], -1)

@@ -148,7 +148,7 @@ def test_distributions_are_what_they_are_named_for() -> None:
     assert abs(float(drawn[Distribution.WIDE].std()) - 8) < 0.3
     assert 0.8 < float((drawn[Distribution.SPARSE] == 0).float().mean()) < 0.95
     assert drawn[Distribution.CONSTANT].unique().numel() == 1
-    assert float(drawn[Distribution.UNIFORM].min()) >= 0
+    assert float(drawn[Distribution.UNIFORM].max()) <= 0 < float(drawn[Distribution.OFFSET].min())
 
 
 @pytest.mark.parametrize(

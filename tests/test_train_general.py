@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_train_tasks import SMALL, TASKS
 
-from cuda_l2 import tasks
+from cuda_l2 import sandbox, tasks
 from cuda_l2.archive import Archive
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
@@ -198,6 +198,42 @@ def test_matrix_products_are_tasks_of_this_stage_too(folder, tmp_path, monkeypat
     monkeypatch.setattr(rl, "contrastive_rl", lambda model, wanted, *_: taken.extend(wanted))
     run(folder, tmp_path / "rl", on=("32x24x40", RELU))
     assert taken == [Gemm.parse("32x24x40"), tasks.parse(RELU)]
+
+
+FILE = """\
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+def get_inputs():
+    return [torch.randn(4, 8)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")
+def test_a_step_on_a_file_of_kernelbench_rewards_what_its_model_gives(folder, tmp_path, monkeypatch) -> None:
+    questions: list[str] = []
+
+    def write(self, prompts):
+        questions.append(self.tokenizer.decode(prompts[0]))
+        ids = [self.tokenizer(answer(code))["input_ids"] for code in (RIGHT, WRONG)]
+        return [[*ids[i % 2], self.tokenizer.eos_token_id] for i in range(len(prompts))]
+
+    monkeypatch.setattr(Writer, "write", write)
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "19_ReLU.py").write_text(FILE)
+    on = ("kernelbench/level1/19",)
+    run(folder, tmp_path / "rl", "tuning.steps=1", "sampling.prompt_tokens=4000", on=on, kernelbench=tmp_path)
+    found = groups(tmp_path / "rl")
+    assert found and {group["task"].partition("@")[0] for group in found} == {"kernelbench/level1/19_ReLU"}
+    assert all(group["statuses"] == ["measured", "incorrect"] * 4 for group in found)
+    assert "return torch.relu(x)" in questions[0]
 
 
 def test_few_tasks_are_ready_at_once(rig, archive, monkeypatch) -> None:

@@ -12,13 +12,12 @@ import torch
 from cuda_l2.audit.process import Call, Module
 from cuda_l2.errors import UserError
 from cuda_l2.records import VerdictStatus
-from cuda_l2.tasks._base import LARGER, SMALLER
 from cuda_l2.tasks.examined import Examined
+from cuda_l2.tasks.foreign_cases import FACTORS
 from cuda_l2.tasks.kernelbench import Case, OpenedFile, Tensors
 from cuda_l2.verify._base import CheckFailed, CheckOf, checks_in
 
 CACHE_BYTES = 2 << 30
-FACTORS = (LARGER, SMALLER)
 IMPRECISE = 0.05
 """An error below this share of the largest exact value is one of precision."""
 

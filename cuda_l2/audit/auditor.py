@@ -5,7 +5,6 @@ import datetime
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,43 +18,18 @@ from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.protocols import CPU_PROTOCOLS
+from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Build, BuildStatus, Candidate, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import count_tokens, reward
 from cuda_l2.targets import cpu, cuda
 from cuda_l2.tasks.examined import Readiness
-from cuda_l2.tasks.kernelbench import LEVELS, Effort, Entry, References, entries
+from cuda_l2.tasks.kernelbench import Effort, Entry, References
 from cuda_l2.verify import verify
 
 CLASS = "ModelNew"
-EAGER, COMPILED = "torch eager", "torch.compile"
 BUILD_TIMEOUT_S = 600.0
 """What a file may take to be executed: it compiles its own code then."""
 SPARE_ARENA_BYTES = 64 << 20
-GPU_BUDGET_BYTES, GPU_BUDGET_FLOPS = 1 << 32, 4 * 10**12
-
-
-def find_entry(checkout: Path, name: str) -> Entry:
-    """The file of a checkout that `kernelbench/level1/NAME` names, in full or by its number; UserError without one."""
-    found = [entry for entry in entries(checkout, LEVELS) if _matches(entry.name, name)]
-    if len(found) != 1:
-        near = [entry.name for entry in entries(checkout, LEVELS)][:6]
-        raise UserError(f"there is no file {name!r} in {checkout}; its files are named {', '.join(near)}, ...")
-    return found[0]
-
-
-def _matches(known: str, name: str) -> bool:
-    folder, _, stem = known.rpartition("/")
-    return name in (known, f"{folder}/{stem.partition('_')[0]}")
-
-
-def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
-    """What references may take, and to which budgets sizes are halved."""
-    effort = (
-        Effort(budget_bytes=GPU_BUDGET_BYTES, budget_flops=GPU_BUDGET_FLOPS, memory_bytes=64 << 30) if gpu else Effort()
-    )
-    device = "cuda" if gpu else "cpu"
-    budget = 0 if as_written else effort.budget_bytes
-    return Effort(effort.timeout_s, effort.memory_bytes, budget, effort.budget_flops, device)
 
 
 class Auditor:

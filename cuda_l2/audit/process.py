@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,15 @@ RUNNER_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: inputs by name, numbers among them as numbers."""
+    """One launch: inputs by name, numbers among them as numbers.
+
+    weights: by their keys, for a copy of the module that only this launch has; empty for the module as it is.
+    """
 
     task: Operation
     tensors: Tensors
     numbers: Mapping[str, bool | int | float]
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,16 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a module's process may use. device: cpu or cuda."""
+    """What a module's process may use. device: cpu or cuda. spins: threads do so between parallel regions, each on a
+    core of its own; else they sleep.
+    """
 
     device: str
     threads: int
     memory_bytes: int
     arena_bytes: int
     timeout_s: float
+    spins: bool = False
 
 
 class Module:
@@ -98,6 +105,7 @@ class Module:
             "memory_bytes": resources.memory_bytes,
             "device": resources.device,
             "threads": resources.threads,
+            "spins": resources.spins,
             "environment": _environment(on_gpu),
         }
         try:
@@ -157,6 +165,13 @@ class Module:
                 raise ValueError("the calls take more memory than is shared")
             return {"offset": start, "dtype": dtype, "shape": list(shape)}
 
+        def put(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+            placed = {}
+            for key, value in weights.items():
+                placed[key] = place(str(value.dtype).removeprefix("torch."), value.shape)
+                self._view(Tensor("w", placed[key]["dtype"], tuple(value.shape)), placed[key]["offset"]).copy_(value)
+            return placed
+
         self._calls, self._places = list(calls), []
         message: list[dict[str, Any]] = []
         for call in calls:
@@ -169,11 +184,8 @@ class Module:
                 self._poison(tensor, given["offset"])
             named = zip((*call.task.inputs, *call.task.outputs), (*inputs, *outputs), strict=True)
             self._places.append({t.name: int(given["offset"]) for t, given in named if "offset" in given})
-            message.append({"inputs": inputs, "outputs": outputs})
-        placed = {}
-        for key, value in weights.items():
-            placed[key] = place(str(value.dtype).removeprefix("torch."), value.shape)
-            self._view(Tensor("w", placed[key]["dtype"], tuple(value.shape)), placed[key]["offset"]).copy_(value)
+            message.append({"inputs": inputs, "outputs": outputs, "weights": put(call.weights)})
+        placed = put(weights)
         if not self.on_cpu:
             self._write_inputs()
         self.thaw()

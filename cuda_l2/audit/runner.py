@@ -7,6 +7,7 @@ what the judge reads in that memory, by its own clock.
 """
 
 import contextlib
+import copy
 import importlib.util
 import json
 import mmap
@@ -38,7 +39,8 @@ def main() -> None:
         folder = Path(name).resolve()
         folder.mkdir(exist_ok=True)
         os.environ[variable] = str(folder)
-    os.environ |= {"USER": "sandbox", "OMP_WAIT_POLICY": "passive", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    os.environ |= {"USER": "sandbox", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    os.environ |= {"OMP_PROC_BIND": "close"} if settings["spins"] else {"OMP_WAIT_POLICY": "passive"}
     os.environ |= {"MAX_JOBS": str(settings["threads"]), "PYTHONDONTWRITEBYTECODE": "1"} | settings["environment"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
@@ -92,9 +94,11 @@ class Runner:
                 runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 runtime.cudaHostRegister(self._bytes.data_ptr(), settings["arena_bytes"], 0)
         self._calls: list[tuple[list[Any], list[Any], list[Any]]] = []
-        self._function: Callable[..., Any] = lambda: None
+        self._functions: list[Callable[..., Any]] = []  # one a call
         self._class: Any = None
         self._model: Any = None
+        self._compile = False
+        self._copies: list[tuple[Any, Callable[..., Any]]] = []  # of the module, with what calls each
         self._watched = {owner: dict(vars(owner)) for owner in _watched(torch)}
 
     def load(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -119,17 +123,20 @@ class Runner:
         with torch.no_grad():
             model = self._class(**initial) if isinstance(initial, dict) else self._class(*initial)
             self._model = model.to(self._device) if isinstance(model, torch.nn.Module) else model
-        self._function = self._model
         if job["compile"]:
             torch.compiler.reset()
-            self._function = torch.compile(self._model, dynamic=False)
+        self._compile = job["compile"]
+        self._copies = [(self._model, self._called(self._model))]
         self._calls = []
-        return {"state": sorted(self._state())}
+        return {"state": sorted(self._state(self._model))}
 
     def prepare(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Take calls: where their inputs and results lie; put weights in place where names agree."""
+        """Take calls: where their inputs and results lie; put weights in place where names agree.
+
+        A call with weights of its own has a copy of the module of its own, made once.
+        """
         on_cpu = self._device.type == "cpu"
-        self._calls = []
+        self._calls, self._functions = [], []
         for call in job["calls"]:
             arena = [None if "number" in given else self._view(given) for given in call["inputs"]]
             arguments = [
@@ -137,14 +144,30 @@ class Runner:
                 for given, view in zip(call["inputs"], arena, strict=True)
             ]
             self._calls.append((arguments, arena, [self._view(place) for place in call["outputs"]]))
-        state = self._state()
+            model, function = self._copy_of(len(self._functions) if call["weights"] else 0)
+            self._functions.append(function)
+            self._set(model, call["weights"])
+        self._set(self._model, job["weights"])
+        self._synchronize()
+        return {}
+
+    def _called(self, model: Any) -> Callable[..., Any]:
+        function: Callable[..., Any] = self.torch.compile(model, dynamic=False) if self._compile else model
+        return function
+
+    def _copy_of(self, index: int) -> tuple[Any, Callable[..., Any]]:
+        while len(self._copies) <= index:
+            model = copy.deepcopy(self._model)
+            self._copies.append((model, self._called(model)))
+        return self._copies[index]
+
+    def _set(self, model: Any, weights: dict[str, Any]) -> None:
+        state = self._state(model) if weights else {}
         with self.torch.no_grad():
-            for key, place in job["weights"].items():
+            for key, place in weights.items():
                 value = self._view(place)
                 if key in state and state[key].shape == value.shape and state[key].dtype == value.dtype:
                     state[key].copy_(value)
-        self._synchronize()
-        return {}
 
     def run(self) -> None:
         """Every call, then their results where the judge finds them: D and C, or X and a line."""
@@ -209,9 +232,8 @@ class Runner:
         return {"replaced": sorted(found)[:20]}
 
     def _launch(self) -> list[Any]:
-        function = self._function
         with self.torch.no_grad():
-            return [function(*arguments) for arguments, _, _ in self._calls]
+            return [function(*call[0]) for function, call in zip(self._functions, self._calls, strict=True)]
 
     def _collect(self, results: list[Any]) -> None:
         for result, (_, _, places) in zip(results, self._calls, strict=True):
@@ -232,8 +254,7 @@ class Runner:
         if value.shape != place.shape or value.dtype is not place.dtype:
             raise Refused(f"gives {value.dtype}{list(value.shape)}, not {place.dtype}{list(place.shape)}")
 
-    def _state(self) -> dict[str, Any]:
-        model = self._model
+    def _state(self, model: Any) -> dict[str, Any]:
         if not isinstance(model, self.torch.nn.Module):
             return {}
         return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}

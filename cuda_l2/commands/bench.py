@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import grid
-from cuda_l2.commands._options import end_interrupted, require_target, require_writable, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
+from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.results import RESULTS, SUMMARY, ResultsFile, set_aside
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cuda_l2.search import Progress
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
+WITH_TASKS = ("tasks", "kernelbench", "trials", "model")
+"""Settings for tasks, beside those."""
 SEARCHED = ("shapes", "grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
 """Settings that the table of searched shapes takes; all others go with a grid."""
 NO_SEARCH = ("0", "0s")
@@ -39,6 +42,12 @@ class BenchSettings:
     """Tasks that are no matrix products: all, served (those that a kernel family serves on this machine), sample (of
     these some of each kind), groups, or tasks, as in reduction,gelu:rows=64,columns=512. Sizes left out are those for
     the machine."""
+    kernelbench: Path | None = None
+    """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19; kernelbench/level1 is all of a level,
+    kernelbench every file."""
+    trials: int | None = None
+    """At most so many candidates a task."""
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
     grid: str | None = None
     """Many shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128:tn."""
     sample: int | None = None
@@ -106,12 +115,19 @@ def command(shapes: list[str] | None = None, /, settings: BenchSettings | None =
     """
     settings = settings or BenchSettings()
     require_target(settings.target)
-    if is_model(settings.policy):
-        raise UserError(f"bench has no budget for a language model: use `cuda-l2 optimize --policy {settings.policy}`")
     if settings.tasks is not None:
         _require_alone(settings, shapes)
+        spending = (settings.model.tokens, settings.model.money, settings.model.model_seconds)
+        if is_model(settings.policy) and spending == (None, None, None):
+            raise UserError("over many tasks a language model needs a budget: --tokens, --money or --model-seconds")
         _run_tasks(settings)
         return
+    for name in WITH_TASKS:
+        if getattr(settings, name) != getattr(BenchSettings, name):
+            option = "an option of language models" if name == "model" else f"--{name}"
+            raise UserError(f"{option} goes with --tasks")
+    if is_model(settings.policy):
+        raise UserError(f"over shapes use `cuda-l2 optimize --policy {settings.policy}`; bench asks models for --tasks")
     if settings.grid is None and settings.sample is None:
         for field in dataclasses.fields(settings):
             if field.name not in SEARCHED and getattr(settings, field.name) != field.default:
@@ -128,7 +144,7 @@ def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
     if shapes:
         raise UserError("give shapes or --tasks, not both")
     for field in dataclasses.fields(settings):
-        if field.name not in (*SEARCHED, "tasks") and getattr(settings, field.name) != field.default:
+        if field.name not in (*SEARCHED, *WITH_TASKS) and getattr(settings, field.name) != field.default:
             raise UserError(f"--{field.name.replace('_', '-')} does not go with --tasks")
 
 
@@ -141,7 +157,7 @@ def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.task_bench import read_tasks, run
 
     assert settings.tasks is not None
-    wanted = read_tasks(settings.tasks, detect(settings.target))
+    wanted = read_tasks(settings.tasks, detect(settings.target), settings.kernelbench)
     budget_s = seconds(settings.budget or "20s")
     out = settings.out or Path("bench-tasks")
     require_writable(out / "tasks.md")
@@ -155,6 +171,8 @@ def _run_tasks(settings: BenchSettings) -> None:
                     archive=settings.archive or out / "archive.db",
                     protocol="offline",
                     target=settings.target,
+                    trials=settings.trials,
+                    model=settings.model,
                 )
             )
         )

@@ -56,8 +56,8 @@ def command(
     target
         The machine to judge it on: cpu, cuda, or auto for the one its contract names.
     kernelbench
-        Folder of a KernelBench checkout: judge a Python file with a class ModelNew on its file TASK, which is named as
-        kernelbench/level1/1_Square_matrix_multiplication_, or kernelbench/level1/1.
+        Folder of a KernelBench checkout: judge on its file TASK, which is named as kernelbench/level1/19_ReLU, or
+        kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract.
     full
         Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds.
     json
@@ -67,12 +67,12 @@ def command(
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
-    if kernelbench:
+    if kernelbench and file.suffix == ".py":
         trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
     elif audit and audit != AuditSettings():
-        raise UserError("--pytorch, --one-shape, --eager and --as-written are for candidates judged with --kernelbench")
+        raise UserError("--pytorch, --one-shape, --eager and --as-written are for a ModelNew judged with --kernelbench")
     else:
-        trial = _judge(text, task, protocol, target, full)
+        trial = _judge(text, task, protocol, target, full, kernelbench)
 
     from cuda_l2.report.tables import print_trial, trials_json
 
@@ -84,8 +84,9 @@ def command(
 
 
 def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:
-    from cuda_l2.audit import Auditor, effort_for, find_entry
+    from cuda_l2.audit import Auditor
     from cuda_l2.targets import gpu_present
+    from cuda_l2.tasks.checkout import effort_for, find_entry
 
     require_target(target)
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
@@ -95,7 +96,7 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
         return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, one_shape=settings.one_shape)
 
 
-def _judge(text: str, task: str, protocol: str, target: str, full: bool) -> Trial:
+def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None) -> Trial:
     from cuda_l2 import contract
     from cuda_l2.optimizer import evaluate
     from cuda_l2.targets import chosen
@@ -105,4 +106,5 @@ def _judge(text: str, task: str, protocol: str, target: str, full: bool) -> Tria
             target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
         except contract.ContractError:
             pass  # the build says what is wrong with it
-    return evaluate(text, tasks.parse(task, chosen(target)), protocol=protocol, target=target, full=full)
+    wanted = tasks.parse(task, chosen(target), checkout)
+    return evaluate(text, wanted, protocol=protocol, target=target, full=full)

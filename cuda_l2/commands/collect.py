@@ -45,6 +45,8 @@ class CollectSettings:
     """Machine: cpu, cuda, or auto for the GPU where there is one."""
     seed: int = 0
     """Of policies that draw schedules."""
+    kernelbench: Path | None = None
+    """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19."""
     archive: Path | None = None
     """File that keeps every trial and every exchange."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
@@ -58,9 +60,10 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
     Parameters
     ----------
     shapes
-        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000.
+        One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000,
+        or kernelbench/level1/19 with --kernelbench.
     """
-    wanted = list(dict.fromkeys(tasks.parse(shape) for shape in shapes))
+    wanted = list(dict.fromkeys(tasks.parse(shape, checkout=settings.kernelbench) for shape in shapes))
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 

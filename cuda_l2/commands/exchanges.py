@@ -43,7 +43,7 @@ def command(
     from cuda_l2.llm.exchanges import ExchangeLog
     from cuda_l2.records import to_json
 
-    task = str(tasks.parse(shape)) if shape else ""
+    task = str(tasks.identity(shape)) if shape else ""
     path = archive or paths.default_archive()
     if count < 1:
         raise UserError(f"the number of exchanges must be at least 1, not {count}")

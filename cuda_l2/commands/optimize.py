@@ -40,6 +40,8 @@ class OptimizeSettings:
     tuning: str = "adaptive"
     """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
     (50 + 100 rounds of single launches, fresh operands each)."""
+    kernelbench: Path | None = None
+    """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19."""
     json: Annotated[bool, Parameter(negative=())] = False
     """Print one JSON object a shape instead of tables."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
@@ -55,7 +57,7 @@ def command(
     ----------
     shapes
         One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
-        softmax:rows=64,columns=1000.
+        softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
     settings = settings or OptimizeSettings()
     require_target(settings.target)
@@ -63,7 +65,7 @@ def command(
 
     from cuda_l2.targets import chosen
 
-    parsed = [tasks.parse(shape, chosen(settings.target)) for shape in shapes]
+    parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 
     from cuda_l2.optimizer import Optimizer, Settings
     from cuda_l2.report.live import LiveProgress

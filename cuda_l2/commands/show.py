@@ -43,7 +43,7 @@ def command(
     from cuda_l2.report.tables import print_known, trials_json
     from cuda_l2.targets import chosen
 
-    task = tasks.parse(shape, chosen("auto"))
+    task = tasks.identity(shape, chosen("auto"))
     path = archive or paths.default_archive()
     if not path.exists():
         raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {task}` first")

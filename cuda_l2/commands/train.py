@@ -42,6 +42,8 @@ class TrainSettings:
     """TOML file with settings of the stage; what it leaves out is as packaged."""
     set: Annotated[list[str] | None, Parameter(negative=())] = None
     """One setting, as in tuning.steps=100; may be given several times."""
+    kernelbench: Path | None = None
+    """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19."""
     archive: Path | None = None
     """File that keeps every trial; its scored kernels are the exemplars."""
     target: str = "auto"
@@ -63,8 +65,9 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
     Parameters
     ----------
     shapes
-        What to write kernels for, as in 512x512x512, or other tasks, as in softmax or gelu:rows=64; for self-supervised
-        and general-rl (by default all tasks of our own), for hgemm-rl shapes alone.
+        What to write kernels for, as in 512x512x512, or other tasks, as in softmax or gelu:rows=64, or
+        kernelbench/level1/19 with --kernelbench; for self-supervised and general-rl (by default all tasks of our own),
+        for hgemm-rl shapes alone.
     stage
         pretrain (on text), sft (on conversations that end in a verified kernel), self-supervised (on verified kernels
         of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix products).
@@ -85,7 +88,7 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
             raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
         _train_on_data(chosen, settings, settings.out)
     else:
-        named = list(dict.fromkeys(tasks.parse(shape) for shape in shapes or []))
+        named = list(dict.fromkeys(tasks.parse(shape, checkout=settings.kernelbench) for shape in shapes or []))
         _train_on_tasks(chosen, settings, settings.out, named)
     print(f"the model is in {settings.out / 'model'}; use it with --policy hf:{settings.out / 'model'}")
 

@@ -4,6 +4,7 @@ A text file, one entry a line, `#` begins a remark:
 
     64x48x80                     the shape in every layout and accumulator; 64x48x80:tn that task alone
     softmax                      the task at all sizes, in all types; softmax:rows=64,columns=500 there alone
+    kernelbench/level1/19_ReLU   the file at all sizes, by its number too; kernelbench/level3 all of a level
     1f0e9d8c7b6a5948             a kernel by its id
     cpu_gemm: MR=12 NV=2         every schedule of the family with these choices
     like: path/to/kernel.cu      code that shares most of its runs of tokens with the file
@@ -20,10 +21,11 @@ from cuda_l2.corpus.duplicates import contained, digest, shingles
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Gemm, Task
-from cuda_l2.tasks import parse
+from cuda_l2.tasks import is_foreign, parse
 
 LIKE = 0.5
 """A text with more of its shingles from a held-out file than this is held out."""
+_FOREIGN = re.compile(r"kernelbench(/level\d(/[\w.+-]+)?)?", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{16}")
 _CHOICE = re.compile(r"(\w+)\s*=\s*(-?\d+)")
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(-?\d+)[ \t]*$", re.MULTILINE)
@@ -59,6 +61,10 @@ class HoldOut:
                 digests.add(digest(text))
                 like.append(shingles(text))
                 ids.add(Candidate(text).id)
+            elif is_foreign(entry):
+                if not _FOREIGN.fullmatch(entry):
+                    raise UserError(f"{path}, line {number}: write kernelbench/level1, or kernelbench/level1/19_ReLU")
+                names.add(entry)
             elif colon:
                 schedules.append((head, _choices(head, rest, f"{path}, line {number}")))
             else:
@@ -84,7 +90,7 @@ class HoldOut:
         """Whether the task is held out."""
         if isinstance(task, Gemm):
             return str(task) in self.tasks or (task.m, task.n, task.k) in self.shapes
-        return str(task) in self.tasks or task.name in self.names
+        return str(task) in self.tasks or bool(self.names.intersection(_names(task.name)))
 
     def candidate(self, candidate: Candidate) -> bool:
         """Whether the kernel is held out, whoever wrote it."""
@@ -102,7 +108,8 @@ class HoldOut:
             return True
         if any(re.search(rf"\b{m}\s*[x*,]\s*{n}\s*[x*,]\s*{k}\b", text) for m, n, k in self.shapes):
             return True
-        named = [rf"{re.escape(task)}(?![\w:])" for task in self.tasks] + [rf"{name}:\w+=\d" for name in self.names]
+        named = [rf"{re.escape(task)}(?![\w:])" for task in self.tasks]
+        named += [rf"{re.escape(name)}(?!\w)" if is_foreign(name) else rf"{name}:\w+=\d" for name in self.names]
         if any(re.search(rf"\b{pattern}", text) for pattern in named):
             return True
         if self.schedules and self._scheduled({name: int(value) for name, value in _DEFINED.findall(text)}):
@@ -119,6 +126,12 @@ class HoldOut:
             if compiled and all(defined.get(name) == value for name, value in compiled):
                 return True
         return False
+
+
+def _names(name: str) -> list[str]:
+    """What a task may be held out by: its name, of a file in a checkout also its number and folders."""
+    folder, _, stem = name.rpartition("/")
+    return [name, folder, folder.partition("/")[0], f"{folder}/{stem.partition('_')[0]}"] if folder else [name]
 
 
 def _compiled(family: str) -> set[str]:

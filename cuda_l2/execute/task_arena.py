@@ -88,6 +88,10 @@ class TaskArena(HostArena):
             return data.reshape(tensor.shape)
         return data.view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
 
+    def given(self, slot: int) -> dict[str, torch.Tensor]:
+        """Views of a slot's inputs and weights, by name."""
+        return {tensor.name: self.output(slot, tensor) for tensor in (*self.task.inputs, *self.task.weights)}
+
     def poison_outputs(self, slots: Sequence[int], prefill: Tensors | None = None) -> None:
         """Fill these slots' outputs with what nothing computes, or with given values."""
         for tensor in self.task.outputs:

@@ -7,7 +7,7 @@ wrong, is left out with its reason.
 import os
 import select
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cuda_l2 import paths
 from cuda_l2.errors import UserError
@@ -25,6 +25,8 @@ class TaskBaselines(TorchBaselines):
 
     names = (EAGER, COMPILED)
     program = ("-m", "cuda_l2.measure.task_worker")
+    conditions: Mapping[str, str] = {}
+    """What a reader of the times needs to know."""
 
     def __init__(self, threads: int) -> None:
         # compilers in this process, which is stopped where others are timed, not in children, which would run on
@@ -51,6 +53,10 @@ class TaskBaselines(TorchBaselines):
                 self.left_out[name] = reason
         if len(self.left_out) == len(self.names):
             raise UserError(f"PyTorch cannot compute {arena.task} on this machine: {self.left_out[EAGER]}")
+
+    def ready(self, *, compiles: bool) -> list[str]:
+        """The arms to time, the usual strongest first; both were tried, so that compiling costs nothing more."""
+        return [name for name in reversed(self.names) if name not in self.left_out]
 
     def arm(self, name: str) -> TorchArm:
         return TaskArm(self, name)

@@ -4,23 +4,38 @@ import re
 
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Gemm, Operation, Task
+from cuda_l2.tasks import is_foreign
 
 _OF_TENSORS = ("shape", "device", "dtype", "to", "nn", "functional", "linalg", "mT", "flatten", "transpose", "values")
 """What references call beside computing."""
+_FUNCTION = (
+    "compute what this PyTorch function returns. It takes the tensors, and sizes that it names, by name; what it"
+    " returns are the outputs in their order."
+)
+_MODULE = (
+    "compute what the forward of this file's Model returns, a task of KernelBench. The module is as its constructor"
+    " makes it from get_init_inputs(), in training mode; inputs are forward's parameters, weights the module's"
+    " parameters and buffers, outputs what forward returns, in order. Buffers that the module changes stay as they are."
+)
 
 
 def describe_task(task: Task) -> str:
-    """The instruction. UserError where the task is neither a matrix product nor one of our own."""
+    """The instruction. UserError where nothing is known of the task."""
     return _product(task) if isinstance(task, Gemm) else _operation(task)
 
 
 def code_words(task: Operation) -> str:
     """Words of the instruction that code has too: the task's name and group, and what its reference calls."""
-    from cuda_l2.tasks._base import definition  # noqa: PLC0415 - torch loads only where it is needed
+    # torch loads only where it is needed
+    from cuda_l2.tasks._base import definition  # noqa: PLC0415
+    from cuda_l2.tasks.checkout import foreign  # noqa: PLC0415
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
 
-    called = re.findall(r"\.([A-Za-z_]\w+)", reference_text(task.name))
-    words = [*task.name.split("_"), *definition(task.name).group.split(), *called]
+    if is_foreign(task.name):
+        named, text = task.name.rpartition("/")[2].strip("0123456789_").lower().split("_"), foreign(task).text
+    else:
+        named, text = [*task.name.split("_"), *definition(task.name).group.split()], reference_text(task.name)
+    words = [*named, *re.findall(r"\.([A-Za-z_]\w+)", text)]
     return " ".join(word for word in dict.fromkeys(words) if word not in _OF_TENSORS)
 
 
@@ -35,22 +50,27 @@ def _product(gemm: Gemm) -> str:
 
 
 def _operation(task: Operation) -> str:
-    from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415 - torch loads only where it is needed
+    # torch loads only where it is needed
+    from cuda_l2.tasks.checkout import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
     from cuda_l2.tasks.words import sizes_words, tensor_lines, tolerance_words  # noqa: PLC0415
 
-    text = reference_text(task.name)
     work = f"{task.flops:,} floating-point operations, " if task.flops else ""
+    if is_foreign(task.name):
+        text, what, sizes = foreign(task).text, _MODULE, "The file's numbers"
+        sizes += f", but here {sizes_words(dict(task.sizes))}" if task.sizes else " as they stand"
+    else:
+        text, what, sizes = reference_text(task.name), _FUNCTION, f"Sizes: {sizes_words(dict(task.sizes))}"
     return "\n\n".join(
         (
-            f"{task}: compute what this PyTorch function returns. It takes the tensors, and sizes that it names, by"
-            " name; what it returns are the outputs in their order.",
+            f"{task}: {what}",
             fenced(text, "python", len(text)),
             "Tensors, all row-major and without gaps:\n\n" + "\n".join(tensor_lines(task)),
-            f"Sizes: {sizes_words(dict(task.sizes))}. {work}{task.bytes:,} bytes that must move. The kernel is timed at"
+            f"{sizes}. {work}{task.bytes:,} bytes that must move. The kernel is timed at"
             " these sizes alone. A contract that names its dimensions must be right at every size that it takes; one"
             " with numbers in their place serves these sizes alone.",
             f"Tolerance: about PyTorch's own error in this type. Allowed {tolerance_words(task)}. Large, small, sparse,"
-            " constant and all positive inputs are checked as well; infinities and NaN come out as PyTorch has them;"
-            " sums in less precision than fp32 fail.",
+            " constant, all positive and all negative inputs are checked as well; infinities and NaN come out as"
+            " PyTorch has them; sums in less precision than fp32 fail.",
         )
     )

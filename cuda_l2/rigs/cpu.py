@@ -1,6 +1,7 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
+from cuda_l2.audit.arms import ModelBaselines
 from cuda_l2.build.cpu import build_all
 from cuda_l2.errors import UserError
 from cuda_l2.execute.arena import Arena, operand_bytes
@@ -26,6 +28,7 @@ from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.rigs.cpu_task import CpuTaskBench
 from cuda_l2.targets import cpu
 from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
+from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cpu import CpuReferences, CpuSession
 
@@ -34,6 +37,8 @@ SLOT_BYTES = 32 << 20
 MAX_SLOTS = 128
 SLOWEST_GFLOPS = 0.2
 """A timed launch slower than this is taken to hang."""
+MOST_MODELS = 4
+"""Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 
@@ -51,17 +56,29 @@ class CpuRig(Rig):
         self.protocols = CPU_PROTOCOLS
         self.baselines = TorchBaselines(self.target.cores)
         self._task_baselines: TaskBaselines | None = None
+        self._models: OrderedDict[str, ModelBaselines] = OrderedDict()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
         if isinstance(task, Operation):
-            return CpuTaskBench(self.target, self.task_baselines, task, seed)
+            return CpuTaskBench(self.target, partial(self._baselines_of, task), task, seed)
         self.require_feasible(task)
         return CpuBench(self, task, seed)
 
+    def _baselines_of(self, task: Operation) -> TaskBaselines | ModelBaselines:
+        """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
+        if not is_foreign(task.name):
+            return self.task_baselines()
+        if str(task) not in self._models:
+            while len(self._models) >= MOST_MODELS:
+                self._models.popitem(last=False)[1].close()
+            self._models[str(task)] = ModelBaselines(task, self.target.cores)
+        self._models.move_to_end(str(task))
+        return self._models[str(task)]
+
     def task_baselines(self) -> TaskBaselines:
-        """PyTorch's process for tasks other than matrix products, started when it is first asked for."""
+        """PyTorch's process for tasks of our own, started when it is first asked for."""
         if self._task_baselines is None:
             self._task_baselines = TaskBaselines(self.target.cores)
         return self._task_baselines
@@ -91,6 +108,8 @@ class CpuRig(Rig):
         self.baselines.close()
         if self._task_baselines:
             self._task_baselines.close()
+        for models in self._models.values():
+            models.close()
 
 
 class CpuBench(Bench):

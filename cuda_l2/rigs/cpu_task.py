@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from cuda_l2 import contract
+from cuda_l2.audit.arms import ModelBaselines
 from cuda_l2.build.cpu import build_all
 from cuda_l2.errors import UserError
 from cuda_l2.execute.task_arena import TaskArena, TaskMemory
 from cuda_l2.execute.worker import Worker
-from cuda_l2.measure.cpu_rounds import measure_cpu
+from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Terms
 from cuda_l2.measure.task_baselines import TaskBaselines
@@ -20,7 +21,9 @@ from cuda_l2.measure.task_outputs import FreshWorker, TaskOperands, launches_tha
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
 from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
-from cuda_l2.tasks.cases import TaskCases
+from cuda_l2.tasks import is_foreign
+from cuda_l2.tasks.cases import OwnCases, TaskCases
+from cuda_l2.tasks.foreign_cases import ForeignCases
 from cuda_l2.verify import verify
 from cuda_l2.verify._cpu_task import CpuTaskSession, launch_timeout_s
 from cuda_l2.verify.tasks._base import task_checks
@@ -37,7 +40,11 @@ class CpuTaskBench(Bench):
     """The stages for one task on the CPU. open_baselines: PyTorch's process, started where it is needed."""
 
     def __init__(
-        self, target: CpuTarget, open_baselines: Callable[[], TaskBaselines], task: Operation, seed: int
+        self,
+        target: CpuTarget,
+        open_baselines: Callable[[], TaskBaselines | ModelBaselines],
+        task: Operation,
+        seed: int,
     ) -> None:
         require_feasible(task)
         self._target, self._open_baselines, self._task = target, open_baselines, task
@@ -47,7 +54,7 @@ class CpuTaskBench(Bench):
         """Cases, memory for their shapes, and what is timed."""
         task = self._task
         self._rng = np.random.default_rng(seed)
-        self._cases = TaskCases(task, seed)
+        self._cases: TaskCases = ForeignCases(task, seed) if is_foreign(task.name) else OwnCases(task, seed)
         self._arena = TaskArena(
             [task, *self._cases.others],
             slots=launches_that_fit(task, SLOT_BYTES, MAX_SLOTS),
@@ -83,11 +90,12 @@ class CpuTaskBench(Bench):
         if baselines.task_arena is not self._arena:
             baselines.attach_task(self._arena, self._cases.timed(0))
         # compiled first: where there is no candidate it stands in its place
-        arms = {name: baselines.arm(name) for name in reversed(baselines.names) if name not in baselines.left_out}
+        names = baselines.ready(compiles=not protocol.selects)
+        arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names}
         timeout_s = self._arena.slots * launch_timeout_s(self._task)
         timing = measure_cpu(open_candidate, arms, self._operands, Terms(protocol, self._rng, beat), timeout_s)
-        conditions = {"left out": dict(baselines.left_out)} if baselines.left_out else {}
-        return replace(timing, conditions=timing.conditions | conditions)
+        left_out = {"left out": dict(baselines.left_out)} if baselines.left_out else {}
+        return replace(timing, conditions={**timing.conditions, **baselines.conditions, **left_out})
 
     def renew(self) -> None:
         """Every session and every sample has a process of its own anyway."""

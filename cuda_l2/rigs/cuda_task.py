@@ -20,7 +20,9 @@ from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Terms
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
-from cuda_l2.tasks.cases import TaskCases, in_full_precision
+from cuda_l2.tasks import is_foreign
+from cuda_l2.tasks.cases import OwnCases, in_full_precision
+from cuda_l2.tasks.checkout import require_cpu
 from cuda_l2.verify import verify
 from cuda_l2.verify._cuda_task import CudaTaskSession
 from cuda_l2.verify.tasks._base import task_checks
@@ -57,7 +59,7 @@ class CudaTaskBench(Bench):
         self._rng = np.random.default_rng(seed)
         need = needed_bytes(task, rig.target.l2_bytes)
         cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
-        self._cases = TaskCases(task, seed, DEVICE, cached)
+        self._cases = OwnCases(task, seed, DEVICE, cached)
         self._arenas: dict[bool, CudaTaskArena] = {}
         self._operands: dict[bool, CudaTaskOperands] = {}
         """By whether they rotate."""
@@ -166,7 +168,9 @@ def needed_bytes(task: Operation, l2_bytes: int) -> int:
 
 
 def require_feasible(task: Operation, l2_bytes: int, free_bytes: int) -> None:
-    """UserError where checking and timing the task does not fit into the GPU's memory."""
+    """UserError where checking and timing the task does not fit into the GPU's memory, or cannot be done on one."""
+    if is_foreign(task.name):
+        require_cpu("cuda")
     need = needed_bytes(task, l2_bytes)
     if need > free_bytes:
         raise UserError(

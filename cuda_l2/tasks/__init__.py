@@ -1,18 +1,34 @@
 """Tasks other than matrix products: our own, and KernelBench's from a checkout. docs/tasks.md says how to add one."""
 
+from pathlib import Path
+
 from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm, Operation, Task
 
+KERNELBENCH = "kernelbench"
+"""What the names of tasks from a checkout begin with, as in kernelbench/level1/19_ReLU."""
 
-def parse(text: str, target: str = "cpu") -> Task:
+
+def is_foreign(name: str) -> bool:
+    """Whether a task's name or text is that of a file in a checkout."""
+    return name.strip().partition("/")[0] == KERNELBENCH
+
+
+def parse(text: str, target: str = "cpu", checkout: Path | None = None) -> Task:
     """`512x512x512:tn` as a matrix product, `softmax:rows=64:float16` as one of our own tasks at these sizes.
 
-    target: cpu or cuda, for the sizes that are left out.
+    target: cpu or cuda, for the sizes that are left out. checkout: folder of a KernelBench checkout, for tasks as
+    `kernelbench/level1/19`, whose file is run in its sandbox.
     """
     if text.strip()[:1].isdigit():
         return Gemm.parse(text)
-    from cuda_l2.tasks._base import definition  # noqa: PLC0415 - torch loads only where it is needed
+    # torch loads only where it is needed
+    from cuda_l2.tasks._base import definition  # noqa: PLC0415
+    from cuda_l2.tasks.checkout import read, require_cpu  # noqa: PLC0415
 
+    if is_foreign(text):
+        require_cpu(target)
+        return read(text, checkout)
     name, revision, sizes, dtype = Operation.read_identity(text.strip())
     if revision:
         raise UserError(f"{text!r}: tasks of our own have no revision")
@@ -21,3 +37,11 @@ def parse(text: str, target: str = "cpu") -> Task:
     except UserError as error:
         raise UserError(f"{text!r} is no shape, as 512x512x512:tn is, and {error}") from None
     return known.task(sizes, dtype, target)
+
+
+def identity(text: str, target: str = "cpu") -> Task:
+    """The same, to look up what is kept of it; a task of KernelBench by its whole text, without its file or tensors."""
+    if "@" not in text:
+        return parse(text, target)
+    name, revision, sizes, dtype = Operation.read_identity(text.strip())
+    return Operation(name, tuple(sizes.items()), dtype, revision)

@@ -1,6 +1,7 @@
 """What candidates for a task are judged on: inputs from a seed nobody outside knows, and what each result may be."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -61,23 +62,86 @@ class TaskCase:
         return max(limit.errors(found[output.name])[1] for output, limit in pairs)
 
 
-class TaskCases:
-    """Cases of one of our own tasks, made on first use and kept while they fit.
+class TaskCases(ABC):
+    """Cases of one task, made on first use and kept while they fit. The same name gives the same case."""
+
+    usual: str
+    """What stands in cases whose values nobody chose, for reasons."""
+    distributions: tuple[Distribution, ...]
+    """Of values beside the usual ones that candidates are judged on."""
+    others: tuple[Operation, ...]
+    """The task at sizes that nobody was shown."""
+
+    def __init__(self, task: Operation, seed: int, cache_bytes: int) -> None:
+        self.task, self._seed, self._cache_bytes = task, seed, cache_bytes
+        self.rng = np.random.default_rng([seed, 1])
+        self._cases: dict[str, TaskCase] = {}
+
+    @abstractmethod
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> TaskCase:
+        """A case of fresh values, the usual ones where no distribution is given. task: at other sizes."""
+
+    @abstractmethod
+    def timed(self, index: int) -> TaskCase:
+        """A case of usual values for one launch of a timed round; the caller keeps it.
+
+        Its floating-point results may be what those of a case drawn alike may be: `exactly` asks more of the reference.
+        """
+
+    @abstractmethod
+    def exactly(self, case: TaskCase) -> TaskCase:
+        """The same case with the tolerance that is its own."""
+
+    @abstractmethod
+    def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase | None:
+        """A case that differs in one tensor, or in one element of it where elements stand for themselves.
+
+        Its results may be what the given case's may be, as `timed` has it. None where the tensor has no other value.
+        """
+
+    @property
+    @abstractmethod
+    def real_tensors(self) -> list[str]:
+        """Inputs and weights in which any real number may stand."""
+
+    @abstractmethod
+    def special(self, tensor: str, kind: str) -> TaskCase | None:
+        """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
+
+    def close(self) -> None:
+        """Give the memory of every case back."""
+        self._cases.clear()
+
+    def _get(self, key: str, make: Callable[[], TaskCase]) -> TaskCase:
+        if key in self._cases:
+            return self._cases[key]
+        case = make()
+        # the first ones stay: every candidate meets all of them in the same order
+        if sum(kept.bytes for kept in self._cases.values()) + case.bytes <= self._cache_bytes:
+            self._cases[key] = case
+        return case
+
+    def _mixed(self, key: str) -> int:
+        return int(np.random.SeedSequence([self._seed, *key.encode()]).generate_state(1, np.uint64)[0] >> 1)
+
+
+class OwnCases(TaskCases):
+    """Cases of one of our own tasks.
 
     device: where tensors lie. Large references run there too, in fp64 and in the task's type without TF32; UserError
     where such a GPU does not compute what the CPU does.
     """
 
+    usual = "normal numbers"
+    distributions = tuple(each for each in Distribution if each is not Distribution.NORMAL)
+
     def __init__(
         self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
     ) -> None:
-        self.task, self._seed = task, seed
-        self.device, self._cache_bytes = torch.device(device), cache_bytes
+        super().__init__(task, seed, cache_bytes)
+        self.device = torch.device(device)
         self._known = definition(task.name)
-        self.rng = np.random.default_rng([seed, 1])
         self.others = self._others(np.random.default_rng([seed, 2]))
-        """The task at sizes that nobody was shown."""
-        self._cases: dict[str, TaskCase] = {}
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
@@ -100,30 +164,18 @@ class TaskCases:
             return None
         return task if task.bytes <= OTHER_BYTES and task.flops <= OTHER_FLOPS else None
 
-    def drawn(
-        self, name: str, distribution: Distribution = Distribution.NORMAL, task: Operation | None = None
-    ) -> TaskCase:
-        """A case of fresh values; the same name gives the same one."""
-        of = task or self.task
-        key = f"{of} {distribution} {name}"
-        return self._get(key, lambda: self._case(of, self._draw(of, key, distribution)))
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> TaskCase:
+        of, values = task or self.task, distribution or Distribution.NORMAL
+        key = f"{of} {values} {name}"
+        return self._get(key, lambda: self._case(of, self._draw(of, key, values)))
 
     def timed(self, index: int) -> TaskCase:
-        """A case of normal numbers for one launch of a timed round; the caller keeps it.
-
-        Its floating-point results may be what those of a case drawn alike may be: `exactly` asks more of the reference.
-        """
         return self._alike(self.drawn("seed 0"), self._draw(self.task, f"timed {index}"))
 
     def exactly(self, case: TaskCase) -> TaskCase:
-        """The same case with the tolerance that is its own."""
         return self._case(case.task, case.tensors)
 
     def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase:
-        """A case that differs in one tensor, or in one element of it where elements stand for themselves.
-
-        Its results may be what the given case's may be, as `timed` has it.
-        """
         values = {**self._known.inputs, **self._known.weights}[tensor]
         key = f"{case.task} changed {tensor} {wholly}"
 
@@ -141,7 +193,6 @@ class TaskCases:
 
     @property
     def real_tensors(self) -> list[str]:
-        """Inputs and weights in which any real number may stand."""
         return [
             name
             for name, values in {**self._known.inputs, **self._known.weights}.items()
@@ -149,7 +200,6 @@ class TaskCases:
         ]
 
     def special(self, tensor: str, kind: str) -> TaskCase | None:
-        """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
         base, key = self.drawn("special"), f"special {tensor} {kind}"
         new = base.tensors[tensor].clone()
         if not new.numel():
@@ -162,19 +212,6 @@ class TaskCases:
             return self._get(key, lambda: self._case(self.task, {**base.tensors, tensor: new}))
         except RuntimeError:  # a factorisation that finds no numbers
             return None
-
-    def close(self) -> None:
-        """Give the memory of every case back."""
-        self._cases.clear()
-
-    def _get(self, key: str, make: Callable[[], TaskCase]) -> TaskCase:
-        if key in self._cases:
-            return self._cases[key]
-        case = make()
-        # the first ones stay: every candidate meets all of them in the same order
-        if sum(kept.bytes for kept in self._cases.values()) + case.bytes <= self._cache_bytes:
-            self._cases[key] = case
-        return case
 
     def _case(self, task: Operation, tensors: Tensors) -> TaskCase:
         home = self._computes_on(task)
@@ -227,9 +264,6 @@ class TaskCases:
                     " is the GPU's memory sound?"
                 )
         self._compared = True
-
-    def _mixed(self, key: str) -> int:
-        return int(np.random.SeedSequence([self._seed, *key.encode()]).generate_state(1, np.uint64)[0] >> 1)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ class Examined:
     written_bytes: int = 0  # that a run moves at the sizes as written; 0 where that is not known
     sizes: tuple[tuple[str, int], ...] = ()  # all of the file's, as they were tried
     variable: tuple[str, ...] = ()  # sizes that may change while the weights stay
+    keeps_numbers: bool = False  # its module draws some that are neither parameters nor buffers
     distributions: tuple[str, ...] = ()  # of values on which its results are finite
     seconds: float = math.nan  # of one run of the reference
     moves_buffers: bool = False  # its reference changes its own buffers, as batch norm does in training

@@ -114,10 +114,16 @@ def reference(
     return Reference(task, function, tensors, model, inputs, seconds, moves, keys)
 
 
-def changed(tensor: torch.Tensor, seed: int, *, wholly: bool) -> torch.Tensor:
-    """Other real numbers in place of all or of one; zeros and symmetry that look meant stay. Refused where none."""
-    if not tensor.dtype.is_floating_point or not bool(tensor.any()):
+def changed(tensor: torch.Tensor, seed: int, *, wholly: bool, weight: bool = False) -> torch.Tensor:
+    """Other real numbers in place of all or of one; zeros and symmetry that look meant stay. Refused where none.
+
+    weight: zeros all over are where a bias begins, and as good as any number.
+    """
+    if not tensor.dtype.is_floating_point or not (weight or bool(tensor.any())):
         raise Refused(Readiness.UNSUPPORTED, "only real numbers can be changed")
+    if not bool(tensor.any()):
+        whole = torch.ones_like(tensor, memory_format=torch.contiguous_format)
+        return whole if wholly else changed(whole, seed, wholly=False) - 1
     if wholly:
         return structured(tensor, 1 - tensor)
     new = tensor.clone(memory_format=torch.contiguous_format)
@@ -189,6 +195,7 @@ def examine(
             variable=loaded.variable(),
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
+            keeps_numbers=_keeps_numbers(found, loaded, seed, device),
             distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d, device)),
             eager_max=max(limit.eager_max for limit in allowed),
             max_allowed=max(limit.max_allowed for limit in allowed),
@@ -198,6 +205,14 @@ def examine(
     except Refused as refused:
         bytes_ = written.given_bytes + written.made_bytes if written else 0
         return Examined(name, refused.status, clean(refused.reason), written_bytes=bytes_)
+
+
+def _keeps_numbers(found: Reference, loaded: Loaded, seed: int, device: str) -> bool:
+    """Whether a module made under another seed gives something else with the same state."""
+    other = loaded.model(seed + 1).to(device)
+    with failing("its state cannot be set"):
+        other.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
+    return not _all_near(found.function(**_copied(found.tensors)), _run(other, found.inputs, seed))
 
 
 def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution, device: str) -> bool:

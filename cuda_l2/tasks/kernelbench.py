@@ -103,6 +103,14 @@ def _number(path: Path) -> tuple[int, str]:
     return (int(match.group()) if match else 1 << 30, path.stem)
 
 
+class NoCase(UserError):
+    """A file does not give what was asked for. status: why, as of a file that is no task."""
+
+    def __init__(self, text: str, status: Readiness) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 class References:
     """Runs files, each in a sandbox of its own."""
 
@@ -140,6 +148,11 @@ class OpenedFile:
             raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
         self._process: ForeignProcess | None = None
 
+    @property
+    def text(self) -> str:
+        """Of the file, as it was when it was opened."""
+        return self._text.decode(errors="replace")
+
     def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
         """Load it, run it, check that it can be a task. Never raises for what the file does."""
         job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
@@ -156,17 +169,19 @@ class OpenedFile:
         distribution: Distribution | None = None,
         changed: str = "",
         wholly: bool = False,
+        special: Sequence[tuple[str, int, float]] = (),
         weights_seed: int | None = None,
     ) -> Case:
         """What to judge a candidate by; UserError where the file does not give it.
 
         distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
         an unlucky order are as far off as products in less. changed: a tensor of real numbers that has another value
-        in one element than the same case otherwise has, or in all. weights_seed: of the module's weights, where not
-        `seed`.
+        in one element than the same case otherwise has, or in all. special: tensors, places and what stands there.
+        weights_seed: of the module's weights, where not `seed`.
         """
         job = {"action": "case", "sizes": dict(sizes or {}), "seed": seed, "distribution": distribution or ""}
         job |= {"changed": changed, "wholly": wholly, "weights_seed": seed if weights_seed is None else weights_seed}
+        job |= {"special": [list(each) for each in special]}
         with self._failing():
             return _read_case(self._do(job), self.entry)
 
@@ -180,7 +195,22 @@ class OpenedFile:
         """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none."""
         job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds), "distribution": distribution or ""}
         with self._failing():
-            return _read_inputs(self._do(job), len(seeds))
+            return _read_sets(self._do(job), len(seeds))
+
+    def results(
+        self,
+        *,
+        seeds: Sequence[int],
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+    ) -> list[Tensors]:
+        """Inputs, weights and exact results as `case` has them, numbers among them, by name; one set a seed.
+
+        UserError where the file gives none.
+        """
+        job = {"action": "results", "sizes": dict(sizes or {}), "seeds": list(seeds)}
+        with self._failing():
+            return _read_sets(self._do(job | {"distribution": distribution or ""}), len(seeds))
 
     def close(self) -> None:
         if self._process:
@@ -228,7 +258,7 @@ class OpenedFile:
         try:
             yield
         except _Lost as lost:
-            raise UserError(f"{self.entry.path}: {lost.status}: {lost.reason}") from None
+            raise NoCase(f"{self.entry.path}: {lost.status}: {lost.reason}", lost.status) from None
 
 
 def examine_all(
@@ -328,7 +358,7 @@ def _read_case(folder: Path, entry: Entry) -> Case:
     return Case(task, tensors, bounds, numbers, keys, initial)
 
 
-def _read_inputs(folder: Path, count: int) -> list[Tensors]:
+def _read_sets(folder: Path, count: int) -> list[Tensors]:
     try:
         header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
         if "status" in header:
@@ -339,7 +369,7 @@ def _read_inputs(folder: Path, count: int) -> list[Tensors]:
     except _Lost:
         raise
     except Exception as error:  # noqa: BLE001 - as above
-        raise _Lost(Readiness.CRASHED, f"left no inputs that can be read: {type(error).__name__}") from None
+        raise _Lost(Readiness.CRASHED, f"left no tensors that can be read: {type(error).__name__}") from None
     return sets
 
 

@@ -64,6 +64,9 @@ def _do(job: dict[str, Any]) -> int:
         if job["action"] == "inputs":
             _inputs(path, job)
             return 0
+        if job["action"] == "results":
+            _results(path, job)
+            return 0
         examined = foreign.examine(
             *(path, name, revision),
             sizes=job["sizes"],
@@ -98,7 +101,11 @@ def _case(path: Path, job: dict[str, Any]) -> None:
     )
     if job["changed"]:
         name = job["changed"]
-        found.tensors[name] = foreign.changed(found.tensors[name], job["seed"], wholly=job["wholly"])
+        how = {"wholly": job["wholly"], "weight": name in found.keys}
+        found.tensors[name] = foreign.changed(found.tensors[name], job["seed"], **how)
+    for name, at, value in job["special"]:
+        found.tensors[name] = found.tensors[name].clone(memory_format=torch.contiguous_format)
+        found.tensors[name].view(-1)[at] = value
     limits = found.bounds()
     outputs = [tensor.name for tensor in found.task.outputs]
     given = zip(found.task.inputs, found.inputs, strict=True)
@@ -109,7 +116,6 @@ def _case(path: Path, job: dict[str, Any]) -> None:
         listed += [("exact", name, limit.exact), ("free", name, limit.free)]
     header = {
         "task": json.loads(to_json(found.task)),
-        "tensors": [(role, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for role, name, t in listed],
         "bounds": {
             name: [limit.rms_allowed, limit.max_allowed, limit.eager_rms, limit.eager_max]
             for name, limit in zip(outputs, limits, strict=True)
@@ -118,7 +124,30 @@ def _case(path: Path, job: dict[str, Any]) -> None:
         "keys": found.keys,
         "initial": _plain(loaded.arguments()),
     }
-    _leave(header, [tensor for _, _, tensor in listed])
+    _leave(header, listed)
+
+
+def _results(path: Path, job: dict[str, Any]) -> None:
+    """Inputs and weights for several seeds, and the exact results, without what errors may be."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.tasks import foreign  # noqa: PLC0415
+    from cuda_l2.tasks.foreign_file import Loaded  # noqa: PLC0415
+    from cuda_l2.tasks.tolerance import widened  # noqa: PLC0415
+    from cuda_l2.tasks.values import Distribution  # noqa: PLC0415
+
+    sizes, distribution = job["sizes"], Distribution(job["distribution"]) if job["distribution"] else None
+    loaded = Loaded(path, sizes)
+    listed: list[tuple[Any, str, Any]] = []
+    for index, seed in enumerate(job["seeds"]):
+        given = (loaded, job["name"], job["revision"], sizes, seed, distribution)
+        found = foreign.reference(*given, device=job["device"])
+        values = {t.name: torch.as_tensor(value) for t, value in zip(found.task.inputs, found.inputs, strict=True)}
+        listed += [(index, name, tensor) for name, tensor in (values | found.tensors).items()]
+        with torch.no_grad():
+            exact = found.function(**widened(found.tensors))
+        listed += [(index, t.name, tensor) for t, tensor in zip(found.task.outputs, exact, strict=True)]
+    _leave({}, listed)
 
 
 def _inputs(path: Path, job: dict[str, Any]) -> None:
@@ -140,17 +169,18 @@ def _inputs(path: Path, job: dict[str, Any]) -> None:
         for name, value in zip(names, loaded.inputs(seed + 1, distribution), strict=True)
         if isinstance(value, torch.Tensor)
     ]
-    tensors = [(index, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for index, name, t in listed]
-    _leave({"tensors": tensors}, [tensor for _, _, tensor in listed])
+    _leave({}, listed)
 
 
-def _leave(header: dict[str, Any], tensors: list[Any]) -> None:
+def _leave(header: dict[str, Any], listed: list[tuple[Any, str, Any]]) -> None:
+    """A header that names the tensors, and their bytes. listed: two words each tensor is known by, and the tensor."""
     import torch  # noqa: PLC0415
 
     with Path(TENSORS).open("wb") as file:
-        for tensor in tensors:
+        for _, _, tensor in listed:
             file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    Path(RESULT).write_text(json.dumps(header))
+    tensors = [(role, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for role, name, t in listed]
+    Path(RESULT).write_text(json.dumps(header | {"tensors": tensors}))
 
 
 def _plain(value: Any) -> Any:

@@ -29,7 +29,7 @@ class Distribution(enum.StrEnum):
     """How real numbers are spread. A kernel that is right on one alone has learnt the test."""
 
     NORMAL = "normal"
-    UNIFORM = "uniform"  # 0 to 1: nothing cancels, sums grow
+    UNIFORM = "uniform"  # -1 to 0: nothing cancels, sums grow, and a largest element that begins at 0 stays there
     OFFSET = "offset"  # mean 8, deviation 1: variances cancel
     WIDE = "wide"  # deviation 8: exponentials spread
     LARGE = "large"  # deviation 100: exponentials overflow where nothing is subtracted first
@@ -43,7 +43,7 @@ class Values:
     """One tensor of a definition: expressions over its sizes for each dimension, and what may stand in it.
 
     dtype: empty for the task's own. fan_in: values are divided by this expression's square root, as a layer's weights
-    are. below: of integers.
+    are. least, below: of integers.
     """
 
     shape: str
@@ -51,6 +51,7 @@ class Values:
     dtype: str = ""
     fan_in: str = "1"
     below: str = "2"
+    least: int = 0
 
     def dims(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(evaluate(expression, sizes) for expression in self.shape.split())
@@ -70,7 +71,8 @@ class Values:
         dtype: torch.dtype = getattr(torch, self.dtype_in(task_dtype))
         shape, device = self.dims(sizes), generator.device
         if self.domain is Domain.INTEGERS:
-            drawn = torch.randint(max(1, evaluate(self.below, sizes)), shape, generator=generator, device=device)
+            below = max(self.least + 1, evaluate(self.below, sizes))
+            drawn = torch.randint(self.least, below, shape, generator=generator, device=device)
             return (drawn.flatten()[:1].expand(shape) if distribution is Distribution.CONSTANT else drawn).to(dtype)
         if self.domain is Domain.BOOLEANS:
             return torch.rand(shape, generator=generator, device=device) < 0.5
@@ -84,8 +86,8 @@ def normal(shape: str, fan_in: str = "1") -> Values:
     return Values(shape, fan_in=fan_in)
 
 
-def integers(shape: str, below: str, dtype: str = "int64") -> Values:
-    return Values(shape, Domain.INTEGERS, dtype, below=below)
+def integers(shape: str, below: str, dtype: str = "int64", least: int = 0) -> Values:
+    return Values(shape, Domain.INTEGERS, dtype, below=below, least=least)
 
 
 def booleans(shape: str) -> Values:
@@ -102,7 +104,7 @@ def real(shape: tuple[int, ...], generator: torch.Generator, distribution: Distr
     """Real numbers in fp32 on the generator's device."""
     device = generator.device
     if distribution is Distribution.UNIFORM:
-        return torch.rand(shape, generator=generator, device=device)
+        return -torch.rand(shape, generator=generator, device=device)
     drawn = torch.randn(shape, generator=generator, device=device)
     match distribution:
         case Distribution.OFFSET:

@@ -1,6 +1,7 @@
 """Results within tolerance at sizes nobody was shown, where the file's sizes may vary while the weights stay."""
 
 from cuda_l2.audit._base import ModuleCheck, ModuleSession, require_right
+from cuda_l2.tasks.foreign_cases import other_sizes
 
 TRIES = 2
 
@@ -23,13 +24,9 @@ class OtherShapes(ModuleCheck):
 
 
 def _others(session: ModuleSession, index: int) -> dict[str, int]:
-    """Odd sizes, all larger or all smaller than those shown; equal ones stay equal, for they may go together."""
+    """All larger or all smaller than those shown."""
     cases = session.cases
-    sizes = dict(cases.sizes)
-    for name, value in cases.examined.sizes:
-        if name in cases.examined.variable:
-            sizes[name] = max(1, round(value * cases.factor(index, value)) // 2 * 2 + 1)
-    return sizes
+    return dict(cases.sizes) | other_sizes(cases.examined, lambda value: cases.factor(index, value))
 
 
 CHECK = OtherShapes()

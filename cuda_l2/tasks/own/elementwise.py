@@ -85,7 +85,7 @@ TASKS = (
     Definition(
         "dequantise_int8",
         lambda x, scale: x.to(scale.dtype) * scale,
-        {"x": integers("rows columns", "127", "int8"), "scale": normal("rows 1")},
+        {"x": integers("rows columns", "128", "int8", least=-127), "scale": normal("rows 1")},
         **_SIZES,
         flops="rows*columns",
     ),

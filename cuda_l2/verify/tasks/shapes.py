@@ -15,12 +15,14 @@ class Shapes(TaskCheck):
         return any(session.serves(task) for task in session.cases.others)
 
     def run(self, session: TaskSession) -> None:
-        for task in session.cases.others:
-            if session.serves(task):
-                for distribution in (Distribution.NORMAL, Distribution.WIDE):
-                    case = session.cases.drawn("shape", distribution, task)
-                    sizes = ", ".join(f"{name} {size}" for name, size in task.sizes)
-                    require_right(case, session.launch(case), f"at {sizes}, on {distribution} values")
+        cases = session.cases
+        for task in filter(session.serves, cases.others):
+            sizes = ", ".join(f"{name} {size}" for name, size in task.sizes)
+            case = cases.drawn("shape", task=task)
+            require_right(case, session.launch(case), f"at {sizes}, on {cases.usual}")
+            if Distribution.WIDE in cases.distributions:
+                case = cases.drawn("shape", Distribution.WIDE, task)
+                require_right(case, session.launch(case), f"at {sizes}, on {Distribution.WIDE} values")
 
 
 CHECK = Shapes()

@@ -22,7 +22,7 @@ class State(TaskCheck):
         cases = session.cases
         case, other = cases.drawn("state 0"), cases.drawn("state 1")
         right = session.launch(case)
-        require_right(case, right, "on normal numbers")
+        require_right(case, right, f"on {cases.usual}")
         for _ in range(REPEATS):
             require_same(session.launch(case), right, "is not repeatable: the same launch gave another result")
         other_right = session.launch(other)
@@ -37,6 +37,8 @@ class State(TaskCheck):
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
             for wholly in (False, True):
                 changed = cases.changed(case, names[int(index)], wholly=wholly)
+                if changed is None:
+                    continue
                 what = "another" if wholly else "one changed element of"
                 session.launch(case, keep=True)  # what a cache would keep
                 found = session.launch(changed, keep=True)

@@ -1,0 +1,91 @@
+"""Answers that need no work, or leave a little of it out, are rejected for every task of our own by the cases judges use."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cuda_l2.tasks._base import definitions
+from cuda_l2.tasks.cases import OwnCases, TaskCase
+from cuda_l2.tasks.values import Distribution
+from cuda_l2.verify.tasks.seeds import SEEDS
+
+EVERY = [(name, dtype) for name, known in definitions().items() for dtype in known.dtypes]
+TOLERANCES = 4
+"""By so many of them one element is off."""
+
+
+def answers(case: TaskCase, index: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wrong ones for one of the outputs."""
+    limit = case.bounds[index]
+    right = limit.rounded
+    yield "zeros", torch.zeros_like(right)
+    yield "ones", torch.ones_like(right)
+    if right.dtype.is_floating_point and right.isfinite().any():
+        if right.numel() > 1:
+            yield "the mean", torch.full_like(right, float(right[right.isfinite()].double().mean()))
+        off = right.double().flatten()
+        off[int(right.isfinite().flatten().nonzero()[0])] += TOLERANCES * limit.max_allowed
+        yield "one element off", off.to(right.dtype).reshape(right.shape)
+    for name, tensor in case.tensors.items():
+        if (tensor.shape, tensor.dtype) == (right.shape, right.dtype):
+            yield f"the input {name}", tensor
+    if right.ndim and len(right) > 1:
+        yield "the last row repeats the one before", torch.cat([right[:-1], right[-2:-1]])
+        yield "the last row is left out", torch.cat([right[:-1], torch.zeros_like(right[-1:])])
+        yield "rows are swapped", right.roll(1, 0)
+    if right.ndim and right.shape[-1] > 1:
+        yield "the last column is left out", torch.cat([right[..., :-1], torch.zeros_like(right[..., -1:])], -1)
+        yield "columns are shifted", right.roll(1, -1)
+    if right.numel() > 1:
+        yield "the last element is left out", torch.cat([right.flatten()[:-1], right.new_zeros(1)]).reshape(right.shape)
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY, ids=str)
+def test_trivial_answers_are_rejected(name: str, dtype: str) -> None:
+    task = definitions()[name].task(dtype=dtype)
+    every = [case for _, case in judged(OwnCases(task, 11))]
+    for index, output in enumerate(task.outputs):
+        rejected: dict[str, bool] = {}
+        for case in every:
+            for what, wrong in answers(case, index):
+                rejected[what] = rejected.get(what, False) or bool(case.bounds[index].violation(wrong))
+        unseen = [what for what, found in rejected.items() if not found]
+        assert len(rejected) > 2 and not unseen, (output.name, unseen)
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY, ids=str)
+def test_every_tensor_counts(name: str, dtype: str) -> None:
+    """The right answer for another value of one tensor is rejected."""
+    known = definitions()[name]
+    task = known.task(dtype=dtype)
+    function, unseen = known.bind(dict(task.sizes)), {tensor.name for tensor in (*task.inputs, *task.weights)}
+    for distribution, case in judged(OwnCases(task, 12)):
+        other = known.draw(task, 12345, distribution)
+        for tensor in list(unseen):
+            results = function(**{**case.tensors, tensor: other[tensor]})
+            if any(limit.violation(result) for limit, result in zip(case.bounds, results, strict=True)):
+                unseen.discard(tensor)
+    assert not unseen
+
+
+def judged(cases: OwnCases) -> Iterator[tuple[Distribution, TaskCase]]:
+    """What a candidate is launched on at a task's own sizes, but for special values and changed tensors."""
+    for seed in range(SEEDS):
+        yield Distribution.NORMAL, cases.drawn(f"seed {seed}")
+    for distribution in cases.distributions:
+        yield distribution, cases.drawn("values", distribution)
+
+
+@pytest.mark.parametrize("name", ["max_rows", "max_columns", "cummax", "max_pool2d"])
+def test_a_largest_element_that_begins_at_zero_is_rejected_whatever_is_drawn(name: str) -> None:
+    task = definitions()[name].task()
+    for seed in range(4):
+        case = OwnCases(task, seed).drawn("values", Distribution.UNIFORM)
+        assert case.bounds[0].violation(case.bounds[0].rounded.clamp_min(0))
+
+
+def test_a_byte_with_a_sign_that_is_read_without_it_is_rejected() -> None:
+    case = OwnCases(definitions()["dequantise_int8"].task(), 1).drawn("seed 0")
+    without = case.tensors["x"].view(torch.uint8).float() * case.tensors["scale"]
+    assert case.bounds[0].violation(without)
