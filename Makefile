@@ -22,7 +22,7 @@ demo-tasks: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize $(DEMO_TASKS) --budget 6s --target cpu
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # The tests that need an NVIDIA GPU; their result is kept under results/ with the machine's description.
 test-gpu: $(VENV)/.dev

@@ -103,6 +103,7 @@ def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
             row.us,
             timing.candidate.latency_us,
             timing.speedups,
+            timing.max_difference,
         )
         for row, candidate, timing in timed
         if timing.candidate

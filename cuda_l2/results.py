@@ -5,6 +5,7 @@ one shape under one protocol, written whole or not at all; the last one of a sha
 """
 
 import contextlib
+import math
 import signal
 import sys
 import threading
@@ -61,6 +62,7 @@ class KernelFigures:
     selected_us: float  # its time in the run that chose it
     latency_us: Interval
     speedups: tuple[tuple[str, Interval], ...]  # over every baseline of the run
+    max_difference: float = math.nan  # largest |fp32 reference - output| seen in its timed outputs
 
 
 @dataclass(frozen=True)

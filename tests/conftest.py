@@ -12,6 +12,8 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+import torch
+
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
@@ -20,14 +22,35 @@ from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.rigs import gpu_present
 from cuda_l2.rigs.cpu import CpuRig
-from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.targets.cpu import CpuTarget, usable_cores
 
 CHEATS = Path(__file__).with_name("cheats")
+CORES_A_WORKER, MOST_WORKERS = 2, 4
+OUTCOMES = ("passed", "failed", "error", "skipped")
+SAME_GPU = ("gpu", "driver", "nvrtc", "cublas")
+"""What of the environment must be alike for an earlier record's files to stay."""
 RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-record", type=Path, help="write what the GPU tests gave, and the machine, to this file")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for every two cores; none beside this process where there are no more, or where tests share a GPU."""
+    count = min(usable_cores() // CORES_A_WORKER, MOST_WORKERS)
+    return 0 if count < 2 or gpu_present() or "gpu" in (config.option.markexpr or "") else count
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers, and all that they start, have cores of their own: none disturbs another's clock."""
+    if hasattr(config, "workerinput"):
+        cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
+        each = max(1, len(cores) // int(config.workerinput["workercount"]))
+        first = int(config.workerinput["workerid"].removeprefix("gw")) * each % len(cores)
+        os.sched_setaffinity(0, cores[first : first + each])
+        torch.set_num_threads(each)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,18 +63,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep the GPU tests' result, so that a reader sees when they last passed."""
+    """Keep the GPU tests' result, so that a reader sees when they last passed; by file, so that they may run in parts."""
     path = session.config.getoption("--gpu-record")
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if not path or not reporter:
         return
     from cuda_l2.targets import cuda  # noqa: PLC0415 - needs a GPU
 
-    counts = {name: len(reporter.stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
-    failed = [report.nodeid for name in ("failed", "error") for report in reporter.stats.get(name, [])]
+    environment = json.loads(json.dumps(cuda.detect().environment()))
+    before = json.loads(path.read_text()) if path.exists() else {}
+    alike = {name: before.get("environment", {}).get(name) == environment[name] for name in SAME_GPU}
+    files = before.get("files", {}) if all(alike.values()) else {}
     when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    ran: dict[str, dict[str, list[str]]] = {}
+    for outcome in OUTCOMES:
+        for report in reporter.stats.get(outcome, []):
+            ran.setdefault(report.nodeid.split("::")[0], {}).setdefault(outcome, []).append(report.nodeid)
+    for name, outcomes in ran.items():
+        not_passed = outcomes.get("failed", []) + outcomes.get("error", [])
+        files[name] = {"when": when, **{o: len(outcomes.get(o, [])) for o in OUTCOMES}, "not_passed": not_passed}
+    totals = {outcome: sum(file[outcome] for file in files.values()) for outcome in OUTCOMES}
+    record = {**totals, "files": dict(sorted(files.items())), "environment": environment}
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"when": when, **counts, "not_passed": failed, "environment": cuda.detect().environment()}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

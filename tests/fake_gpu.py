@@ -135,9 +135,11 @@ class Graph:
         self._run()
         return 1e-5
 
-    def time(self, warm: int = 1, between: Callable[[], None] | None = None) -> tuple[float, float]:
+    def time(
+        self, warm: int = 1, between: Callable[[], None] | None = None, before: "Graph | None" = None
+    ) -> tuple[float, float]:
         for _ in range(warm):
-            self._run()
+            (before or self)._run()
         if between:
             between()
         self._run()

@@ -1,7 +1,10 @@
 """Candidates in KernelBench's own style go the whole way: executed in the sandbox, checked, timed beside the reference."""
 
 import contextlib
+import ctypes
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,8 @@ import pytest
 from cuda_l2 import cli, sandbox
 from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
+from cuda_l2.audit.samples import executable
+from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.tasks.checkout import find_entry
@@ -19,6 +24,8 @@ from cuda_l2.tasks.kernelbench import Effort
 CHECKOUT = Path(__file__).with_name("kernelbench")
 CHEATS = Path(__file__).with_name("kernelbench_cheats")
 EFFORT = Effort(timeout_s=30, memory_bytes=2 << 30, budget_bytes=1 << 24, budget_flops=10**8)
+COMPILED_TASK = "kernelbench/level2/1"
+"""torch.compile takes half a minute of each task."""
 
 pytestmark = [
     pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine"),
@@ -28,6 +35,8 @@ pytestmark = [
 
 REASONS = {
     "hides_from_profiler": "seen from outside",
+    "half_hidden": "seen from outside",
+    "half_hidden_rows": "seen from outside",
     "pass_through": "aten::linear",
     "pass_through_thread": "aten::linear",
     "lazy_tensor": "gives a Later",
@@ -45,13 +54,17 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def audit(own_folders) -> Iterator[object]:
-    """audit(source, task, allowed) -> Trial; references are kept, as for a list of candidates."""
+    """audit(source, task, allowed) -> Trial; references are kept, as for a list of candidates, and trials too."""
     auditors: dict[str, Auditor] = {}
+    trials: dict[tuple[object, ...], Trial] = {}
 
     def run(source: str, task: str, allowed: str = "", **options: bool) -> Trial:
         if task not in auditors:
-            auditors[task] = Auditor(find_entry(CHECKOUT, task), EFFORT)
-        return auditors[task].judge(Candidate(source), "search", allowed=allowed.split(), **options)
+            auditors[task] = Auditor(find_entry(CHECKOUT, task), EFFORT, compiled=task == COMPILED_TASK)
+        key = (source, task, allowed, *options.items())
+        if key not in trials:
+            trials[key] = auditors[task].judge(Candidate(source), "search", allowed=allowed.split(), **options)
+        return trials[key]
 
     yield run
     for auditor in auditors.values():
@@ -72,6 +85,8 @@ def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
     assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
     if trial.status == "measured":
         missed = {check.name for check in module_checks()} - set(trial.verdict.passed)
+        arms = {"torch eager", "torch.compile"} if task == COMPILED_TASK else {"torch eager"}
+        assert {arm.name for arm in trial.timing.baselines} == arms
         assert trial.timing.candidate.rounds >= 6 and missed <= {"weights changed"}
     else:
         assert trial.reason and trial.speedup == 0.0 and trial.reward < 0
@@ -121,6 +136,20 @@ def test_other_shapes_may_be_left_out(audit) -> None:
 def test_a_file_that_is_no_candidate_is_a_failed_build(source, says, audit) -> None:
     trial = audit(source, "kernelbench/level1/3")
     assert trial.status == "failed" and says in trial.reason and "\n" not in trial.reason
+
+
+def test_functions_of_a_library_are_found_by_what_their_names_contain(tmp_path) -> None:
+    (tmp_path / "a.c").write_text("int fill_all(int x) { return x * 3; }\nint other(int x) { return x * 5; }\n")
+    library, bare = tmp_path / "a.so", tmp_path / "bare.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "a.c"], check=True)
+    subprocess.run(["strip", "-o", bare, library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    mapped = {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in ("fill_all", "other")}
+    starts = [start for low, high, start, path in executable(os.getpid()) if path == str(library)]
+    found = functions(library, rb"fill_")
+    assert len(found) == 1 and mapped["fill_all"] - starts[0] in found
+    assert mapped["other"] - starts[0] not in found
+    assert not len(functions(bare, rb"fill_")) and not len(functions(tmp_path / "a.c", rb"fill_"))
 
 
 def test_files_are_found_by_name_or_number() -> None:

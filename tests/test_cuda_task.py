@@ -49,10 +49,10 @@ def honest(launch: Launch) -> None:
     launch.out[:] = launch.answer()
 
 
-def stray(at: int, where: str = "out") -> Callable[[Launch], None]:
+def stray(at: Callable[[Launch], int], where: str = "out") -> Callable[[Launch], None]:
     def body(launch: Launch) -> None:
         honest(launch)
-        memory(launch.pointers[where] + at, 1)[:] = 1
+        memory(launch.pointers[where] + at(launch), 1)[:] = 1
 
     return body
 
@@ -104,13 +104,12 @@ def adds_noise(launch: Launch) -> None:
     )
 
 
-COLUMNS = 12
 BODIES = {
     "honest": (honest, ""),
-    "behind": (stray(4 * 10 * COLUMNS), OUTSIDE),
-    "before": (stray(-1), OUTSIDE),
-    "behind the workspace": (stray(4 * 10 * (COLUMNS + 1), "kept"), OUTSIDE),
-    "behind the weight": (stray(4 * COLUMNS, "gain"), f"{OUTSIDE}|changed its inputs or weights"),
+    "behind": (stray(lambda launch: launch.out.nbytes), OUTSIDE),
+    "before": (stray(lambda _: -1), OUTSIDE),
+    "behind the workspace": (stray(lambda launch: launch.kept.nbytes, "kept"), OUTSIDE),
+    "behind the weight": (stray(lambda launch: launch.gain.nbytes, "gain"), f"{OUTSIDE}|changed its inputs or weights"),
     "shape": (shown_shape_only, "unwritten"),
     "row": (last_row_missing, "unwritten"),
     "input": (changes_input, "changed its inputs or weights"),
@@ -243,7 +242,7 @@ def test_baselines_are_timed_alone(judged: Any) -> None:
         (skips_what_looks_right, "did not produce its own result"),
         (changes_input, "changed its inputs or weights|did not produce its own result"),
         (changes_what_does_not_count, "changed its inputs or weights"),
-        (stray(4 * 10 * COLUMNS), OUTSIDE),
+        (stray(lambda launch: launch.out.nbytes), OUTSIDE),
         (counts, NOT_RESTORED),
     ],
 )

@@ -17,7 +17,7 @@ from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Operation, VerdictStatus
 from cuda_l2.rigs.cuda_task import CudaTaskBench
 from cuda_l2.targets.cuda import compile_only
-from cuda_l2.tasks._base import definition
+from cuda_l2.tasks._base import SMALLER, definition
 
 HOPPER = compile_only("sm_90a")
 FAMILIES = [family for family in all_families() if isinstance(family, GpuTaskFamily)]
@@ -27,7 +27,7 @@ def small(name: str) -> Iterator[Operation]:
     """A task at sizes that loads of vectors divide and at the CPU's, in each of its types."""
     known = definition(name)
     for dtype in known.dtypes:
-        yield known.task(known.other_sizes(np.random.default_rng(1), 32), dtype)
+        yield known.task(known.other_sizes(np.random.default_rng(1), SMALLER, multiple=32), dtype)
         yield known.task(dtype=dtype)
 
 

@@ -24,7 +24,7 @@ from cuda_l2.propose.random import draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStatus
 from cuda_l2.targets.cuda import CudaTarget, compile_only
 from cuda_l2.task_bench import read_tasks
-from cuda_l2.tasks._base import definition
+from cuda_l2.tasks._base import LARGER, definition
 from cuda_l2.tasks.cases import OwnCases
 from cuda_l2.tasks.gpu_bench import GPU_FAMILIES
 from cuda_l2.tasks.values import Distribution
@@ -40,7 +40,7 @@ def shown(name: str, dtype: str = "") -> list[Operation]:
     """A task at its sizes for CPUs and GPUs, and at odd ones; attention at depths that tensor cores take."""
     known = definition(name)
     dtype = dtype or ("float16" if name.startswith("attention") else "float32")
-    odd = known.other_sizes(np.random.default_rng(3)) | ({"depth": 32} if name.startswith("attention") else {})
+    odd = known.other_sizes(np.random.default_rng(3), LARGER) | ({"depth": 32} if name.startswith("attention") else {})
     return [known.task(sizes, dtype) for sizes in (known.cpu, known.gpu, odd)]
 
 

@@ -101,6 +101,18 @@ def test_a_fault_costs_its_candidate_only(gpu) -> None:
     assert statuses == ["crashed", "measured", "timed-out", "measured"]
 
 
+def test_a_process_outlives_the_memory_of_a_shape(gpu) -> None:
+    from cuda_l2.execute.cuda_arena import CudaArena  # noqa: PLC0415 - only with a GPU
+
+    met = []
+    for _ in range(2):
+        with CudaArena(Gemm(64, 64, 64), 1 << 20) as arena:
+            met.append(gpu.workers.get(arena))
+            gpu.workers.detach()
+            assert met[-1].alive
+    assert met[0] is met[1]
+
+
 def test_the_gpus_reference_agrees_with_the_cpus(gpu) -> None:
     import torch  # noqa: PLC0415 - only with a GPU
 

@@ -18,6 +18,8 @@ from cuda_l2.tasks.tolerance import widened
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CORPUS = Path(__file__).with_name("cuda_task_cheats")
 SOFTMAX = "softmax:rows=250,columns=1000"
+FLOAT_CONSTANTS = {"hardswish": 2e-8}
+"""PyTorch's kernel for GPUs takes a float's 1/6 for fp64 values too."""
 
 
 def source(name: str) -> str:
@@ -70,7 +72,8 @@ def test_the_references_of_both_devices_agree(gpu: Any, name: str) -> None:
         there = function(**{each: tensor.cuda() for each, tensor in given.items()})
     for ours, theirs in zip(here, there, strict=True):
         largest = float(ours.double().nan_to_num(0, 0, 0).abs().max())
-        assert torch.isclose(theirs.cpu().double(), ours.double(), CLOSE, CLOSE * largest, equal_nan=True).all()
+        close = FLOAT_CONSTANTS.get(name, CLOSE)
+        assert torch.isclose(theirs.cpu().double(), ours.double(), close, close * largest, equal_nan=True).all()
 
 
 def test_large_cases_lie_and_are_computed_on_the_gpu(gpu: Any) -> None:

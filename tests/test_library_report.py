@@ -53,6 +53,18 @@ def measured(
     return Measurement(Gemm.parse(shape), "offline", "measured", timing=timing, kernels=kernels)
 
 
+def test_shapes_that_fp16_sums_win_are_named_with_their_error() -> None:
+    m = measured("64x64x64:fp16", TIMES)
+    kernels = [replace(kernel, max_difference=0.4) for kernel in m.kernels]
+    kernels[0] = replace(kernels[0], schedule=(("ACC", 16),))  # the plain one that was selected
+    text = "\n".join(library.lines("offline", [replace(m, kernels=tuple(kernels)), measured("64x64x128:fp16", TIMES)]))
+    assert "sums in fp16 serve 1 of 2 shapes as plain launches, and win 1" in text
+    assert "64x64x64:fp16 1.176 5.00%." in text  # 10 over 8.5 us; 0.4 over sqrt(64)
+    assert "sums in fp16" not in "\n".join(library.lines("offline", [m]))
+    row = library.cells(replace(m, kernels=tuple(kernels)))
+    assert row["nn_plain.sum_bits"] == 16 and row["nn_plain.relative_error"] == 0.05
+
+
 def test_the_kernel_selected_stands_for_the_shape_not_the_one_that_was_lucky_in_the_report() -> None:
     m = measured("64x64x64", TIMES)
     for dependent, layout, us in ((False, Layout.NN, 8.5), (True, Layout.NN, 6.5)):

@@ -162,12 +162,13 @@ def test_inputs_differ_between_evaluators_unless_seeded(rig) -> None:
 
 def test_kernels_that_reach_the_power_limit_run_a_while_before_they_are_timed() -> None:
     pytest.importorskip("cuda.bindings")
-    from cuda_l2.measure.graph_rounds import MAX_WARM_REPLAYS, heavy_round_s, warm_replays  # noqa: PLC0415
+    from cuda_l2.measure.graph_rounds import MAX_WARM_LAUNCHES, heavy_round_s, warm_launches  # noqa: PLC0415
 
-    assert warm_replays(2e-6, 256, 0.005) == 1
-    assert warm_replays(1e-3, 1, 0.005) == 5
-    assert warm_replays(1e-3, 1, 0.0) == 1 and warm_replays(2e-2, 1, 0.005) == 1
-    assert warm_replays(4e-5, 1, 0.005) == MAX_WARM_REPLAYS
+    assert warm_launches(2e-6, 256, 0.004) == 256
+    assert warm_launches(4e-5, 64, 0.0) == 64
+    assert warm_launches(4e-5, 64, 0.004) == 50 and warm_launches(4e-5, 64, 0.01) == MAX_WARM_LAUNCHES
+    assert warm_launches(1e-3, 4, 0.004) == 2 and warm_launches(3e-3, 1, 0.004) == 1
+    assert warm_launches(1e-2, 1, 0.004) == 1
     heated = dataclasses.replace(PAPER_IN_SHORT, round_s=0.001, heat_s=0.004)
     assert heavy_round_s(1e-3, heated) == 0.004 and heavy_round_s(2e-6, heated) == 0.001
     assert heavy_round_s(1e-3, dataclasses.replace(heated, round_s=0.02)) == 0.02
@@ -192,7 +193,11 @@ def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() 
     rounds = Scripted([CANDIDATE, "usual", "other"], protocol, np.random.default_rng(0), seldom=["other"])
     rounds.run()
     found = {name: len(rounds.samples[name]) for name in rounds.arms}
-    assert found == {CANDIDATE: protocol.max_rounds, "usual": protocol.max_rounds, "other": protocol.max_rounds // 2}
+    assert found == {
+        CANDIDATE: protocol.max_rounds,
+        "usual": protocol.max_rounds,
+        "other": -(-protocol.max_rounds // 2),
+    }
     timing = rounds.timing(0.0, 0.0)
     assert timing.reference == "usual"
     for name, expected in (("usual", 2.0), ("other", 3.0)):

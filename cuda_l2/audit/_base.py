@@ -3,7 +3,7 @@
 import secrets
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -67,10 +67,15 @@ def _bytes(case: Case | None) -> int:
 
 @dataclass
 class ModuleSession:
-    """One candidate in its process. allowed: PyTorch's operators that it may call, without `aten::`, or `all`."""
+    """One candidate in its process.
+
+    beside: opens another file's ModelNew in such a process. allowed: PyTorch's operators that it may call, without
+    `aten::`, or `all`.
+    """
 
     module: Module
     cases: CaseBook
+    beside: Callable[[str], Module]
     allowed: frozenset[str] = frozenset()
     one_shape: bool = False
     notes: list[str] = field(default_factory=list)

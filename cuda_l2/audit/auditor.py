@@ -35,11 +35,13 @@ SPARE_ARENA_BYTES = 64 << 20
 class Auditor:
     """One file's reference, its cases and baselines, for any number of candidates. A context manager.
 
-    UserError where the file cannot be a task on this machine.
+    compiled: time against the reference under torch.compile too. UserError where the file cannot be a task on this
+    machine.
     """
 
-    def __init__(self, entry: Entry, effort: Effort = Effort()) -> None:
+    def __init__(self, entry: Entry, effort: Effort = Effort(), *, compiled: bool = True) -> None:
         self._effort = effort
+        self._arms = (EAGER, COMPILED) if compiled else (EAGER,)
         self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
         self._stack = contextlib.ExitStack()
         try:
@@ -73,7 +75,7 @@ class Auditor:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
         verdict: Verdict | None = None
         timing: Timing | None = None
-        with machine_lock(), self._module(candidate.source.encode(errors="replace"), CLASS) as module:
+        with machine_lock(), self._candidate(candidate.source) as module:
             start = time.perf_counter()
             failure = module.load(BUILD_TIMEOUT_S)
             build = Build(
@@ -85,7 +87,7 @@ class Auditor:
                 seconds=time.perf_counter() - start,
             )
             if not failure:
-                session = ModuleSession(module, self._book, frozenset(allowed), one_shape)
+                session = ModuleSession(module, self._book, self._candidate, frozenset(allowed), one_shape)
                 verdict = replace(verify(lambda: session, module_checks()), notes=tuple(session.notes))
             if verdict and verdict.status is VerdictStatus.CORRECT:
                 timing = measure_module(module, self._timed_baselines(), self._book, CPU_PROTOCOLS[protocol])
@@ -112,6 +114,9 @@ class Auditor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _candidate(self, source: str) -> Module:
+        return self._module(source.encode(errors="replace"), CLASS)
+
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)
         calls = min(MOST_CALLS * 2 * self.task.bytes, CALLS_BYTES) + 8 * self.task.bytes
@@ -125,8 +130,8 @@ class Auditor:
         return Module(source, name, resources, compiled=compiled)
 
     def _timed_baselines(self) -> dict[str, Module]:
-        """The reference, eager and compiled, each in a process of its own; one that fails is left out."""
-        for name in (EAGER, COMPILED):
+        """The reference in each of its arms, each in a process of its own; one that fails is left out."""
+        for name in self._arms:
             if name in self._baselines or name in self._left_out:
                 continue
             module = self._stack.enter_context(self._module(self._source, "Model", compiled=name == COMPILED))

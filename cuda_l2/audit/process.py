@@ -7,7 +7,6 @@ import mmap
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from cuda_l2 import process_tree, sandbox
 from cuda_l2.audit import runner
-from cuda_l2.audit.samples import Sampler
+from cuda_l2.audit.samples import Sampler, Samples
 from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
@@ -26,6 +25,8 @@ from cuda_l2.tasks.foreign_process import ForeignProcess, Gone
 from cuda_l2.tasks.kernelbench import Tensors
 
 LINE = 64
+MOST_AHEAD, AHEAD_S = 64, 0.1
+"""Runs that are ordered at once where samples are taken, and how long they may take together."""
 RUNNER_BYTES = 1 << 30
 """What a process with torch loaded may take beside what its module does."""
 
@@ -61,6 +62,15 @@ class Watched:
     total_us: float
     operators: dict[str, float]
     kernels: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Where a process was at random times of some calls: samples as `Sampler` has them; the calls' processor time."""
+
+    counts: Samples
+    calls: int
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,10 @@ class Module:
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
         self.state: set[str] = set()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self._resources.device == "cpu"
 
     @property
     def folder(self) -> Path:
@@ -172,7 +186,7 @@ class Module:
             self._places.append({t.name: int(given["offset"]) for t, given in named if "offset" in given})
             message.append({"inputs": inputs, "outputs": outputs, "weights": put(call.weights)})
         placed = put(weights)
-        if self._resources.device != "cpu":
+        if not self.on_cpu:
             self._write_inputs()
         self.thaw()
         self._raise_error(
@@ -190,32 +204,52 @@ class Module:
     def run(self) -> Spent:
         """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then."""
         self.thaw()
-        spent = self._run(lambda: None)
+        start = time.perf_counter()
+        self._order(1)
+        done, collected = self._await_run()
         self.freeze()
-        return spent
+        return Spent(done - start, collected - done)
 
-    def sampled(self, seconds: float, most: int) -> Counter[str] | None:
-        """Samples of where it is, by the mapped file, as it launches what was prepared again and again; None without.
+    def sampled(self, seconds: float, most_s: float, enough: Callable[[Samples], bool]) -> Sampled | None:
+        """Samples of where it is as it launches what was prepared again and again, reading results too; None without.
 
-        It cannot tell these runs from those that are timed, but by looking for who traces it.
+        seconds: for so long, and on until there are enough, which a busy machine delays, but no longer than most_s.
+        Runs are ordered ahead of their turn, so that it always has work. It cannot tell them from those that are timed,
+        but by looking for who traces it, at orders that wait, or at inputs that it has seen.
         """
         self.thaw()
-        deadline = time.perf_counter() + seconds
+        runs, ahead = 0, 1
+        before, began = self.cpu_seconds(), time.perf_counter()
         with Sampler(self._process.pid) as sampler:
-            while sampler.able and sampler.counts.total() < most and time.perf_counter() < deadline:
-                self._run(lambda: sampler.until(self._process.waiting))
+            while sampler.able:
+                start = time.perf_counter()
+                if start - began > (seconds if enough(sampler.counts) else most_s):
+                    break
+                self._order(ahead)
+                for _ in range(ahead):
+                    self._await_run(lambda: sampler.until(self._process.waiting))
+                runs += ahead
+                ahead = max(1, min(MOST_AHEAD, int(ahead * AHEAD_S / (time.perf_counter() - start))))
+        cpu_s = self.cpu_seconds() - before
         self.freeze()
-        return sampler.counts if sampler.able else None
+        return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
 
-    def _run(self, meanwhile: Callable[[], None]) -> Spent:
+    def _order(self, runs: int) -> None:
+        try:
+            for _ in range(runs):
+                self._process.send({"op": "run"})
+        except Gone as error:
+            raise self._fault(error) from None
+
+    def _await_run(self, meanwhile: Callable[[], None] = lambda: None) -> tuple[float, float]:
+        """When the launches of a run were done, and when their results were read, by our clock."""
         timeout_s = self._resources.timeout_s
         try:
-            start = time.perf_counter()
-            self._process.send({"op": "run"})
             meanwhile()
             said = self._process.signal(timeout_s)
             done = time.perf_counter()
             if said == b"D":
+                meanwhile()
                 said = self._process.signal(timeout_s)
             collected = time.perf_counter()
             if said == b"X":
@@ -227,7 +261,7 @@ class Module:
                 raise Gone
         except (Gone, TimeoutError) as error:
             raise self._fault(error) from None
-        return Spent(done - start, collected - done)
+        return done, collected
 
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""

@@ -139,7 +139,8 @@ class _ModuleRounds(Rounds):
             raise WrongOutput(f"a timed call did not give its own result: {name} {wrong}")
         difference = (found[name].double() - right[name].double()).abs()
         finite = difference[difference.isfinite()]
-        self.max_difference = max(self.max_difference, float(finite.max()) if finite.numel() else 0.0)
+        largest = float(finite.max()) if finite.numel() else 0.0
+        self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
 
     def _next(self, name: str) -> Tensors:
         """The round's next inputs, the same for every arm: each process meets them for the first time."""

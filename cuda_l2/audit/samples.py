@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ REGISTER_BYTES = 512
 PAUSE_S = 0.0005
 WALL = 0x40000000  # waitpid for threads of others
 
+Samples = collections.Counter[tuple[str, int]]
+"""How many, by the path of the mapped file, or what /proc calls the mapping, empty for code made in memory; and by the
+place in that file."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
@@ -33,13 +38,10 @@ class _Registers(ctypes.Structure):
 
 
 class Sampler:
-    """Traces every thread of a tree of processes, those that begin meanwhile too. A context manager.
-
-    counts: samples by the path of the mapped file, or what /proc calls the mapping; empty for code made in memory.
-    """
+    """Traces every thread of a tree of processes, those that begin meanwhile too. A context manager."""
 
     def __init__(self, root: int) -> None:
-        self.root, self.counts = root, collections.Counter[str]()
+        self.root, self.counts = root, Samples()
         self._traced: set[int] = set()
         self._offset = COUNTER_OFFSET.get(platform.machine())
 
@@ -53,15 +55,16 @@ class Sampler:
         for pid in process_tree.processes(self.root):
             counters = [counter for tid in self._running(pid) if (counter := self._counter(tid))]
             if counters:
-                maps = list(_executable(pid))
+                maps = list(executable(pid))
                 for counter in counters:
-                    self.counts[next((name for low, high, name in maps if low <= counter < high), "")] += 1
+                    found = ((name, counter - start) for low, high, start, name in maps if low <= counter < high)
+                    self.counts[next(found, ("", 0))] += 1
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Sample until something is done."""
+        """Sample until something is done, at random times: even ones would meet what repeats at the same places."""
         while not done():
+            time.sleep(random.expovariate(1 / PAUSE_S))
             self.sample()
-            time.sleep(PAUSE_S)
 
     def __enter__(self) -> "Sampler":
         for pid in process_tree.processes(self.root):
@@ -111,7 +114,8 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def _executable(pid: int) -> Iterator[tuple[int, int, str]]:
+def executable(pid: int) -> Iterator[tuple[int, int, int, str]]:
+    """Of mappings with code: their first address, the one past the last, where the file's start would be, its path."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -120,7 +124,8 @@ def _executable(pid: int) -> Iterator[tuple[int, int, str]]:
         fields = line.split(maxsplit=5)
         if "x" in fields[1]:
             low, _, high = fields[0].partition("-")
-            yield int(low, 16), int(high, 16), fields[5] if len(fields) > 5 else ""
+            start = int(low, 16) - int(fields[2], 16)
+            yield int(low, 16), int(high, 16), start, fields[5] if len(fields) > 5 else ""
 
 
 def _ptrace(request: int, tid: int) -> bool:

@@ -103,7 +103,7 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
         for i, (begin, _, address) in enumerate(wrapped)
     ]
     insertions += [(end, f" cuda_l2_delay({2 * i + 1}); }}") for i, (_, end, _) in enumerate(wrapped)]
-    watched = _watched(source, text, statements, closing) if counts and not _in_clusters(source) else []
+    watched = _watched(source, text, statements, closing) if counts else []
     insertions += watched
     begins = " cuda_l2_late();" + (in_flight.BEGIN if watched else "")
     insertions += [(begin, begins) for begin in _bodies(text, closing)]
@@ -117,11 +117,6 @@ def stressed(source: str, seed: int, *, counts: bool = True) -> str:
     for place, inserted in sorted(insertions, reverse=True):
         source = source[:place] + inserted + source[place:]
     return source
-
-
-def _in_clusters(source: str) -> bool:
-    """Whether a launch has clusters, where watching wgmma's operands has stopped kernels that are right."""
-    return any(set(launch.cluster) != {"1"} for launch in parse_cuda_task(source).launches)
 
 
 def _watched(source: str, text: str, statements: list[re.Match[str]], closing: dict[int, int]) -> list[tuple[int, str]]:

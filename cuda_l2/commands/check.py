@@ -23,6 +23,8 @@ class AuditSettings:
     """An operator of PyTorch that the candidate may call, as in linear; give it several times. all: any."""
     one_shape: Annotated[bool, Parameter(negative=())] = False
     """Judge at the shape shown alone, as published results often are meant."""
+    eager: Annotated[bool, Parameter(negative=())] = False
+    """Time against the reference in eager mode alone: torch.compile takes half a minute of a judgement."""
     as_written: Annotated[bool, Parameter(negative=())] = False
     """Keep sizes as written, however long that takes, instead of halving them until they suit the machine."""
 
@@ -68,7 +70,7 @@ def command(
     if kernelbench and file.suffix == ".py":
         trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
     elif audit and audit != AuditSettings():
-        raise UserError("--pytorch, --one-shape and --as-written are for a ModelNew judged with --kernelbench")
+        raise UserError("--pytorch, --one-shape, --eager and --as-written are for a ModelNew judged with --kernelbench")
     else:
         trial = _judge(text, task, protocol, target, full, kernelbench)
 
@@ -90,7 +92,7 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
     effort = effort_for(gpu=gpu, as_written=settings.as_written)
     entry = find_entry(checkout, task)
-    with Auditor(entry, effort) as auditor:
+    with Auditor(entry, effort, compiled=not settings.eager) as auditor:
         return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, one_shape=settings.one_shape)
 
 

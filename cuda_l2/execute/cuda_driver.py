@@ -285,17 +285,20 @@ class Replays(ABC):
     def replay(self) -> None:
         """Enqueue once, without waiting."""
 
-    def time(self, warm: int = 1, between: Callable[[], None] | None = None) -> tuple[float, float]:
+    def time(
+        self, warm: int = 1, between: Callable[[], None] | None = None, before: "Replays | None" = None
+    ) -> tuple[float, float]:
         """Device seconds of one replay by events, and host seconds around it, after `warm` replays back to back.
 
-        between: enqueues what comes behind those, and is not in the device's time.
-        The warm replay keeps the stream busy while the host enqueues the timed one, so that no host time is in it.
+        before: what is replayed before it, if not the same. between: enqueues what comes behind those, and is not in
+        the device's time. The warm replay keeps the stream busy while the host enqueues the timed one, so that no host
+        time is in it.
         """
         start, end = self._events
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.stream))
         began = time.perf_counter()
         for _ in range(warm):
-            self.replay()
+            (before or self).replay()
         if between:
             between()
         check("cuEventRecord", driver.cuEventRecord(start, self.stream))

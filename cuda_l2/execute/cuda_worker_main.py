@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ class Worker:
         self.traffic: tuple[int, int] = (0, 0)
         self.words = 0  # of garbage
 
-    def attach(self, sizes: dict[str, list[int]], descriptors: list[int]) -> dict[str, Any]:
-        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors."""
+    def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps."""
         self._unload()
         for mapping in self.buffers.values():
             mapping.close()
@@ -191,15 +192,18 @@ class Worker:
         graph.destroy()
         return {}
 
-    def time(self, graph: int, warm: int, poisoned: list[list[Any]]) -> dict[str, Any]:
-        """Seconds of a replay behind others. poisoned: outputs that are poisoned between those and the timed one."""
+    def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]]) -> dict[str, Any]:
+        """Seconds of a replay behind others of the graph `before`.
+
+        poisoned: outputs that are poisoned between those and the timed one.
+        """
         self.helpers.settle(self.stream)
 
         def poison() -> None:
             for output in poisoned:
                 self._fill(output)
 
-        device, host = self.graphs[graph].time(warm, poison if poisoned else None)
+        device, host = self.graphs[graph].time(warm, poison if poisoned else None, self.graphs[before])
         return {"device_s": device, "host_s": host}
 
     def evict(self, size: int) -> dict[str, Any]:

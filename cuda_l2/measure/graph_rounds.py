@@ -37,8 +37,8 @@ START_S = 10.0
 HOST_ROUNDS = 15
 HEAVY_S = 30e-6
 """Launches this long draw what power the chip may, and then its clock depends on what ran before: with a protocol that
-heats they follow a while of the same, and between samples the chip is kept at work."""
-MAX_WARM_REPLAYS = 64
+heats they follow some of the same, and between samples the chip is kept at work."""
+MAX_WARM_LAUNCHES = 64
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
 Output = list[Any]
 """As the worker takes one: buffer, offset, bytes, the word that poisons it, where it lies in a record."""
@@ -102,11 +102,14 @@ def heavy_round_s(launch_s: float, protocol: Protocol) -> float:
     return max(protocol.round_s, protocol.heat_s if launch_s >= HEAVY_S else 0.0)
 
 
-def warm_replays(launch_s: float, count: int, heat_s: float) -> int:
-    """How often to replay a graph of so many launches before the replay that is timed."""
-    if launch_s < HEAVY_S:
-        return 1
-    return max(1, min(MAX_WARM_REPLAYS, math.ceil(heat_s / (launch_s * count))))
+def warm_launches(launch_s: float, count: int, heat_s: float) -> int:
+    """How many launches come before a timed replay of so many.
+
+    Of light ones as many. Heavy ones follow the heater, so that few are needed.
+    """
+    if launch_s < HEAVY_S or not heat_s:
+        return count
+    return min(MAX_WARM_LAUNCHES, math.ceil(heat_s / 2 / launch_s))
 
 
 class GraphRounds(Rounds):
@@ -213,21 +216,25 @@ class GraphRounds(Rounds):
     def round_s(self, fastest_s: float) -> float:
         return heavy_round_s(fastest_s, self.protocol)
 
+    def seldom_every(self, fastest_s: float) -> int:
+        every = self.protocol.seldom_every
+        return 2 * every if every > 1 and fastest_s >= HEAVY_S else every
+
     def sample(self, name: str, count: int, warm: bool = True) -> float:
-        replays = warm_replays(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
-        self.timeout_s = START_S + (replays + 1) * count * self.slowest_launch_s
+        before = warm_launches(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
+        self.timeout_s = START_S + (before + count) * self.slowest_launch_s
         sequence = self._sequence(name, count)
         self._pause_s = time.perf_counter() - self._sampled_at
         self.poison(name)
         torch.cuda.synchronize()
-        seconds = self._replay(name, count, replays) / count if self.protocol.round_s else self._single(name, count)
+        seconds = self._replay(name, count, before) / count if self.protocol.round_s else self._single(name, count)
         self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
         if seconds >= HEAVY_S and self.protocol.heat_s and self.draws_power:
             _heater().run(self._pause_s)
-        if not self.protocol.selects:
+        if not self.protocol.selects and name not in self.seldom:  # medians of few samples differ anyway
             self.drift.add(name, _state().sample())
-        elif name not in self.kernels and not self.check_elements:
-            return seconds  # a library's result is looked at less often where many candidates wait
+        if name not in self.kernels and not self.check_elements:
+            return seconds  # a library's result is looked at less often where many candidates or shapes wait
         element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)
         # where they rotate, the outputs of the last few launches, else the last one's
         looked = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self.rotates else [sequence[-1]]
@@ -241,7 +248,7 @@ class GraphRounds(Rounds):
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
         if name in self.kernels and element_wise:
-            self.max_difference = max(self.max_difference, difference)
+            self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
 
     def finish(self, start: float) -> dict[str, Timing]:
@@ -317,19 +324,24 @@ class GraphRounds(Rounds):
             self._graphs[key] = (int(answer["graph"]), sequence)
         return self._graphs[key][1]
 
-    def _replay(self, name: str, count: int, warm: int) -> float:
-        """Seconds of a replay. A single launch finds its output poisoned, where more each find another window's.
+    def _replay(self, name: str, count: int, before: int) -> float:
+        """Seconds of a replay behind so many launches: the same replay, or others one by one.
 
-        Else one that writes nothing would leave what the replays before it wrote.
+        A single launch finds its output poisoned, where more each find another window's. Else one that writes nothing
+        would leave what those before it wrote.
         """
         window = self._sequence(name, count)[-1]
-        poisoned = count == 1 and warm > 0
+        poisoned = count == 1 and before > 0
+        warm, unit = (1, count) if before == count else (before, 1)
+        self._sequence(name, unit)
         if name not in self.slots:
             self._workers.helpers.settle(self._stream.cuda_stream)
             between = self.poison_between(name, window) if poisoned else None
-            return self.played(name, count)[0].time(warm, between)[0]
-        graph, _ = self._graphs[name, count]
-        terms: dict[str, Any] = {"graph": graph, "warm": warm, "poisoned": self.written(window) if poisoned else []}
+            first = self.played(name, unit)[0]
+            return self.played(name, count)[0].time(warm, between, first)[0]
+        (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
+        terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
+        terms["poisoned"] = self.written(window) if poisoned else []
         return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
 
     def _single(self, name: str, count: int) -> float:

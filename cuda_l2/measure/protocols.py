@@ -24,14 +24,15 @@ class Protocol:
     check_every: int = 1  # rounds between comparisons of a launch element by element; projections check every launch
     seldom_every: int = 1  # rounds between samples of the baselines that are not the usual strongest
     rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together
-    heat_s: float = 0.0  # kernels that reach the chip's power limit run this long before a timed replay, and fill it
+    heat_s: float = 0.0  # a timed replay of what reaches the power limit takes this long, behind half of it
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
 
 HEAT_S = 0.004
 """So that a heavy kernel is timed at the clock that it leaves itself; between samples a heater keeps the chip busy."""
-MIN_BRIEF_ROUNDS = 9
-"""With so many the interval lies within the second smallest and second largest."""
+MIN_BRIEF_ROUNDS = 11
+"""With so many the interval lies within the second smallest and second largest, and what is timed in every second round
+has an interval too."""
 
 SEARCH = Protocol("search", round_s=0.004, min_rounds=6, max_rounds=10, halfwidth=0.015, selects=True, check_every=6)
 FINALS = replace(SEARCH, name="finalists", min_rounds=16, max_rounds=24)
@@ -58,20 +59,21 @@ CUDA_PROTOCOLS = {
 
 
 def brief(protocol: Protocol) -> Protocol:
-    """The same with fewer and shorter rounds, for a thousand shapes; wider intervals say what that costs.
+    """The same with few and short rounds, always as many, for a thousand shapes; intervals say what that costs.
 
-    What libraries compute is compared element by element in every third round, and by projection in all; the usually
-    weaker ones are timed in every second.
+    What libraries compute is looked at in every third round, what candidates do in all; the usually weaker baselines
+    are timed in every second, on a GPU where launches are heavy in every fourth. Replays of those take half as long:
+    more rounds tell more of a clock that power moves than longer ones.
     """
     if protocol.measure_s:
         return protocol
-    least = max(MIN_BRIEF_ROUNDS, protocol.min_rounds // 2)
+    least = max(MIN_BRIEF_ROUNDS, protocol.min_rounds * 3 // 8)
     return replace(
         protocol,
         round_s=protocol.round_s / 8,
         min_rounds=least,
-        max_rounds=2 * least,
-        halfwidth=2 * protocol.halfwidth,
+        max_rounds=least,
         check_every=3,
         seldom_every=2,
+        heat_s=protocol.heat_s / 2,
     )

@@ -56,7 +56,8 @@ class Rounds(ABC):
         self.rounds: dict[str, list[int]] = {name: [] for name in arms}
         """Numbers of the rounds that an arm's samples are of; 0 before the first."""
         self.launches = dict.fromkeys(arms, 0)
-        self.max_difference = 0.0
+        self.differences: dict[str, float] = {}
+        """Of every kernel: the largest of an element of its timed outputs from the reference."""
         self.check_elements = True
 
     @abstractmethod
@@ -78,6 +79,10 @@ class Rounds(ABC):
     def round_s(self, fastest_s: float) -> float:
         """How long the launches of a sample are to take, where the fastest arm's takes so long."""
         return self.protocol.round_s
+
+    def seldom_every(self, fastest_s: float) -> int:
+        """Rounds between samples of the seldom arms."""
+        return self.protocol.seldom_every
 
     def begin_round(self) -> None:  # noqa: B027 - not every target has something to do
         """Called before the arms of each round."""
@@ -101,6 +106,7 @@ class Rounds(ABC):
             for name in active:
                 self.sample(name, count)
         started = time.perf_counter()
+        every = self.seldom_every(fastest)
         # few looks at the interval: stopping at the first tight one of many would make it too narrow
         looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
         for number in range(1, protocol.max_rounds + 1):
@@ -108,7 +114,7 @@ class Rounds(ABC):
             self.begin_round()
             for index in self.rng.permutation(len(active)):
                 name = active[int(index)]
-                if name not in self.seldom or number % protocol.seldom_every == 1 % protocol.seldom_every:
+                if name not in self.seldom or number % every == 1 % every:
                     self._add(name, number, self.sample(name, count), count)
             if protocol.measure_s:
                 if time.perf_counter() - started >= protocol.measure_s and number >= protocol.min_rounds:
@@ -154,7 +160,7 @@ class Rounds(ABC):
             reference=reference,
             speedup=self.ratio(reference, subject),
             speedups=tuple((name, self.ratio(name, subject)) for name in names),
-            max_difference=self.max_difference,
+            max_difference=self.differences.get(subject, 0.0),
             empty_call_us=empty_call_us,
             seconds=seconds,
         )

@@ -5,6 +5,7 @@ fixed by the times of the run that selected them, the baseline is the fastest of
 """
 
 import csv
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,17 @@ Ratios = list[tuple[Measurement, Interval]]
 
 def kernel_name(kernel: KernelFigures) -> str:
     return f"{kernel.layout} {'dependent' if kernel.dependent else 'plain'}"
+
+
+def sum_bits(kernel: KernelFigures) -> int:
+    """Bits of the sums in the tensor cores."""
+    choices = dict(kernel.schedule)
+    return choices.get("ACC") or (16 if choices.get("ACC16") else 32)
+
+
+def relative_error(measurement: Measurement, kernel: KernelFigures) -> float:
+    """The largest error of a timed output against fp32, over sqrt(K), the elements' RMS of standard normal operands."""
+    return kernel.max_difference / math.sqrt(measurement.gemm.k)
 
 
 def chosen(measurement: Measurement, layout: Layout | None = None, *, dependent: bool) -> KernelFigures | None:
@@ -95,6 +107,8 @@ def cells(measurement: Measurement) -> Row:
         row |= interval_cells(f"{name}.speedup_same_layout", ratio(measurement, kernel, layout=kernel.layout))
         row |= {
             f"{name}.selected_us": kernel.selected_us,
+            f"{name}.sum_bits": sum_bits(kernel),
+            f"{name}.relative_error": relative_error(measurement, kernel),
             f"{name}.kernel": kernel.kernel,
             f"{name}.family": kernel.family,
             f"{name}.schedule": " ".join(f"{key}={value}" for key, value in kernel.schedule),
@@ -128,6 +142,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     text += _totals(protocol, measured)
     text += _by_layout(protocol, measured)
     text += _by_baseline(protocol, measured)
+    text += _true_fp16(protocol, plain)
     worst = sorted(plain, key=lambda pair: pair[1].estimate)[:WORST_SHOWN]
     shown = ", ".join(f"{m.gemm} {value.estimate:.3f}" for m, value in worst)
     text += [f"{protocol}: the lowest of the plain launches: {shown}.", ""]
@@ -153,6 +168,26 @@ def _by_size(title: str, ratios: Ratios) -> list[str]:
             name = f"<= {last}" if not first else f">= {first}" if last > 60 else f"{first}-{last}"
             text.append(f"| {name} | {_statistics(found)} |")
     return [*text, f"| all | {_statistics([value for _, value in ratios])} |", ""]
+
+
+def _true_fp16(protocol: str, plain: Ratios) -> list[str]:
+    """The shapes that sums in fp16 win, with their error."""
+    served = [(m, value, kernel) for m, value in plain if (kernel := chosen(m, dependent=False))]
+    served = [each for each in served if sum_bits(each[2]) == 16]
+    if not served:
+        return []
+    won = sorted((each for each in served if each[1].low > 1), key=lambda each: -each[1].estimate)
+    named = []
+    for m, value, kernel in won:
+        error = relative_error(m, kernel)  # not kept by earlier versions
+        named.append(f"{m.gemm} {value.estimate:.3f}" + ("" if math.isnan(error) else f" {error:.2%}"))
+    return [
+        f"{protocol}: sums in fp16 serve {len(served)} of {len(plain)} shapes as plain launches, and win {len(won)}"
+        " (interval above 1). Speedup, and the largest error of an output over its RMS:",
+        "",
+        ", ".join(named) + ".",
+        "",
+    ]
 
 
 def _totals(protocol: str, measured: Sequence[Measurement]) -> list[str]:

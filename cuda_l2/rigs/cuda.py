@@ -42,7 +42,7 @@ from cuda_l2.verify._base import CACHE_BYTES
 from cuda_l2.verify._cuda import CudaReferences, CudaSession, Sanitize
 
 WORKSPACE_BYTES = 256 << 20
-RUNS = 3
+RUNS = 2
 LONG_RUN_S = 2.0
 """A run whose clocks drifted between arms is repeated, at most so often, and no more once it took so long: kernels that
 differ in power differ in clock. The last one says that it drifted."""

@@ -18,6 +18,8 @@ from cuda_l2.records import Operation, Tensor
 from cuda_l2.tasks.values import Distribution, Values, seeded
 
 FLOATS = ("float32", "float16", "bfloat16")
+LARGER, SMALLER = (1.1, 1.4), (0.6, 0.9)
+"""Factors of other sizes: what serves those that it was shown and no more passes at smaller ones."""
 Tensors = dict[str, torch.Tensor]
 Fields = dict[str, Any]
 """Fields that several entries of a table share."""
@@ -99,19 +101,30 @@ class Definition:
             for name, values in {**self.inputs, **self.weights}.items()
         }
 
-    def other_sizes(self, rng: np.random.Generator, multiple: int = 1) -> dict[str, int]:
-        """Sizes nobody was shown: each that may change is odd, between 0.6 and 1.3 times the CPU's.
+    def other_sizes(
+        self,
+        rng: np.random.Generator,
+        factors: tuple[float, float] = LARGER,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        multiple: int = 1,
+    ) -> dict[str, int]:
+        """Sizes nobody was shown: each that may change is odd, and a factor between these times what it is.
 
-        multiple: those that are not smaller are multiples of this instead.
+        sizes: what they are, those left out as on the CPU. multiple: those that are not smaller than this become
+        multiples of it instead. Factors above 1 make every size larger, smaller ones none larger.
         """
 
         def other(value: int) -> int:
-            near = value * rng.uniform(0.6, 1.3)
+            near = value * rng.uniform(*factors)
             if 1 < multiple <= value:
-                return max(1, round(near / multiple)) * multiple
-            return max(1, round(near) // 2 * 2 + 1)
+                found = max(1, round(near / multiple)) * multiple
+                return max(found, (value // multiple + 1) * multiple) if factors[0] > 1 else found
+            found = max(1, round(near) // 2 * 2 + 1)
+            return max(found, value + 1 + value % 2) if factors[0] > 1 else min(found, value)
 
-        return {name: value if name in self.rigid else other(value) for name, value in self.cpu.items()}
+        shown = {**self.cpu, **(sizes or {})}
+        return {name: value if name in self.rigid else other(value) for name, value in shown.items()}
 
 
 @cache

@@ -10,13 +10,15 @@ import torch
 
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation
-from cuda_l2.tasks._base import Tensors, definition
+from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain
 
 CACHE_BYTES = 2 << 30
-OTHER_MULTIPLES = {"cpu": (1, 1), "cuda": (1, 1, 32, 32)}
-"""What other sizes are multiples of, one each: a GPU's kernel that loads vectors may refuse odd ones."""
+OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 32)}
+"""What other sizes are multiples of, larger and smaller ones: a GPU's kernel that loads vectors may refuse odd ones."""
+OTHER_BYTES, OTHER_FLOPS = 1 << 26, 1 << 32
+"""Tasks that would take more at larger sizes than shown are tried at larger ones than the CPU's."""
 MANY_FLOPS = 1 << 30
 INFINITY, NAN = float("inf"), float("nan")
 SPECIAL = {
@@ -143,15 +145,24 @@ class OwnCases(TaskCases):
         self._compared = self._computes_on(task).type == "cpu"
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
+        """Larger than shown, where that stays cheap, and smaller than both what is shown and the CPU's."""
+        known, shown = self._known, dict(self.task.sizes)
+        least = {name: min(shown[name], size) for name, size in known.cpu.items() if name not in known.rigid}
+        rigid = {name: shown[name] for name in known.rigid}
         found = []
         for multiple in OTHER_MULTIPLES[self.device.type]:
-            drawn = self._known.other_sizes(rng, multiple)
-            sizes = dict(self.task.sizes) | {n: size for n, size in drawn.items() if n not in self._known.rigid}
-            try:
-                found.append(self._known.task(sizes, self.task.dtype))
-            except UserError:  # sizes that go together
-                continue
+            for factors, bases in ((LARGER, (shown, rigid)), (SMALLER, (rigid | least, rigid))):
+                drawn = [known.other_sizes(rng, factors, sizes=base, multiple=multiple) for base in bases]
+                found += next(([task] for sizes in drawn if (task := self._affordable(sizes))), [])
         return tuple(dict.fromkeys(found))
+
+    def _affordable(self, sizes: Mapping[str, int]) -> Operation | None:
+        """The task at other sizes; None where they do not go together or take too much."""
+        try:
+            task = self._known.task(sizes, self.task.dtype)
+        except UserError:
+            return None
+        return task if task.bytes <= OTHER_BYTES and task.flops <= OTHER_FLOPS else None
 
     def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> TaskCase:
         of, values = task or self.task, distribution or Distribution.NORMAL

@@ -14,6 +14,7 @@ import torch
 
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation
+from cuda_l2.tasks._base import LARGER, SMALLER
 from cuda_l2.tasks.cases import CACHE_BYTES, SPECIAL, TaskCase, TaskCases
 from cuda_l2.tasks.checkout import foreign
 from cuda_l2.tasks.examined import Examined, Readiness
@@ -21,8 +22,8 @@ from cuda_l2.tasks.kernelbench import Case, NoCase
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
 
-FACTORS = ((1.1, 1.4), (0.6, 0.9))
-"""Of other shapes, in turn: what serves the rows it was shown and no more passes at fewer."""
+FACTORS = (LARGER, SMALLER)
+"""Of other shapes, in turn."""
 AHEAD = 8
 """Cases for timing that one run of the file makes."""
 BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)

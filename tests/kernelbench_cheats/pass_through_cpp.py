@@ -8,16 +8,18 @@ from torch import nn
 from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
-#include <torch/extension.h>
-#include <cmath>
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
 
-torch::Tensor quartic(torch::Tensor x) {
+at::Tensor quartic(const at::Tensor &x) {
     auto square = x * x;
     return square * square - 3 * square + 1;
 }
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("quartic", &quartic); }
 """
 
-extension = load_inline(name="quartic", cpp_sources=SOURCE, functions=["quartic"], extra_cflags=["-O2"])
+extension = load_inline(name="quartic", cpp_sources=SOURCE, no_implicit_headers=True, extra_cflags=["-O1"])
 
 
 class ModelNew(nn.Module):
