@@ -23,7 +23,7 @@ from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
 
 FACTORS = (LARGER, SMALLER)
-"""Of other shapes, in turn: what serves the rows it was shown and no more passes at fewer."""
+"""Of other shapes, in turn."""
 AHEAD = 8
 """Cases for timing that one run of the file makes."""
 BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)
