@@ -23,6 +23,8 @@ from cuda_l2.audit._base import ModuleCheck, ModuleSession, require_right
 from cuda_l2.audit.process import Call, Module
 from cuda_l2.audit.samples import Samples
 from cuda_l2.audit.symbols import functions
+from cuda_l2.errors import UserError
+from cuda_l2.execute.worker import Fault
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.kernelbench import Case, Tensors
 from cuda_l2.verify._base import CheckFailed
@@ -128,11 +130,14 @@ def _share_inside_torch(session: ModuleSession, case: Case, weights: Tensors) ->
     spent = _spent(session.module, case, weights, MOST_SAMPLING_S)
     if spent.samples < LEAST_SAMPLES or spent.share() < TOLD_SHARE:
         return 0.0  # taking off only makes it less
-    with session.beside(_making_results(case)) as empty:
-        failure = empty.load(LOADING_S)
-        assert not failure, failure
-        empty.make(0, case.initial)
-        return spent.share(_spent(empty, case, {}, SAMPLING_S).inside_us)
+    try:
+        with session.beside(_making_results(case)) as empty:
+            if failure := empty.load(LOADING_S):
+                raise Fault(VerdictStatus.CRASHED, failure)
+            empty.make(0, case.initial)
+            return spent.share(_spent(empty, case, {}, SAMPLING_S).inside_us)
+    except Fault as fault:  # no candidate's
+        raise UserError(f"a module that computes nothing fails beside the candidate: {fault.reason}") from None
 
 
 def _spent(module: Module, case: Case, weights: Mapping[str, torch.Tensor], most_s: float) -> _Spent:
