@@ -18,7 +18,7 @@ from cuda.bindings import driver
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute import cuda_worker_main, device_arena
 from cuda_l2.execute.cuda_driver import LaunchError
-from cuda_l2.execute.cuda_worker import CudaWorker
+from cuda_l2.execute.cuda_worker import CudaWorker, CudaWorkers
 from cuda_l2.execute.segments import Copied, Segment
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure import cuda_outputs, cuda_rounds, cuda_task_baselines, cuda_task_outputs, graph_rounds
@@ -187,7 +187,9 @@ class Worker(CudaWorker):
 
     def attach(self, arena: Any) -> None:
         self.arena = arena
-        self.process.buffers = {name: SimpleNamespace(address=buffer.address) for name, buffer in arena.buffers.items()}
+        self.process.buffers = {  # type: ignore[assignment]
+            name: SimpleNamespace(address=buffer.address, close=lambda: None) for name, buffer in arena.buffers.items()
+        }
 
     def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         assert timeout_s > 0
@@ -203,12 +205,15 @@ class Workers:
         self._kernels, self.helpers, self.renewed = kernels, Helpers(), 0
         self.worker = Worker(kernels)
 
+    @property
+    def _current(self) -> Worker:
+        return self.worker
+
+    detach = CudaWorkers.detach
+
     def get(self, arena: Any, *, traced: bool = False) -> Worker:
         self.worker.attach(arena)
         return self.worker
-
-    def detach(self) -> None:
-        self.worker.arena, self.worker.process.buffers = None, {}
 
     def renew(self) -> None:
         self.renewed += 1

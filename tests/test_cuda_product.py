@@ -131,3 +131,11 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
     assert timing.status == status, timing.reason
     if status == "measured":
         assert [arm.name for arm in timing.baselines] == NAMES
+
+
+def test_a_worker_lives_on_when_its_memory_goes(fake_gpu) -> None:  # noqa: F811 - the fixture
+    workers = Workers({})
+    with CudaArena(GEMM, 1 << 20) as arena:
+        worker = workers.get(arena)
+        workers.detach()
+    assert worker.alive and worker.arena is None and worker.process.buffers == {} and worker.calls == ["attach"]

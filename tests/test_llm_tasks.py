@@ -210,8 +210,8 @@ def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(eva
     slow, fast = progress.trials
     assert [trial.status for trial in progress.trials] == ["measured", "measured"]
     assert progress.best is fast and fast.candidate.proposer == "openai:stub"
-    own = [trial.timing.candidate.latency_us.estimate for trial in (fast, slow)]  # PyTorch's wobbles beside other work
-    assert 3 * own[0] < own[1]  # 27 times on idle cores
+    own = [trial.timing.candidate.latency_us for trial in (fast, slow)]  # PyTorch's own wobbles beside other work
+    assert 3 * own[0].high < own[1].low  # 27 times on idle cores
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
 

@@ -239,10 +239,10 @@ class GraphRounds(Rounds):
         self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
         if seconds >= HEAVY_S and self.protocol.heat_s and self.draws_power:
             _heater().run(self._pause_s)
-        if not self.protocol.selects and name not in self.seldom:  # medians of few samples differ anyway
+        if not self.protocol.selects:
             self.drift.add(name, _state().sample())
-        if name not in self.kernels and not self.check_elements:
-            return seconds  # a library's result is looked at less often where many candidates or shapes wait
+        elif name not in self.kernels and not self.check_elements:
+            return seconds  # a library's result is looked at less often where many candidates wait
         element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)
         # where they rotate, the outputs of the last few launches, else the last one's
         looked = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self.rotates else [sequence[-1]]

@@ -61,9 +61,9 @@ CUDA_PROTOCOLS = {
 def brief(protocol: Protocol) -> Protocol:
     """The same with few and short rounds, always as many, for a thousand shapes; intervals say what that costs.
 
-    What libraries compute is looked at in every third round, what candidates do in all; the usually weaker baselines
-    are timed in every second, on a GPU where launches are heavy in every fourth. Replays of those take half as long:
-    more rounds tell more of a clock that power moves than longer ones.
+    What libraries compute is compared element by element in every third round, and by projection in all; the usually
+    weaker baselines are timed in every second, on a GPU where launches are heavy in every fourth. Replays of those take
+    half as long: more rounds tell more of a clock that power moves than longer ones.
     """
     if protocol.measure_s:
         return protocol

@@ -44,7 +44,7 @@ from cuda_l2.verify._cuda import CudaReferences, CudaSession
 from cuda_l2.verify._gpu import Facilities, Sanitize
 
 WORKSPACE_BYTES = 256 << 20
-RUNS = 2
+RUNS = 3
 LONG_RUN_S = 2.0
 """A run whose clocks drifted between arms is repeated, at most so often, and no more once it took so long: kernels that
 differ in power differ in clock. The last one says that it drifted."""
