@@ -196,23 +196,37 @@ def sample(sm_mhz: int, *limited_by: str) -> GpuSample:
 
 def test_arms_at_different_clocks_are_a_drift() -> None:
     drift = Drift()
-    for clock in (1980, 1975, 1500):  # one odd sample moves no median
-        drift.add("candidate", sample(clock))
-        drift.add("cuBLAS", sample(1980))
+    for number, clock in enumerate((1980, 1975, 1500)):  # one odd sample moves no median
+        drift.add("candidate", number, sample(clock))
+        drift.add("cuBLAS", number, sample(1980))
     assert not drift.drifted
     assert drift.reason == ""
-    for _ in range(4):
-        drift.add("candidate", sample(1930, "power cap"))
+    for number in range(3, 7):
+        drift.add("candidate", number, sample(1930, "power cap"))
+        drift.add("cuBLAS", number, sample(1980))
     assert drift.drifted
-    assert "1930 MHz during candidate" in drift.reason
+    assert "MHz during candidate" in drift.reason
     assert drift.summary()["limited_by"] == ["power cap"]
+
+
+def test_a_clock_that_wanders_for_all_arms_alike_is_no_drift_but_one_arms_own_is() -> None:
+    for seldom_factor, drifted in ((1.0, False), (0.97, True)):
+        drift = Drift()
+        for number, clock in enumerate((1900, 1500, 1450, 1600, 1400, 1420, 1410)):
+            for arm in ("candidate", "cuBLASLt"):
+                drift.add(arm, number, sample(clock))
+            if number % 3 == 0:  # in the faster rounds alone
+                drift.add("cuBLAS", number, sample(round(clock * seldom_factor)))
+        assert drift.drifted == drifted
+        assert ("MHz during cuBLAS" in drift.reason) == drifted
 
 
 def test_one_arm_or_none_cannot_drift() -> None:
     drift = Drift()
     assert not drift.drifted
     assert drift.summary() == {}
-    drift.add("candidate", sample(1200))
+    drift.add("candidate", 1, sample(1200))
+    drift.add("candidate", 2, sample(1800))
     assert not drift.drifted
 
 

@@ -214,7 +214,7 @@ def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
     from cuda_l2.targets.cuda import detect  # noqa: PLC0415
 
     assert len({kernel_id(row.candidate(detect()).source) for row in rows}) <= 6
-    cold = [*command[:4], "--grid", shapes, "--accumulate", "fp32,fp16", "--state", "cold"]
+    cold = [*command[:5], "--grid", shapes, "--accumulate", "fp32,fp16", "--state", "cold"]
     cold += ["--table", str(tmp_path / "out" / "schedules.csv"), "--out", str(tmp_path / "cold")]
     done = subprocess.run(cold, capture_output=True, text=True, timeout=200, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

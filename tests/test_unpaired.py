@@ -17,6 +17,7 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd1, {%r2,
 REDUCTION = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], 64;"
 WAIT = "mbarrier.try_wait.parity.shared.b64 %p1, [%r4], 0;"
 INIT = "fence.mbarrier_init.release.cluster;"
+BARRIER = "mbarrier.init.shared.b64 [%r4], 1;"
 COMMIT, LAST = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 0;"
 PROXY = "fence.proxy.async.shared::cta;"
 
@@ -29,6 +30,8 @@ PROXY = "fence.proxy.async.shared::cta;"
         ([COPY, "cp.async.commit_group; // cp.async.wait_all;"], "nothing waits for them"),
         ([LOAD, INIT], "no mbarrier is waited for"),
         ([LOAD, WAIT], "without fence.mbarrier_init"),
+        ([BARRIER, LOAD, INIT, WAIT], "without fence.mbarrier_init or fence.proxy.async between them"),
+        ([BARRIER, INIT, LOAD, BARRIER, LOAD, INIT, WAIT], "a bulk copy follows mbarrier.init"),
         ([STORE, LAST, PROXY], "without cp.async.bulk.commit_group"),
         ([STORE, COMMIT, "cp.async.bulk.wait_group.read 1;", PROXY], "wait_group 0 for the last"),
         ([STORE, COMMIT, LAST], "without fence.proxy.async"),
@@ -65,6 +68,18 @@ def test_both_halves_pass_wherever_they_stand(ptx: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "ptx",
+    [
+        [BARRIER, INIT, LOAD, BARRIER, BARRIER, PROXY, LOAD, WAIT],
+        [LOAD, WAIT, BARRIER, INIT],
+        [BARRIER, STORE, COMMIT, LAST, PROXY],
+    ],
+)
+def test_a_fence_between_a_barriers_initialisation_and_the_next_copy_is_enough(ptx: list[str]) -> None:
+    assert unpaired.refuse("\n\t".join(ptx)) == ""
+
+
+@pytest.mark.parametrize(
     ("subject", "dropped", "reason"),
     [
         ("pipelined", "commit_copies();", "without cp.async.commit_group"),
@@ -87,3 +102,19 @@ def test_a_kernel_of_ours_is_refused_without_one_half(subject: str, dropped: str
     assert whole.status is BuildStatus.BUILT
     assert half.status is BuildStatus.REFUSED
     assert reason in half.reason
+
+
+@pytest.mark.parametrize("subject", ["wave", "wave in clusters"])
+def test_each_of_a_kernels_fences_behind_its_barriers_initialisation_is_asked_for(subject: str) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
+
+    target = dataclasses.replace(compile_only("sm_90a"), cores=2)
+    source = next(each for each in SUBJECTS if each.name == subject).candidate(target).source
+    pieces = source.split("bar_init_fence();")
+    assert len(pieces) == 3
+    mutants = ["((void)0);".join(pieces[:2]) + "bar_init_fence();" + pieces[2]]
+    mutants += [pieces[0] + "bar_init_fence();" + "((void)0);".join(pieces[1:])]
+    for build in build_all([Candidate(mutant) for mutant in mutants], target):
+        assert build.status is BuildStatus.REFUSED
+        assert "a bulk copy follows mbarrier.init" in build.reason

@@ -252,6 +252,7 @@ class GpuRows(GpuTaskFamily):
         if choice["KEEP"] == SHARED:
             a_round = stride // cluster * choice["ROWS"] * choice["VEC"] * element_bytes(task) * row.matrices
             shared = f"cdiv({row.columns}, {stride * choice['VEC']}) * {a_round}"
+            rules["row_fits"] = f"{_shared_limit(target)} - {shared}"
         lines = [*head(rules, target.arch if cluster > 1 else "sm_80", row.own_sizes), *self.buffers(task)]
         if row.total:
             lines += workspace("of_rows", f"4 * {row.rows}")

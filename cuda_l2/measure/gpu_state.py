@@ -1,20 +1,21 @@
 """Clocks, power and temperature of the GPU around timed rounds, and whether they drifted between arms.
 
 A sample takes about 15 us; the driver renews its readings every 30 to 100 ms and gives power as an average of the last
-second, so arms that alternate faster share a reading and only what lasts tells them apart.
+second, so arms that alternate faster share a reading and only what lasts tells them apart. A chip whose power is
+limited wanders by 10 % within a second, for all arms alike: clocks are compared within rounds, as times are.
 """
 
 import contextlib
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cuda_l2.errors import UserError
 
 DRIFT_LIMIT = 0.015
-"""Median SM clocks of two arms further apart than this make a run that is repeated."""
+"""SM clocks of two arms further apart than this make a run that is repeated."""
 REASONS = {
     0x1: "idle",
     0x2: "application clocks",
@@ -78,18 +79,23 @@ class GpuState:
 
 
 class Drift:
-    """Samples by arm, taken in or right after its rounds, and whether the arms ran at the same clock."""
+    """Samples by arm, taken in or right after its rounds, and whether the arms ran at the same clock.
+
+    An arm's clock is the median, over its rounds, of its clock relative to the median of all arms in the round: arms
+    that are sampled in some of the rounds alone are not held to account for what the chip did in the others.
+    """
 
     def __init__(self, limit: float = DRIFT_LIMIT) -> None:
         self.limit = limit
-        self._samples: dict[str, list[GpuSample]] = defaultdict(list)
+        self._rounds: dict[int, dict[str, GpuSample]] = defaultdict(dict)
 
-    def add(self, arm: str, sample: GpuSample) -> None:
-        self._samples[arm].append(sample)
+    def add(self, arm: str, number: int, sample: GpuSample) -> None:
+        """number: of the round. An arm has one sample in it, the last one given."""
+        self._rounds[number][arm] = sample
 
     @property
     def spread(self) -> float:
-        """How far apart the arms' median SM clocks are, relative to the lowest; 0 for fewer than two arms."""
+        """How far apart the arms' SM clocks are, relative to the lowest; 0 for fewer than two arms."""
         clocks = self._clocks()
         return max(clocks.values()) / min(clocks.values()) - 1 if clocks else 0.0
 
@@ -109,7 +115,7 @@ class Drift:
 
     def summary(self) -> dict[str, Any]:
         """For the environment of a record: medians over all arms, the clocks' range, what held them."""
-        samples = [sample for arm in self._samples.values() for sample in arm]
+        samples = self._samples()
         if not samples:
             return {}
         return {
@@ -122,9 +128,19 @@ class Drift:
             "clock_spread_of_arms": self.spread,
         }
 
+    def _samples(self) -> list[GpuSample]:
+        return [sample for arms in self._rounds.values() for sample in arms.values()]
+
     def _clocks(self) -> Mapping[str, float]:
-        return {arm: _median_clock(samples) for arm, samples in self._samples.items()}
+        """MHz of every arm, as if all rounds had run at the median clock of all."""
+        relative: dict[str, list[float]] = defaultdict(list)
+        for arms in self._rounds.values():
+            middle = _median_clock(arms.values())
+            for arm, sample in arms.items():
+                relative[arm].append(sample.sm_mhz / middle)
+        level = _median_clock(self._samples()) if relative else 0.0
+        return {arm: level * statistics.median(ratios) for arm, ratios in relative.items()}
 
 
-def _median_clock(samples: Sequence[GpuSample]) -> float:
+def _median_clock(samples: Iterable[GpuSample]) -> float:
     return float(statistics.median(sample.sm_mhz for sample in samples))

@@ -240,7 +240,8 @@ class GraphRounds(Rounds):
         if seconds >= HEAVY_S and self.protocol.heat_s and self.draws_power:
             _heater().run(self._pause_s)
         if not self.protocol.selects:
-            self.drift.add(name, _state().sample())
+            if self.number:
+                self.drift.add(name, self.number, _state().sample())
         elif name not in self.kernels and not self.check_elements:
             return seconds  # a library's result is looked at less often where many candidates wait
         element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)

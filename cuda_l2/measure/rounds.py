@@ -77,6 +77,8 @@ class Rounds(ABC):
         self.differences: dict[str, float] = {}
         """Of every kernel: the largest of an element of its timed outputs from the reference."""
         self.check_elements = True
+        self.number = 0
+        """Of the round whose samples are taken; 0 before the first."""
 
     @abstractmethod
     def sample(self, name: str, count: int, warm: bool = True) -> float:
@@ -128,7 +130,7 @@ class Rounds(ABC):
         # few looks at the interval: stopping at the first tight one of many would make it too narrow
         looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
         for number in range(1, protocol.max_rounds + 1):
-            self.check_elements = number % protocol.check_every == 0
+            self.number, self.check_elements = number, number % protocol.check_every == 0
             self.begin_round()
             for index in self.rng.permutation(len(active)):
                 name = active[int(index)]

@@ -24,6 +24,7 @@ def main() -> None:
     """Arguments: the socket's descriptor, the module search path as JSON."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:] = json.loads(sys.argv[2])
+    os.environ["USER"] = "sandbox"  # torch asks for a name, and there is no /etc/passwd
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin after their work would slow what else runs
     try:
         from cuda_l2.tasks import foreign  # noqa: PLC0415 - where the search path is set

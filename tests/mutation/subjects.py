@@ -78,7 +78,7 @@ SUBJECTS = (
     ),
     Subject(
         *("persistent in turns", "sm90_persistent", "2312x1800x264:tn"),
-        {"SWAP": 0, "PINGPONG": 1, "BM": 64, "BN": 160, "CM": 2, "OUT": 1, "BAND": 2, "PDL": 0},
+        {"SWAP": 0, "PINGPONG": 1, "BM": 64, "BN": 160, "CM": 2, "OUT": 1, "BAND": 2, "GPC": 1, "PDL": 0},
     ),
     Subject(
         *("persistent by warpgroups", "sm90_persistent", "2056x1736x328"),
