@@ -18,6 +18,7 @@ from cuda.bindings import driver
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute import cuda_worker_main, device_arena
 from cuda_l2.execute.cuda_driver import LaunchError
+from cuda_l2.execute.cuda_helpers import Projection
 from cuda_l2.execute.cuda_worker import CudaWorker, CudaWorkers
 from cuda_l2.execute.segments import Copied, Segment
 from cuda_l2.execute.worker import Fault
@@ -156,6 +157,16 @@ class Helpers:
     def occupy(self, *_: object) -> None: ...
     def settle(self, *_: object) -> None: ...
 
+    def look_at_rows(self, stream: int, c: torch.Tensor, projection: Projection, found: torch.Tensor) -> None:
+        wide = c.float()
+        noise = projection.rounding * wide.norm(dim=1) + projection.summation
+        found += _summed((wide @ projection.signs_N - projection.expected_M) / noise)
+
+    def compare_rows(
+        self, stream: int, c: torch.Tensor, numbers_R: torch.Tensor, reference_RN: torch.Tensor, found: torch.Tensor
+    ) -> None:
+        found += _summed(c[numbers_R].float() - reference_RN)
+
     def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
         memory(target, 16 * words)[:] = memory(source, 16 * words)
 
@@ -164,6 +175,10 @@ class Helpers:
 
     def empty_graph(self, stream: int) -> Graph:
         return Graph(stream, lambda stream: None)
+
+
+def _summed(off: torch.Tensor) -> torch.Tensor:
+    return torch.stack([off.square().sum(), off.abs().max()])
 
 
 class WorkerProcess(cuda_worker_main.Worker):
@@ -274,7 +289,7 @@ class _Torch:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
-        if name not in ("randint", "randperm"):
+        if name not in ("randint", "randperm", "zeros"):
             return found
         return lambda *terms, **named: found(*terms, **named | {"device": "cpu"})
 
@@ -342,6 +357,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(cuda_task, "DEVICE", "cpu")
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)

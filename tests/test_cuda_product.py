@@ -121,7 +121,7 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
     baselines: Any = SimpleNamespace(launcher=lambda name, gemm: launch)
     chosen = CUDA_PROTOCOLS[protocol]
     with CudaArena(GEMM, 1 << 20, rotate=5 if chosen.rotates else 0) as arena:
-        operands = CudaOperands(arena, torch.Generator().manual_seed(1))
+        operands = CudaOperands(arena, torch.Generator().manual_seed(1), workers.helpers)
         gpu = Gpu(workers, SMS, L2_BYTES)
         kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
         terms = Terms(chosen, np.random.default_rng(1))

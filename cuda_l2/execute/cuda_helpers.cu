@@ -1,5 +1,5 @@
 // The runtime's own kernels: what an empty launch costs, a producer that is slow on purpose, a load beside the
-// candidate, what it finds in shared memory, what memory around a launch holds.
+// candidate, what it finds in shared memory, what memory around a launch holds, how far timed results are off.
 
 __device__ unsigned long long now_ns() {
   unsigned long long t;
@@ -114,4 +114,74 @@ extern "C" __global__ void look_at_segments(const __grid_constant__ Segments seg
   for (unsigned long long i = 16 * wide + first; i < bytes; i += step)
     differs |= __ldcg(at + i) != (source ? __ldcg(source + i) : (unsigned char)(wanted >> 8 * (i % 4)));
   if (differs) found[each] = 1;
+}
+
+__device__ float widened(unsigned short x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+__device__ float of_warp(float x) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  return x;
+}
+
+// Calls use(column, value) for what falls to this lane of a row of fp16.
+template <class Use>
+__device__ void for_each_of_row(const unsigned short *row, unsigned long long columns, Use use) {
+  const unsigned lane = threadIdx.x % 32;
+  if (columns % 8 == 0 && aligned(row, row)) {
+#pragma unroll 2
+    for (unsigned long long i = lane * 8; i < columns; i += 256) {
+      const uint4 x = __ldcg((const uint4 *)(row + i));
+      const unsigned words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int j = 0; j < 8; j++) use(i + j, widened(words[j / 2] >> 16 * (j % 2)));
+    }
+  } else {
+    for (unsigned long long i = lane; i < columns; i += 32) use(i, widened(__ldcg(row + i)));
+  }
+}
+
+// A warp's sum of squares, and the largest; of what is no number, none. Not negative, their order is that of their bits.
+__device__ void add_to(float *found, float squares, float largest) {
+  if (threadIdx.x % 32 != 0) return;
+  atomicAdd(found, squares);
+  atomicMax((unsigned *)found + 1, __float_as_uint(largest));
+}
+__device__ float larger(float x, float y) { return __uint_as_float(max(__float_as_uint(x), __float_as_uint(y))); }
+
+// Rows of C times signs against what is expected, in units of what rounding and the order of sums may change: rounding
+// times a row's norm, and summation; both are the bits of a double. found: sum of squares, and the largest.
+extern "C" __global__ void look_at_rows(const unsigned short *c, unsigned long long rows, unsigned long long columns,
+                                        const float *signs, const float *expected, long long rounding, long long summation,
+                                        float *found) {
+  const float by_norm = (float)__longlong_as_double(rounding), at_least = (float)__longlong_as_double(summation);
+  float squares = 0, largest = 0;
+  for (unsigned long long row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += gridDim.x * (blockDim.x / 32)) {
+    float sum = 0, norm = 0;
+    for_each_of_row(c + row * columns, columns, [&](unsigned long long i, float x) {
+      sum += x * __ldg(signs + i);
+      norm += x * x;
+    });
+    const float off = fabsf(of_warp(sum) - __ldg(expected + row)) / (by_norm * sqrtf(of_warp(norm)) + at_least);
+    squares += off * off;
+    largest = larger(largest, off);
+  }
+  add_to(found, squares, largest);
+}
+
+// Rows of C, by their numbers, against fp32 ones. found: sum of squared differences, and the largest.
+extern "C" __global__ void compare_rows(const unsigned short *c, unsigned long long count, unsigned long long columns,
+                                        const long long *numbers, const float *reference, float *found) {
+  float squares = 0, largest = 0;
+  for (unsigned long long row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < count; row += gridDim.x * (blockDim.x / 32))
+    for_each_of_row(c + numbers[row] * columns, columns, [&](unsigned long long i, float x) {
+      const float off = fabsf(x - __ldg(reference + row * columns + i));
+      squares += off * off;
+      largest = larger(largest, off);
+    });
+  squares = of_warp(squares);
+  for (int lanes = 16; lanes > 0; lanes /= 2) largest = larger(largest, __shfl_xor_sync(~0u, largest, lanes));
+  add_to(found, squares, largest);
 }

@@ -2,24 +2,43 @@
 
 import ctypes
 import hashlib
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
 from cuda_l2 import paths, scratch
 from cuda_l2.execute.cuda_driver import Graph, check
 
+if TYPE_CHECKING:
+    import torch  # the worker's process does without it
+
 SOURCE = Path(__file__).with_name("cuda_helpers.cu")
-NAMES = ("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments")
+NAMES = (
+    *("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments"),
+    *("look_at_rows", "compare_rows"),
+)
 EMPTY_LAUNCHES = 64
 MAX_BLOCKS = 1024
+ROW_THREADS = 256
 SETTLING_LAUNCHES = 4
 SYSTEM_SHARED_BYTES = 1024
 """Of every block, taken from the multiprocessor beside what it asks for."""
 PROGRAMMATIC = (9, 0)
 """Devices of this capability and later launch dependent kernels early."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What rows of C times signs are to be; rounding times a row's norm, and summation, is what they may be off by."""
+
+    signs_N: "torch.Tensor"  # fp32
+    expected_M: "torch.Tensor"  # fp32
+    rounding: float
+    summation: float
 
 
 class Helpers:
@@ -76,6 +95,32 @@ class Helpers:
     ) -> None:
         """Compare them, and copy more; see `segments`."""
         self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
+
+    def look_at_rows(self, stream: int, c: "torch.Tensor", projection: Projection, found: "torch.Tensor") -> None:
+        """How far each row of an fp16 result times the signs is off, in units of what it may be off by.
+
+        found (2, fp32, of zeros) gets the sum of their squares, and the largest.
+        """
+        rows, columns = c.shape
+        values = [c.data_ptr(), rows, columns, projection.signs_N.data_ptr(), projection.expected_M.data_ptr()]
+        values += [_bits(projection.rounding), _bits(projection.summation), found.data_ptr()]
+        self._launch("look_at_rows", stream, _row_blocks(rows), ROW_THREADS, values)
+
+    def compare_rows(
+        self,
+        stream: int,
+        c: "torch.Tensor",
+        numbers_R: "torch.Tensor",
+        reference_RN: "torch.Tensor",
+        found: "torch.Tensor",
+    ) -> None:
+        """Differences of an fp16 result's rows from fp32 ones.
+
+        numbers_R: int64, which rows. found (2, fp32, of zeros) gets the sum of their squares, and the largest.
+        """
+        count, columns = reference_RN.shape
+        values = [c.data_ptr(), count, columns, numbers_R.data_ptr(), reference_RN.data_ptr(), found.data_ptr()]
+        self._launch("compare_rows", stream, _row_blocks(count), ROW_THREADS, values)
 
     def settle(self, stream: int) -> None:
         """Bring back the state in which a context launches fastest.
@@ -140,6 +185,16 @@ def _config(stream: int, grid: tuple[int, int], threads: int, shared_bytes: int,
         edge.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [edge], 1
     return config
+
+
+def _bits(x: float) -> int:
+    """Of a double."""
+    return int.from_bytes(struct.pack("<d", x), "little")
+
+
+def _row_blocks(rows: int) -> int:
+    """A warp a row, as far as blocks go."""
+    return max(1, min(MAX_BLOCKS, -(-rows * 32 // ROW_THREADS)))
 
 
 def _blocks(most: int) -> int:

@@ -5,28 +5,38 @@ about 2^-11 of the row's norm, so stale, missing and narrowed results all stand 
 here, in the trusted process, from private copies.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from cuda_l2.execute.cuda_arena import OTHER_B, CudaArena
 from cuda_l2.execute.cuda_driver import Graph
+from cuda_l2.execute.cuda_helpers import Helpers, Projection
 from cuda_l2.execute.fills import POISON
 from cuda_l2.measure.outputs import LARGEST_DEVIATION, ROUNDING_STEP, WrongOutput, largest_rms, rms_over_rounding
 from cuda_l2.records import Accumulate, Layout
 from cuda_l2.tolerances import SUMMATION_NOISE
 
-CHECKED_ELEMENTS = 1 << 28
-"""Of outputs widened to fp32 at a time."""
 COMPARED_FLOPS = 1 << 33
 """Rows of an output that are compared element by element cost at most about this."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a product in fp32, their numbers, and the RMS of what rounding them to fp16 changes."""
+
+    numbers_R: torch.Tensor
+    reference_RN: torch.Tensor
+    rounding: float
 
 
 class CudaOperands:
     """What the arena's A and B hold, with private copies where candidates cannot reach, and outputs for baselines."""
 
-    def __init__(self, arena: CudaArena, generator: torch.Generator) -> None:
-        self.arena, self.gemm, self.generator = arena, arena.gemm, generator
+    def __init__(self, arena: CudaArena, generator: torch.Generator, helpers: Helpers) -> None:
+        self.arena, self.gemm, self.generator, self._helpers = arena, arena.gemm, generator, helpers
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         """Where the baselines run."""
         self.graphs: dict[tuple[str, int], tuple[Graph, list[int]]] = {}
@@ -34,11 +44,10 @@ class CudaOperands:
         self._private = {name: torch.empty_like(arena.span(name)) for name in ("a", "b")}
         self.outputs = torch.empty_like(arena.span("c"))
         """C of every window for the baselines: no candidate can read theirs."""
-        self._projections: dict[int, torch.Tensor] = {}
+        self._projections: dict[int, Projection] = {}
         """A (B x) of a window, for the signs x of this refresh."""
         self._signs_N: torch.Tensor | None = None
-        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """Of a window: numbers of rows of C, and those rows in fp32."""
+        self._rows: dict[int, Rows] = {}
         self.other_b: list[torch.Tensor] = []
         """B of every window in the layout that is not the task's; empty until asked for."""
         self._shift = arena.window_words
@@ -106,51 +115,50 @@ class CudaOperands:
                 raise WrongOutput("changed its input B in a timed round")
 
     def check(
-        self, c_LMN: torch.Tensor, windows: Sequence[int], element_wise: bool, accumulate: Accumulate | None = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        windows: Sequence[int],
+        element_wise: bool,
+        accumulate: Accumulate | None = None,
     ) -> float:
         """Check fp16 outputs of launches on these windows, the last also row by row: its largest error, or NaN.
 
         accumulate: the class whose precision is asked for, the task's if not given.
         """
         gemm, accumulate = self.gemm, accumulate or self.gemm.accumulate
-        x_N, expected_LM = self._projected(windows)
-        allowed, right = largest_rms(accumulate, gemm.k), []
-        step = max(1, CHECKED_ELEMENTS // (gemm.m * gemm.n))
-        for start in range(0, len(windows), step):
-            c = c_LMN[start : start + step].float()
-            # rounding to fp16, and where C is near zero the order of fp32 sums
-            noise_LM = ROUNDING_STEP * torch.linalg.vector_norm(c, dim=2) + SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
-            deviation_LM = (c @ x_N - expected_LM[start : start + step]) / noise_LM
-            rms_right_L = deviation_LM.square().mean(1).sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
-            right.append(rms_right_L & (deviation_LM.abs().amax(1) <= LARGEST_DEVIATION * allowed))  # False for NaN
-        good = torch.cat(right).tolist()
-        if not all(good):
-            number = good.index(False) + 1
-            raise WrongOutput(f"timed launch {number} of the {len(windows)} looked at did not produce its own result")
-        return self._compare(windows[-1], c_LMN[-1], accumulate) if element_wise else float("nan")
+        stream, found_L4 = torch.cuda.current_stream().cuda_stream, torch.zeros(len(windows), 4, device="cuda")
+        for c_MN, projection, found in zip(outputs, self._projected(windows), found_L4, strict=True):
+            self._helpers.look_at_rows(stream, c_MN, projection, found[:2])
+        if element_wise:
+            rows = self._compared(windows[-1])
+            self._helpers.compare_rows(stream, outputs[-1], rows.numbers_R, rows.reference_RN, found_L4[-1][2:])
+        found = found_L4.tolist()
+        allowed = largest_rms(accumulate, gemm.k)
+        for number, (squares, largest, *_) in enumerate(found, 1):  # false for NaN
+            rms = math.sqrt(squares / gemm.m)
+            if not (rms <= allowed * (1 + 4 / gemm.m**0.5) and largest <= LARGEST_DEVIATION * allowed):
+                which = f"timed launch {number} of the {len(windows)} looked at"
+                raise WrongOutput(f"{which} did not produce its own result")
+        if not element_wise:
+            return float("nan")
+        rms = math.sqrt(found[-1][2] / rows.reference_RN.numel())
+        if not rms <= rms_over_rounding(accumulate, gemm.k) * rows.rounding + SUMMATION_NOISE * gemm.k**0.5:
+            raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
+        return float(found[-1][3])
 
-    def _compare(self, window: int, c_MN: torch.Tensor, accumulate: Accumulate) -> float:
-        """The largest difference of some rows from the fp32 reference; WrongOutput where they are imprecise."""
+    def _compared(self, window: int) -> "Rows":
+        """Some rows of a window's product, the same for all launches on the same operands."""
         gemm = self.gemm
         if window not in self._rows:
             count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
-            rows = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
-            self._rows[window] = rows, self.a(window)[rows].float() @ self._logical_b(window).float()
-        rows, reference = self._rows[window]
-        difference = c_MN[rows].float() - reference
-        rounding, rms, largest = torch.stack(
-            [
-                (reference.half().float() - reference).square().mean().sqrt(),
-                difference.square().mean().sqrt(),
-                difference.abs().amax(),
-            ]
-        ).tolist()
-        if not rms <= rms_over_rounding(accumulate, gemm.k) * rounding + SUMMATION_NOISE * gemm.k**0.5:
-            raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
-        return float(largest)
+            numbers = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
+            reference = self.a(window)[numbers].float() @ self._logical_b(window).float()
+            rounding = (reference.half().float() - reference).square().mean().sqrt().item()
+            self._rows[window] = Rows(numbers, reference, rounding)
+        return self._rows[window]
 
-    def _projected(self, windows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Signs x (N), and A (B x) of windows (count x M) in fp32; for all launches on the same operands once."""
+    def _projected(self, windows: Sequence[int]) -> list[Projection]:
+        """What C of each window times signs is to be; for all launches on the same operands once."""
         if self._signs_N is None:
             signs = torch.randint(0, 2, (self.gemm.n,), generator=self.generator, device="cuda")
             self._signs_N = signs.float() * 2 - 1
@@ -158,9 +166,11 @@ class CudaOperands:
         if missing:
             own = self._shift["b"] > 0  # a B for every window
             products = {w: self._logical_b(w).float() @ self._signs_N for w in (missing if own else missing[:1])}
+            summation = SUMMATION_NOISE * (self.gemm.k * self.gemm.n) ** 0.5  # where C is near zero
             for w in missing:
-                self._projections[w] = self.a(w).float() @ products[w if own else missing[0]]
-        return self._signs_N, torch.stack([self._projections[w] for w in windows])
+                expected_M = self.a(w).float() @ products[w if own else missing[0]]
+                self._projections[w] = Projection(self._signs_N, expected_M, ROUNDING_STEP, summation)
+        return [self._projections[w] for w in windows]
 
     def _logical_b(self, window: int) -> torch.Tensor:
         return self.b(window) if self.gemm.layout is Layout.NN else self.b(window).t()

@@ -118,7 +118,7 @@ class CudaRounds(GraphRounds):
         return poison
 
     def check(self, name: str, windows: Sequence[int], element_wise: bool) -> float:
-        outputs = torch.stack([self._output(name, window) for window in windows])
+        outputs = [self._output(name, window) for window in windows]
         # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
         least = self.gemm.accumulate if name in self.kernels else Accumulate.FP16
         return self.operands.check(outputs, windows, element_wise, least)
@@ -128,7 +128,7 @@ class CudaRounds(GraphRounds):
         self.operands.refresh()
         arena.recorded(arena.records).view(torch.int16).fill_(POISON)
         windows = self.record(name, self.written, arena.record_stride, arena.records)
-        self.operands.check(arena.recorded(len(windows)), windows, element_wise=True)
+        self.operands.check(list(arena.recorded(len(windows))), windows, element_wise=True)
 
     def _launcher(self, name: str) -> Callable[[int, int], None]:
         launch = self.baselines.launcher(name, self.gemm)

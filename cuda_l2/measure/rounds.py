@@ -14,8 +14,8 @@ from cuda_l2.measure.protocols import Protocol
 from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus
 
 CANDIDATE = "candidate"
-SLOW_FACTOR = 5.0
-"""A baseline this many times slower than the best is left out of the rounds, after one sample or two short ones."""
+CLOSE_FACTOR, SLOW_FACTOR = 2.0, 5.0
+"""A baseline SLOW_FACTOR times slower than the best is left out of the rounds, after one sample or two short ones."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,10 @@ class Rounds(ABC):
         self.begin_round()
         once = {name: self.sample(name, 1, warm=False) for name in self.arms}
         for name in self.arms:
-            if once[name] < SLOW_FACTOR * min(once.values()) or once[name] < 1.0:
+            least = min(once.values())
+            if name in self.seldom and once[name] < CLOSE_FACTOR * least:
+                continue  # neither the fastest, which tells how many launches fill a sample, nor left out
+            if once[name] < SLOW_FACTOR * least or once[name] < 1.0:
                 once[name] = min(once[name], self.sample(name, 1))  # the first was the warm-up
         best_baseline = min(seconds for name, seconds in once.items() if name not in self.kernels)
         active = [name for name in self.arms if name == self.subject or once[name] <= SLOW_FACTOR * best_baseline]

@@ -277,7 +277,7 @@ class CudaBench(Bench):
         """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
         if self._operands is not None:
             return
-        operands = CudaOperands(self._arena, self._generator)
+        operands = CudaOperands(self._arena, self._generator, self._rig.workers.helpers)
         operands.refresh()
         operands.use_other_layout()
         own, other = operands.b(0), operands.other_b[0]
@@ -292,7 +292,7 @@ class CudaBench(Bench):
             rotate, both = self._rig.rotated(self._gemm), self._both_layouts
             arena = CudaArena(self._gemm, self._workspace_bytes, rotate=rotate, both_layouts=both)
             try:
-                self._rotating = CudaOperands(arena, self._generator)
+                self._rotating = CudaOperands(arena, self._generator, self._rig.workers.helpers)
             except BaseException:
                 arena.close()
                 raise

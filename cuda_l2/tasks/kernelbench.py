@@ -234,6 +234,7 @@ class OpenedFile:
                 Path(reference_server.__file__),
                 {reference_server.TASK: self._text},
                 memory_bytes=effort.memory_bytes + SERVER_BYTES,
+                arguments=[effort.device],
                 devices=sandbox.gpu_devices() if on_gpu else (),
             )
         try:
@@ -250,7 +251,7 @@ class OpenedFile:
             raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
-            raise _Lost(Readiness.CRASHED, f"its process ended by {what}")
+            raise _Lost(Readiness.CRASHED, f"its process ended by {what}{_said(self._process.folder)}")
         return self._process.folder
 
     @contextlib.contextmanager
@@ -315,6 +316,15 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
     except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
         raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
     return examined
+
+
+def _said(folder: Path) -> str:
+    """Why a run failed, as far as it says so, behind a colon."""
+    try:
+        text = _read(folder / reference_server.ERROR, MAX_REASON).decode()
+    except Exception:  # noqa: BLE001 - it need not say anything, nor anything that can be read
+        return ""
+    return f": {text}" if text.isprintable() and text else ""
 
 
 def _require_line(text: object) -> str:

@@ -1,7 +1,8 @@
 """The program inside the sandbox that runs one of KernelBench's files, in a child of its own.
 
 Started by kernelbench.py for every file, in a folder with `task.py`. It reads jobs, a JSON line each, from its socket
-and answers each with one line. The child leaves `result.json` in the folder, and `tensors` where a case was asked for.
+and answers each with one line. The child leaves `result.json` in the folder, and `tensors` where a case was asked for;
+where it fails, `error` may say why.
 What a run does to its process (memory, time, a crash) it does to its child. Ends when the socket closes, and its child
 too.
 """
@@ -15,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-TASK, RESULT, TENSORS = "task.py", "result.json", "tensors"
+TASK, RESULT, TENSORS, ERROR = "task.py", "result.json", "tensors", "error"
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 
 
 def main() -> None:
-    """Arguments: the socket's descriptor, the module search path as JSON."""
+    """Arguments: the socket's descriptor, the module search path as JSON, the device."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:] = json.loads(sys.argv[2])
     os.environ["USER"] = "sandbox"  # torch asks for a name, and there is no /etc/passwd
@@ -29,7 +30,8 @@ def main() -> None:
     try:
         from cuda_l2.tasks import foreign  # noqa: PLC0415 - where the search path is set
 
-        foreign.warm_up()
+        if sys.argv[3] == "cpu":  # what is loaded asks for CUDA's random numbers, and a child cannot have CUDA then
+            foreign.warm_up()
         answer: dict[str, Any] = {"ready": True}
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
         answer = {"error": f"{type(error).__name__}: {error}"}
@@ -42,13 +44,23 @@ def main() -> None:
         limits = {resource.RLIMIT_FSIZE: most, resource.RLIMIT_CORE: 0}
         if job["device"] == "cpu":  # CUDA reserves more address space than there is memory
             limits[resource.RLIMIT_AS] = most + LIBRARIES_BYTES
-        for name in (RESULT, TENSORS):
+        for name in (RESULT, TENSORS, ERROR):
             Path(name).unlink(missing_ok=True)  # no run's answer is taken for another's
-        _send(connection, {"status": in_child(connection, limits, partial(_do, job))})
+        _send(connection, {"status": in_child(connection, limits, partial(_answered, job))})
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _answered(job: dict[str, Any]) -> int:
+    try:
+        return _do(job)
+    except Exception as error:  # noqa: BLE001 - other people's Python
+        from cuda_l2.plain import line_of  # noqa: PLC0415
+
+        Path(ERROR).write_text(line_of(error))
+        return 1
 
 
 def _do(job: dict[str, Any]) -> int:
