@@ -423,6 +423,17 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
     assert not ran.exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+def test_for_a_gpu_runs_stay_in_one_process_and_say_why_they_fail(references, tmp_path) -> None:
+    del references  # skips where there is no sandbox
+    with References(replace(EFFORT, device="cuda")).open(entry(tmp_path, text())) as file:
+        first = file.examine()
+        process = file._process
+        second = file.examine()
+        assert process is not None and file._process is process
+    assert first == second and first.status is not Readiness.READY and "CUDA" in first.reason
+
+
 @pytest.mark.parametrize("says", [b"[]\n", b'{"status": "0"}\n', b'{"status": []}\n', b"[" * 10**5 + b"\n"])
 def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkeypatch) -> None:
     send = f"os.write(int(sys.argv[1]), {says[:1]!r} * {len(says) - 1} + b'\\n')" if len(says) > 10**4 else ""

@@ -1,10 +1,10 @@
-"""The program inside the sandbox that runs one of KernelBench's files, in a child of its own.
+"""The program inside the sandbox that runs one of KernelBench's files, on CPUs in a child of its own.
 
 Started by kernelbench.py for every file, in a folder with `task.py`. It reads jobs, a JSON line each, from its socket
-and answers each with one line. The child leaves `result.json` in the folder, and `tensors` where a case was asked for;
+and answers each with one line. A run leaves `result.json` in the folder, and `tensors` where a case was asked for;
 where it fails, `error` may say why.
-What a run does to its process (memory, time, a crash) it does to its child. Ends when the socket closes, and its child
-too.
+What a run does to its process (memory, time, a crash) it does to its child, or to this program, which is then started
+anew. Ends when the socket closes, and its child too.
 """
 
 import json
@@ -30,8 +30,7 @@ def main() -> None:
     try:
         from cuda_l2.tasks import foreign  # noqa: PLC0415 - where the search path is set
 
-        if sys.argv[3] == "cpu":  # what is loaded asks for CUDA's random numbers, and a child cannot have CUDA then
-            foreign.warm_up()
+        foreign.warm_up()
         answer: dict[str, Any] = {"ready": True}
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
         answer = {"error": f"{type(error).__name__}: {error}"}
@@ -42,15 +41,33 @@ def main() -> None:
         job = json.loads(line)
         most = job["memory_bytes"]
         limits = {resource.RLIMIT_FSIZE: most, resource.RLIMIT_CORE: 0}
-        if job["device"] == "cpu":  # CUDA reserves more address space than there is memory
-            limits[resource.RLIMIT_AS] = most + LIBRARIES_BYTES
         for name in (RESULT, TENSORS, ERROR):
             Path(name).unlink(missing_ok=True)  # no run's answer is taken for another's
-        _send(connection, {"status": in_child(connection, limits, partial(_answered, job))})
+        if sys.argv[3] == "cpu":
+            limits[resource.RLIMIT_AS] = most + LIBRARIES_BYTES
+            status = in_child(connection, limits, partial(_answered, job))
+        else:
+            for limit, value in limits.items():  # CUDA reserves more address space than there is memory
+                resource.setrlimit(limit, (value, value))
+            status = _on_gpu(job)
+        _send(connection, {"status": status})
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _on_gpu(job: dict[str, Any]) -> int:
+    """Here and not in a child: a process that has CUDA cannot give it to one, and each would take seconds to set it up."""
+    import torch  # noqa: PLC0415
+
+    try:
+        return _answered(job)
+    except BaseException as error:  # noqa: BLE001 - other people's Python may ask to exit
+        Path(ERROR).write_text(type(error).__name__)
+        return 1
+    finally:
+        torch.cuda.empty_cache()
 
 
 def _answered(job: dict[str, Any]) -> int:
