@@ -6,6 +6,7 @@ verify -> Verdict, measure -> Timing; a Trial is all of it for one candidate.
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -449,12 +450,15 @@ def from_json(kind: type[T], text: str) -> T:
     return value
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _restore(kind: Any, value: Any) -> Any:
     """Rebuild `value` (plain JSON) as `kind` from its type annotations."""
     if value is None:
         return None
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         return kind(**{name: _restore(hints[name], item) for name, item in value.items()})
     origin, parameters = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):

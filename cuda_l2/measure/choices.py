@@ -6,12 +6,13 @@ file a product in the cache.
 
 import gzip
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cuda_l2.errors import UserError
 from cuda_l2.measure.tuned import Tuned, recall, store
-from cuda_l2.records import Gemm, from_json, to_json
+from cuda_l2.records import Accumulate, Gemm, from_json, to_json
 
 KIND = "cuda-l2 cublaslt choices"
 Place = Callable[[Gemm, str], Path]
@@ -23,32 +24,53 @@ def unpack(path: Path, machine: str, place: Place) -> int:
 
     UserError where it is no such file, or another machine's.
     """
+    held, lines = _read(path)
+    if held != machine:
+        raise UserError(f"{path} holds choices for {held}, not for {machine}: choose another file")
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        header = json.loads(lines[0])
-        if header["kind"] != KIND:
-            raise ValueError("another kind of file")
-        found = [from_json(Tuned, line) for line in lines[1:]]
-    except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise UserError(f"{path} holds no choices of `cuda-l2 bench --choices`: {error!r}") from None
-    if header["machine"] != machine:
-        raise UserError(f"{path} holds choices for {header['machine']}, not for {machine}: choose another file")
-    for tuned in found:
-        target = place(Gemm(tuned.m, tuned.n, tuned.k, accumulate=tuned.accumulate), tuned.method)
-        if not target.exists():
-            store(target, tuned)
-    return len(found)
+        for key, line in lines.items():
+            target = place(*key)
+            if not target.exists():
+                store(target, from_json(Tuned, line))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _malformed(path, error) from None
+    return len(lines)
 
 
 def pack(path: Path, machine: str, place: Place, gemms: Iterable[Gemm], method: str) -> int:
-    """Write what the cache holds for these products to a file, in place of what was there; how many those are."""
-    found = [tuned for gemm in gemms if (tuned := recall(place(gemm, method), gemm, method))]
-    text = "\n".join([json.dumps({"kind": KIND, "machine": machine}), *map(to_json, found)])
+    """Write what the cache holds for these products to a file, which keeps what it held for others; how many it holds.
+
+    What it held for another machine goes.
+    """
+    held, lines = _read(path) if path.exists() else ("", {})
+    kept = lines if held == machine else {}
+    kept |= {(gemm, method): to_json(tuned) for gemm in gemms if (tuned := recall(place(gemm, method), gemm, method))}
+    text = "\n".join([json.dumps({"kind": KIND, "machine": machine}), *kept.values()])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.new")
+        partial = path.with_name(f".{path.name}.{os.getpid()}.new")
         partial.write_bytes(gzip.compress(text.encode() + b"\n", mtime=0))
         partial.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
-    return len(found)
+    return len(kept)
+
+
+def _read(path: Path) -> tuple[str, dict[tuple[Gemm, str], str]]:
+    """Whose choices a file holds, and its lines by product and method."""
+    try:
+        first, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        header, found = json.loads(first), {}
+        if header["kind"] != KIND:
+            raise ValueError("another kind of file")
+        for line in lines:
+            said = json.loads(line)
+            gemm = Gemm(said["m"], said["n"], said["k"], accumulate=Accumulate(said["accumulate"]))
+            found[gemm, str(said["method"])] = line
+        return str(header["machine"]), found
+    except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise _malformed(path, error) from None
+
+
+def _malformed(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} holds no choices of `cuda-l2 bench --choices`: {error!r}")

@@ -66,6 +66,8 @@ class Baselines:
         self._rng = random.Random(0)
         self.retunes = False
         """Whether choices that earlier processes stored are made anew."""
+        self.chose = 0
+        """Products whose algorithms this process timed."""
         self._holders: Counter[tuple[int, int, int]] = Counter()
         self._idle: dict[tuple[int, int, int], None] = {}
         """Sizes that nobody holds any more, the oldest first."""
@@ -110,6 +112,7 @@ class Baselines:
             known = None if self.retunes else self._recall(path, plain, settings)
             if known is None:
                 known = self._tune(plain, buffers, settings)
+                self.chose += 1
                 if self._keeps:
                     store(path, known)
             self._tuned[plain] = known

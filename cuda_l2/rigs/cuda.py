@@ -170,6 +170,8 @@ class CudaRig(Rig):
         return choices.unpack(path, self.baselines.machine, self.baselines.choice_path)
 
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
+        if path.exists() and not self.baselines.chose:
+            return 0
         products = [replace(gemm, layout=Layout.NN) for gemm in gemms]
         wider = [replace(gemm, accumulate=Accumulate.FP32) for gemm in products]  # the fp16 class meets these too
         place = self.baselines.choice_path

@@ -58,7 +58,7 @@ def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _on_gpu(job: dict[str, Any]) -> int:
-    """Here and not in a child: a process that has CUDA cannot give it to one, and each would take seconds to set it up."""
+    """Here and not in a child: a process with CUDA cannot give it to one, and each would take seconds to set it up."""
     import torch  # noqa: PLC0415
 
     try:
