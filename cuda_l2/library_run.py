@@ -17,8 +17,9 @@ from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout, Ti
 from cuda_l2.results import KernelFigures
 from cuda_l2.rigs import Rig
 
-FALLBACK_MARGIN = 0.01
-"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says."""
+FALLBACK_MARGIN = 0.02
+"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says: the standard
+deviation of 1,000 ratios between two runs was 1.2 to 2.2 %, by size."""
 
 Timed = tuple[Row, Candidate, Timing]
 

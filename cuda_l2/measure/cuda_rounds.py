@@ -11,7 +11,7 @@ from cuda.bindings import driver
 from cuda_l2 import contract
 from cuda_l2.execute.cuda_driver import Graph, Replays, check
 from cuda_l2.execute.fills import POISON
-from cuda_l2.measure.cuda_arms import AUTOTUNED
+from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
 from cuda_l2.measure.cuda_baselines import Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
@@ -54,7 +54,7 @@ class CudaRounds(GraphRounds):
         references = [name for name in names if not name.endswith(unread)]
         subject = next(iter(kernels), names[0])
         strong = [name for name in names if name.startswith(AUTOTUNED)]
-        seldom = [name for name in names if strong and name not in strong]
+        seldom = [name for name in names if strong and name not in (*strong, COMPILED)]
         if len(references) < len(names) or len(read) > 1:
             operands.use_other_layout()
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines

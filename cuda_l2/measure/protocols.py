@@ -63,7 +63,7 @@ def brief(protocol: Protocol) -> Protocol:
 
     What libraries compute is compared element by element in every third round, and by projection in all; the usually
     weaker baselines are timed in every second, on a GPU where launches are heavy in every fourth. Replays of those take
-    a quarter of the time: more rounds tell more of a clock that power moves than longer ones.
+    half as long: more rounds tell more of a clock that power moves than longer ones.
     """
     if protocol.measure_s:
         return protocol
@@ -75,5 +75,5 @@ def brief(protocol: Protocol) -> Protocol:
         max_rounds=least,
         check_every=3,
         seldom_every=2,
-        heat_s=protocol.heat_s / 4,
+        heat_s=protocol.heat_s / 2,
     )

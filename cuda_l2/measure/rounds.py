@@ -113,8 +113,8 @@ class Rounds(ABC):
         once = {name: self.sample(name, 1, warm=False) for name in self.arms}
         for name in self.arms:
             least = min(once.values())
-            if name in self.seldom and once[name] < CLOSE_FACTOR * least:
-                continue  # neither the fastest, which tells how many launches fill a sample, nor left out
+            if (name in self.seldom or not protocol.round_s) and once[name] < CLOSE_FACTOR * least:
+                continue  # it is not left out, nor tells how many launches fill a sample
             if once[name] < SLOW_FACTOR * least or once[name] < 1.0:
                 once[name] = min(once[name], self.sample(name, 1))  # the first was the warm-up
         best_baseline = min(seconds for name, seconds in once.items() if name not in self.kernels)
