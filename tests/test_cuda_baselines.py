@@ -221,6 +221,19 @@ def test_a_clock_that_wanders_for_all_arms_alike_is_no_drift_but_one_arms_own_is
         assert ("MHz during cuBLAS" in drift.reason) == drifted
 
 
+def test_a_drift_between_two_arms_is_seen_whoever_else_is_in_the_round() -> None:
+    often, seldom = [f"often {i}" for i in range(4)], [f"seldom {i}" for i in range(6)]
+    for mhz, drifted in ((1800, True), (1880, False)):
+        drift = Drift()
+        for number in range(11):
+            for arm in often:
+                drift.add(arm, number, sample(1900))
+            for arm in seldom if number % 4 == 0 else ():
+                drift.add(arm, number, sample(mhz))
+        assert drift.drifted == drifted
+        assert abs(drift.spread - (1900 / mhz - 1)) < 1e-9
+
+
 def test_one_arm_or_none_cannot_drift() -> None:
     drift = Drift()
     assert not drift.drifted

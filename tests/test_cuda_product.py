@@ -1,6 +1,7 @@
 """Matrix products on a GPU: session, checks and rounds, with this machine's memory in place of a device's."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,7 +111,7 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
         assert "record_loaded" in workers.worker.calls
 
 
-@pytest.mark.parametrize("protocol", ["search", "offline", "rotating", "server"])
+@pytest.mark.parametrize("protocol", ["search", "offline", "rotating", "server", "paper"])
 @pytest.mark.parametrize(("body", "status"), [(honest, "measured"), (keeps_what_is_there, "wrong-output")])
 def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, status: str) -> None:
     workers, candidate, build = parts(body)
@@ -120,13 +121,15 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
 
     baselines: Any = SimpleNamespace(launcher=lambda name, gemm: launch)
     chosen = CUDA_PROTOCOLS[protocol]
+    if chosen.measure_s:
+        chosen = replace(chosen, warmup_s=0.05, measure_s=0.1)
     with CudaArena(GEMM, 1 << 20, rotate=5 if chosen.rotates else 0) as arena:
         operands = CudaOperands(arena, torch.Generator().manual_seed(1), workers.helpers)
         gpu = Gpu(workers, SMS, L2_BYTES)
         kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
         terms = Terms(chosen, np.random.default_rng(1))
         timing = measure_cuda(gpu, baselines, NAMES, kernels, operands, terms)[CANDIDATE]
-    if body is keeps_what_is_there and protocol in ("rotating", "server"):
+    if body is keeps_what_is_there and protocol in ("rotating", "server", "paper"):
         status = "measured"  # each output is met once, and poisoned before
     assert timing.status == status, timing.reason
     if status == "measured":

@@ -424,13 +424,13 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
-def test_for_a_gpu_runs_stay_in_one_process_and_say_why_they_fail(references, tmp_path) -> None:
+def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(references, tmp_path) -> None:
     del references  # skips where there is no sandbox
     with References(replace(EFFORT, device="cuda")).open(entry(tmp_path, text())) as file:
         first = file.examine()
         process = file._process
         second = file.examine()
-        assert process is not None and file._process is process
+        assert process is not None and file._process not in (None, process)
     assert first == second and first.status is not Readiness.READY and "CUDA" in first.reason
 
 

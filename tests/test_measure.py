@@ -14,7 +14,7 @@ from cuda_l2.measure import torch_worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
 from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs, rms_over_rounding
-from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol, brief
+from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.records import Accumulate, Candidate, Gemm
 
@@ -178,14 +178,32 @@ class Scripted(Rounds):
     """Arms whose samples take times of their own: a tenth more in every next round."""
 
     SECONDS = {CANDIDATE: 1.0, "usual": 2.0, "other": 3.0, "slow": 11.0}  # noqa: RUF012
-    number = 0
     most = 1
-
-    def begin_round(self) -> None:
-        self.number += 1
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         return self.SECONDS[name] * 1.1**self.number
+
+
+class ColdFirst(Rounds):
+    """Arms whose first sample takes longer."""
+
+    FIRST = {CANDIDATE: 45e-6, "usual": 40e-6, "other": 90e-6, "slow": 400e-6}  # noqa: RUF012
+    LATER = {CANDIDATE: 5.5e-6, "usual": 5e-6, "other": 7e-6, "slow": 300e-6}  # noqa: RUF012
+    most = 1
+
+    def sample(self, name: str, count: int, warm: bool = True) -> float:
+        return (self.LATER if warm else self.FIRST)[name]
+
+
+@pytest.mark.parametrize("seldom", [[], ["usual"], ["usual", "other", "slow"]])
+@pytest.mark.parametrize("name", ["offline", "server"])
+def test_no_arm_is_left_out_for_a_cold_first_sample(name: str, seldom: list[str]) -> None:
+    protocol = dataclasses.replace(brief(CUDA_PROTOCOLS[name]), halfwidth=-1.0)
+    rounds = ColdFirst([*ColdFirst.FIRST], Terms(protocol, np.random.default_rng(0)), seldom=seldom)
+    rounds.run()
+    timing = rounds.timing(0.0, 0.0)
+    assert timing.reference == "usual" and timing.speedup.estimate == pytest.approx(5 / 5.5)
+    assert {arm.name for arm in timing.baselines if arm.rounds > 1} == {"usual", "other"}
 
 
 def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() -> None:

@@ -73,6 +73,7 @@ def test_both_halves_pass_wherever_they_stand(ptx: list[str]) -> None:
         [BARRIER, INIT, LOAD, BARRIER, BARRIER, PROXY, LOAD, WAIT],
         [LOAD, WAIT, BARRIER, INIT],
         [BARRIER, STORE, COMMIT, LAST, PROXY],
+        [".func begin(", BARRIER, ")", ".func copy(", LOAD, WAIT, ")", ".visible .entry kernel(", INIT],
     ],
 )
 def test_a_fence_between_a_barriers_initialisation_and_the_next_copy_is_enough(ptx: list[str]) -> None:

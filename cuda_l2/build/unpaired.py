@@ -3,7 +3,7 @@
 Such a kernel may give right results for years on one machine: copies tend to land in time, and ptxas makes nothing of
 some fences. No launch shows it then, but the text does. What counts is that the other half stands somewhere; whether it
 stands in the right place, the checks that launch must find. The fence behind an mbarrier's initialisation alone must
-stand before the next bulk copy of the text: no launch has shown yet that it was missing.
+stand before the next bulk copy of the function's text: no launch has shown yet that it was missing.
 
 Rules after the PTX ISA: data movement (asynchronous copies, async proxy), mbarrier, memory consistency model. None for
 wgmma: ptxas waits where a source does not, and its warnings are failures.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 _COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*")
 _ACCESS = re.compile(r"(?<![\w.%])(?:ld|st|red|atom|fence|membar)\.[\w.:]+")
 _WIDE = re.compile(r"\.(?:gpu|sys|gl)\b")  # scopes beyond a block and a cluster
+_FUNCTION = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+|\.extern\s+)*\.(?:entry|func)\b", re.MULTILINE)
 _INITIALISED = re.compile(
     r"(?<![\w.%])(?:(?P<init>mbarrier\.init)|(?P<fence>fence\.(?:mbarrier_init|proxy\.async))"
     r"|(?P<load>cp\.async\.bulk\.[\w.:]*complete_tx))\b"
@@ -80,11 +81,12 @@ def refuse(ptx: str) -> str:
     for rule in RULES:
         if rule.used.search(text) and not rule.needed.search(text):
             return rule.reason
-    unfenced = False
-    for found in _INITIALISED.finditer(text):
-        if found["load"] and unfenced:
-            return "a bulk copy follows mbarrier.init without fence.mbarrier_init or fence.proxy.async between them"
-        unfenced = bool(found["init"]) or (unfenced and not found["fence"])
+    for body in _FUNCTION.split(text):
+        unfenced = False
+        for found in _INITIALISED.finditer(body):
+            if found["load"] and unfenced:
+                return "a bulk copy follows mbarrier.init without fence.mbarrier_init or fence.proxy.async between them"
+            unfenced = bool(found["init"]) or (unfenced and not found["fence"])
     wide = {access for access in _ACCESS.findall(text) if _WIDE.search(access)}
     both = any(re.search(r"^membar|\.(?:acq_rel|sc)\b", access) for access in wide)
     releases = both or any(".release" in access for access in wide)

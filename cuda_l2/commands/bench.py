@@ -74,7 +74,7 @@ class BenchSettings:
     library: Path | None = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     choices: Path | None = None
-    """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, written when the run ends."""
+    """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
     fallback: Path | None = None
     """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     part: str = "1/1"

@@ -7,7 +7,7 @@ file a product in the cache.
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cuda_l2.errors import UserError
@@ -27,23 +27,26 @@ def unpack(path: Path, machine: str, place: Place) -> int:
     held, lines = _read(path)
     if held != machine:
         raise UserError(f"{path} holds choices for {held}, not for {machine}: choose another file")
+    targets = {place(*key): line for key, line in lines.items()}
     try:
-        for key, line in lines.items():
-            target = place(*key)
-            if not target.exists():
-                store(target, from_json(Tuned, line))
+        found = {target: from_json(Tuned, line) for target, line in targets.items() if not target.exists()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _malformed(path, error) from None
+    for target, tuned in found.items():
+        store(target, tuned)
     return len(lines)
 
 
-def pack(path: Path, machine: str, place: Place, gemms: Iterable[Gemm], method: str) -> int:
+def pack(path: Path, machine: str, place: Place, gemms: Collection[Gemm], method: str, *, renewed: bool = True) -> int:
     """Write what the cache holds for these products to a file, which keeps what it held for others; how many it holds.
 
-    What it held for another machine goes.
+    What it held for another machine goes. renewed: whether choices were made since the file was unpacked; if not, it
+    stays as it is where it has all of these products.
     """
     held, lines = _read(path) if path.exists() else ("", {})
     kept = lines if held == machine else {}
+    if not renewed and all((gemm, method) in kept for gemm in gemms):
+        return len(kept)
     kept |= {(gemm, method): to_json(tuned) for gemm in gemms if (tuned := recall(place(gemm, method), gemm, method))}
     text = "\n".join([json.dumps({"kind": KIND, "machine": machine}), *kept.values()])
     try:

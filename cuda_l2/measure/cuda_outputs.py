@@ -146,7 +146,7 @@ class CudaOperands:
             raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
         return float(found[-1][3])
 
-    def _compared(self, window: int) -> "Rows":
+    def _compared(self, window: int) -> Rows:
         """Some rows of a window's product, the same for all launches on the same operands."""
         gemm = self.gemm
         if window not in self._rows:

@@ -6,9 +6,9 @@ limited wanders by 10 % within a second, for all arms alike: clocks are compared
 """
 
 import contextlib
+import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +81,8 @@ class GpuState:
 class Drift:
     """Samples by arm, taken in or right after its rounds, and whether the arms ran at the same clock.
 
-    An arm's clock is the median, over its rounds, of its clock relative to the median of all arms in the round: arms
-    that are sampled in some of the rounds alone are not held to account for what the chip did in the others.
+    Two arms' clocks are compared in the rounds that both were sampled in, by the median of their ratio: an arm that is
+    sampled in some of the rounds alone is not held to account for what the chip did in the others.
     """
 
     def __init__(self, limit: float = DRIFT_LIMIT) -> None:
@@ -95,9 +95,8 @@ class Drift:
 
     @property
     def spread(self) -> float:
-        """How far apart the arms' SM clocks are, relative to the lowest; 0 for fewer than two arms."""
-        clocks = self._clocks()
-        return max(clocks.values()) / min(clocks.values()) - 1 if clocks else 0.0
+        """How far apart any two arms' SM clocks are, relative to the lower; 0 where no two shared a round."""
+        return self._furthest()[0]
 
     @property
     def drifted(self) -> bool:
@@ -107,11 +106,12 @@ class Drift:
     @property
     def reason(self) -> str:
         """In one line, why; empty where the arms met the same clock."""
-        if not self.drifted:
+        spread, *arms = self._furthest()
+        if spread <= self.limit:
             return ""
-        clocks = self._clocks()
-        low, high = min(clocks, key=lambda arm: clocks[arm]), max(clocks, key=lambda arm: clocks[arm])
-        return f"the SM clock drifted: {clocks[high]:.0f} MHz during {high}, {clocks[low]:.0f} MHz during {low}"
+        shared = [found for found in self._rounds.values() if set(arms) <= found.keys()]
+        high, low = (f"{statistics.median(found[arm].sm_mhz for found in shared):.0f} MHz during {arm}" for arm in arms)
+        return f"the SM clock drifted: {high}, {low}"
 
     def summary(self) -> dict[str, Any]:
         """For the environment of a record: medians over all arms, the clocks' range, what held them."""
@@ -131,16 +131,11 @@ class Drift:
     def _samples(self) -> list[GpuSample]:
         return [sample for arms in self._rounds.values() for sample in arms.values()]
 
-    def _clocks(self) -> Mapping[str, float]:
-        """MHz of every arm, as if all rounds had run at the median clock of all."""
-        relative: dict[str, list[float]] = defaultdict(list)
-        for arms in self._rounds.values():
-            middle = _median_clock(arms.values())
-            for arm, sample in arms.items():
-                relative[arm].append(sample.sm_mhz / middle)
-        level = _median_clock(self._samples()) if relative else 0.0
-        return {arm: level * statistics.median(ratios) for arm, ratios in relative.items()}
-
-
-def _median_clock(samples: Iterable[GpuSample]) -> float:
-    return float(statistics.median(sample.sm_mhz for sample in samples))
+    def _furthest(self) -> tuple[float, str, str]:
+        """The largest spread of two arms, the faster and the slower one."""
+        ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for found in self._rounds.values():
+            for one, other in itertools.permutations(found, 2):
+                ratios[one, other].append(found[one].sm_mhz / found[other].sm_mhz)
+        spreads = ((statistics.median(values) - 1, *arms) for arms, values in ratios.items())
+        return max(spreads, default=(0.0, "", ""))

@@ -316,7 +316,7 @@ class GraphRounds(Rounds):
         self._trace = None
         self.worker.call("traced", self.timeout_s, on=False)
         samples: dict[str, list[float]] = {name: [] for name in self.arms}
-        for _ in range(min(HOST_ROUNDS, self.protocol.min_rounds // 3)):
+        for _ in range(max(1, min(HOST_ROUNDS, self.protocol.min_rounds // 3))):
             for name, times in samples.items():
                 times.append(self._single(name, 1) * 1e6)
         alone = self.worker.call("empty", self.timeout_s)["alone_s"] * 1e6

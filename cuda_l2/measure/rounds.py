@@ -3,7 +3,7 @@
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,12 @@ from cuda_l2.measure.protocols import Protocol
 from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus
 
 CANDIDATE = "candidate"
-CLOSE_FACTOR, SLOW_FACTOR = 2.0, 5.0
-"""A baseline SLOW_FACTOR times slower than the best is left out of the rounds, after one sample or two short ones."""
+SLOW_FACTOR = 5.0
+"""A baseline this many times slower than the best is left out of the rounds, after one sample or two short ones."""
+CLOSE_FACTOR = 2.0
+"""An arm that is at most so much slower than the best needs no second sample where that decides nothing else: where it
+is timed seldom, or a round has one launch anyway."""
+SHORT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,14 +115,26 @@ class Rounds(ABC):
         protocol = self.protocol
         self.begin_round()
         once = {name: self.sample(name, 1, warm=False) for name in self.arms}
+        first = set(self.arms)
+        """Arms of one sample, which may have been the warm-up."""
+
+        def again(names: Iterable[str]) -> None:
+            for name in names:
+                once[name] = min(once[name], self.sample(name, 1))
+                first.discard(name)
+
+        def slow() -> list[str]:
+            best = min(seconds for name, seconds in once.items() if name not in self.kernels)
+            return [name for name in self.arms if name != self.subject and once[name] > SLOW_FACTOR * best]
+
         for name in self.arms:
-            least = min(once.values())
-            if (name in self.seldom or not protocol.round_s) and once[name] < CLOSE_FACTOR * least:
-                continue  # it is not left out, nor tells how many launches fill a sample
-            if once[name] < SLOW_FACTOR * least or once[name] < 1.0:
-                once[name] = min(once[name], self.sample(name, 1))  # the first was the warm-up
-        best_baseline = min(seconds for name, seconds in once.items() if name not in self.kernels)
-        active = [name for name in self.arms if name == self.subject or once[name] <= SLOW_FACTOR * best_baseline]
+            close = once[name] < CLOSE_FACTOR * min(once.values())
+            if not (close and (name in self.seldom or not protocol.round_s)) and (close or once[name] < SHORT_S):
+                again([name])
+        while unsure := [name for name in slow() if name in first and once[name] < SHORT_S]:
+            again(unsure)
+        left_out = slow()
+        active = [name for name in self.arms if name not in left_out]
         for name in self.arms:
             if name not in active:
                 self._add(name, 0, once[name], 1)

@@ -119,10 +119,7 @@ class Rig(ABC):
         raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
 
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
-        """Add the algorithms that baselines have for these tasks to a file; how many products it holds then.
-
-        0, and a file that is there stays as it is, where none was chosen by this rig.
-        """
+        """Add the algorithms that baselines have for these tasks to a file; how many products it holds then."""
         return 0
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:

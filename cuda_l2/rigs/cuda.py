@@ -170,13 +170,12 @@ class CudaRig(Rig):
         return choices.unpack(path, self.baselines.machine, self.baselines.choice_path)
 
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
-        if path.exists() and not self.baselines.chose:
-            return 0
         products = [replace(gemm, layout=Layout.NN) for gemm in gemms]
         wider = [replace(gemm, accumulate=Accumulate.FP32) for gemm in products]  # the fp16 class meets these too
         place = self.baselines.choice_path
         distinct = dict.fromkeys([*products, *wider])
-        return choices.pack(path, self.baselines.machine, place, distinct, self.tune_settings.method)
+        method, chose = self.tune_settings.method, self.baselines.chose > 0
+        return choices.pack(path, self.baselines.machine, place, distinct, method, renewed=chose)
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())

@@ -136,7 +136,7 @@ class References:
 
 
 class OpenedFile:
-    """One file in a sandbox that serves many runs, each in a process forked for it. A context manager.
+    """One file in a sandbox that serves many runs, on CPUs each in a process forked for it. A context manager.
 
     A run that outlasts its time or takes the sandbox with it ends the sandbox; the next run starts another.
     """
@@ -147,6 +147,8 @@ class OpenedFile:
         if _revision(self._text) != entry.revision:
             raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
         self._process: ForeignProcess | None = None
+        self._sound = True
+        """Whether the process can serve another run, as far as it says so."""
 
     @property
     def text(self) -> str:
@@ -228,6 +230,8 @@ class OpenedFile:
         effort, entry = self.effort, self.entry
         job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
         job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops, "device": effort.device}
+        if self._process and not self._sound:
+            self.close()
         if self._process is None:
             on_gpu = effort.device != "cpu"
             self._process = ForeignProcess(
@@ -238,9 +242,11 @@ class OpenedFile:
                 devices=sandbox.gpu_devices() if on_gpu else (),
             )
         try:
-            status = self._process.ask(job, effort.timeout_s).get("status")
+            answer = self._process.ask(job, effort.timeout_s)
+            status = answer.get("status")
             if type(status) is not int:
                 raise Gone
+            self._sound = answer.get("sound") is True
         except TimeoutError:
             self.close()
             raise _Lost(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
@@ -251,7 +257,7 @@ class OpenedFile:
             raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
-            raise _Lost(Readiness.CRASHED, f"its process ended by {what}{_said(self._process.folder)}")
+            raise _Lost(Readiness.CRASHED, f"its run ended by {what}{_said(self._process.folder)}")
         return self._process.folder
 
     @contextlib.contextmanager
@@ -321,7 +327,7 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
 def _said(folder: Path) -> str:
     """Why a run failed, as far as it says so, behind a colon."""
     try:
-        text = _read(folder / reference_server.ERROR, MAX_REASON).decode()
+        text = _read(folder / reference_server.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
     except Exception:  # noqa: BLE001 - it need not say anything, nor anything that can be read
         return ""
     return f": {text}" if text.isprintable() and text else ""

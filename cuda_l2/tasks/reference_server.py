@@ -1,5 +1,7 @@
 """The program inside the sandbox that runs one of KernelBench's files, on CPUs in a child of its own.
 
+On a GPU in this process: one that has CUDA cannot give it to a child, and each would take seconds to set it up.
+
 Started by kernelbench.py for every file, in a folder with `task.py`. It reads jobs, a JSON line each, from its socket
 and answers each with one line. A run leaves `result.json` in the folder, and `tensors` where a case was asked for;
 where it fails, `error` may say why.
@@ -10,8 +12,11 @@ anew. Ends when the socket closes, and its child too.
 import json
 import os
 import resource
+import select
+import signal
 import socket
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +42,8 @@ def main() -> None:
     _send(connection, answer)
     from cuda_l2.build.compile_server import in_child  # noqa: PLC0415
 
+    if sys.argv[3] != "cpu":
+        _end_with(connection)
     for line in connection.makefile("r", encoding="utf-8"):
         job = json.loads(line)
         most = job["memory_bytes"]
@@ -45,38 +52,49 @@ def main() -> None:
             Path(name).unlink(missing_ok=True)  # no run's answer is taken for another's
         if sys.argv[3] == "cpu":
             limits[resource.RLIMIT_AS] = most + LIBRARIES_BYTES
-            status = in_child(connection, limits, partial(_answered, job))
+            status, sound = in_child(connection, limits, partial(_answered, job)), True
         else:
             for limit, value in limits.items():  # CUDA reserves more address space than there is memory
                 resource.setrlimit(limit, (value, value))
-            status = _on_gpu(job)
-        _send(connection, {"status": status})
+            status, sound = _answered(job), _settled()
+        _send(connection, {"status": status, "sound": sound})
+
+
+def _settled() -> bool:
+    """Whether CUDA works after a run: an error on the device stays with the process."""
+    import torch  # noqa: PLC0415
+
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except Exception:  # noqa: BLE001 - of whatever kind
+        return False
+    return True
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process group once the other end of the socket is gone; runs are not in a child that could be left."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLRDHUP)
+        poll.poll()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _on_gpu(job: dict[str, Any]) -> int:
-    """Here and not in a child: a process with CUDA cannot give it to one, and each would take seconds to set it up."""
-    import torch  # noqa: PLC0415
-
-    try:
-        return _answered(job)
-    except BaseException as error:  # noqa: BLE001 - other people's Python may ask to exit
-        Path(ERROR).write_text(type(error).__name__)
-        return 1
-    finally:
-        torch.cuda.empty_cache()
-
-
 def _answered(job: dict[str, Any]) -> int:
     try:
         return _do(job)
-    except Exception as error:  # noqa: BLE001 - other people's Python
+    except BaseException as error:  # noqa: BLE001 - other people's Python, which may ask to exit too
         from cuda_l2.plain import line_of  # noqa: PLC0415
 
-        Path(ERROR).write_text(line_of(error))
+        Path(ERROR).write_text(line_of(error), errors="replace")
         return 1
 
 
