@@ -199,12 +199,10 @@ def test_arms_at_different_clocks_are_a_drift() -> None:
     for number, clock in enumerate((1980, 1975, 1500)):  # one odd sample moves no median
         drift.add("candidate", number, sample(clock))
         drift.add("cuBLAS", number, sample(1980))
-    assert not drift.drifted
     assert drift.reason == ""
     for number in range(3, 7):
         drift.add("candidate", number, sample(1930, "power cap"))
         drift.add("cuBLAS", number, sample(1980))
-    assert drift.drifted
     assert "MHz during candidate" in drift.reason
     assert drift.summary()["limited_by"] == ["power cap"]
 
@@ -217,7 +215,7 @@ def test_a_clock_that_wanders_for_all_arms_alike_is_no_drift_but_one_arms_own_is
                 drift.add(arm, number, sample(clock))
             if number % 3 == 0:  # in the faster rounds alone
                 drift.add("cuBLAS", number, sample(round(clock * seldom_factor)))
-        assert drift.drifted == drifted
+        assert bool(drift.reason) == drifted
         assert ("MHz during cuBLAS" in drift.reason) == drifted
 
 
@@ -230,17 +228,17 @@ def test_a_drift_between_two_arms_is_seen_whoever_else_is_in_the_round() -> None
                 drift.add(arm, number, sample(1900))
             for arm in seldom if number % 4 == 0 else ():
                 drift.add(arm, number, sample(mhz))
-        assert drift.drifted == drifted
+        assert bool(drift.reason) == drifted
         assert abs(drift.spread - (1900 / mhz - 1)) < 1e-9
 
 
 def test_one_arm_or_none_cannot_drift() -> None:
     drift = Drift()
-    assert not drift.drifted
+    assert drift.reason == ""
     assert drift.summary() == {}
     drift.add("candidate", 1, sample(1200))
     drift.add("candidate", 2, sample(1800))
-    assert not drift.drifted
+    assert drift.reason == ""
 
 
 # CUPTI

@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +19,7 @@ from cuda_l2 import process_tree, sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation, Tensor, from_json, to_json
 from cuda_l2.targets.cpu import usable_cores
+from cuda_l2.tasks import reference_server
 from cuda_l2.tasks.examined import Examined, Readiness
 from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_case, _read_examined, entries
 from cuda_l2.tasks.values import Distribution
@@ -431,7 +436,24 @@ def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(r
         process = file._process
         second = file.examine()
         assert process is not None and file._process not in (None, process)
-    assert first == second and first.status is not Readiness.READY and "CUDA" in first.reason
+    assert first == second and first.status is Readiness.CRASHED and "CUDA" in first.reason
+
+
+def test_for_a_gpu_a_run_ends_with_whoever_asked_for_it(tmp_path) -> None:
+    (tmp_path / reference_server.TASK).write_text("while True:\n    pass\n")
+    ours, theirs = socket.socketpair()
+    program = Path(reference_server.__file__)
+    command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(sys.path), "cuda"]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=tmp_path, start_new_session=True) as server:
+        theirs.close()
+        assert json.loads(ours.makefile().readline()) == {"ready": True}
+        job = {"action": "examine", "name": "endless", "revision": "", "device": "cuda", "memory_bytes": 1 << 30}
+        job |= {"sizes": {}, "seed": 0, "parts": False, "budget_bytes": 1 << 20, "budget_flops": 10**6}
+        ours.sendall(json.dumps(job).encode() + b"\n")
+        time.sleep(1)
+        assert server.poll() is None, "it runs"
+        ours.shutdown(socket.SHUT_RDWR)
+        assert server.wait(30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("says", [b"[]\n", b'{"status": "0"}\n', b'{"status": []}\n', b"[" * 10**5 + b"\n"])

@@ -99,13 +99,8 @@ class Drift:
         return self._furthest()[0]
 
     @property
-    def drifted(self) -> bool:
-        """Whether the run should be repeated."""
-        return self.spread > self.limit
-
-    @property
     def reason(self) -> str:
-        """In one line, why; empty where the arms met the same clock."""
+        """In one line, why the run should be repeated; empty where the arms met the same clock."""
         spread, *arms = self._furthest()
         if spread <= self.limit:
             return ""

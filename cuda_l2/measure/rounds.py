@@ -3,7 +3,7 @@
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,13 +115,11 @@ class Rounds(ABC):
         protocol = self.protocol
         self.begin_round()
         once = {name: self.sample(name, 1, warm=False) for name in self.arms}
-        first = set(self.arms)
-        """Arms of one sample, which may have been the warm-up."""
+        unsure = set(self.arms)  # of one sample, which may have been the warm-up
 
-        def again(names: Iterable[str]) -> None:
-            for name in names:
-                once[name] = min(once[name], self.sample(name, 1))
-                first.discard(name)
+        def again(name: str) -> None:
+            once[name] = min(once[name], self.sample(name, 1))
+            unsure.discard(name)
 
         def slow() -> list[str]:
             best = min(seconds for name, seconds in once.items() if name not in self.kernels)
@@ -129,10 +127,12 @@ class Rounds(ABC):
 
         for name in self.arms:
             close = once[name] < CLOSE_FACTOR * min(once.values())
-            if not (close and (name in self.seldom or not protocol.round_s)) and (close or once[name] < SHORT_S):
-                again([name])
-        while unsure := [name for name in slow() if name in first and once[name] < SHORT_S]:
-            again(unsure)
+            needless = close and (name in self.seldom or not protocol.round_s)
+            if not needless and (close or once[name] < SHORT_S):
+                again(name)
+        while short := [name for name in slow() if name in unsure and once[name] < SHORT_S]:
+            for name in short:
+                again(name)
         left_out = slow()
         active = [name for name in self.arms if name not in left_out]
         for name in self.arms:
