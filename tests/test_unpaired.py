@@ -105,7 +105,7 @@ def test_a_kernel_of_ours_is_refused_without_one_half(subject: str, dropped: str
     assert reason in half.reason
 
 
-@pytest.mark.parametrize("subject", ["wave", "wave swapped", "wave in clusters"])
+@pytest.mark.parametrize("subject", ["wave", "wave in clusters"])
 def test_each_of_a_kernels_fences_behind_its_barriers_initialisation_is_asked_for(subject: str) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
