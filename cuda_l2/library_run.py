@@ -117,10 +117,10 @@ def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
 def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
     """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
 
-    It does where the ratio's interval did not lie above 1 by as much as runs differ. UserError where the file is no
-    such table.
+    It does where the ratio's interval did not lie above 1 by as much as runs differ, in any of the runs whose rows the
+    file holds. UserError where it is no such table.
     """
-    found = {}
+    found: dict[tuple[Gemm, str], tuple[bool, bool]] = {}
     try:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
@@ -128,8 +128,10 @@ def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
                     m, n, k = (int(row[name]) for name in ("m", "n", "k"))
                     gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
                     lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
-                    plain, launched = (low <= 1 + FALLBACK_MARGIN for low in lows)
-                    found[gemm, row["protocol"]] = (plain, launched)
+                    key = gemm, row["protocol"]
+                    before = found.get(key, (False, False))
+                    plain, launched = (b or low <= 1 + FALLBACK_MARGIN for b, low in zip(before, lows, strict=True))
+                    found[key] = (plain, launched)
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None
     return found

@@ -135,7 +135,7 @@ class Sweep:
         ahead = AHEAD if self._library else 1
         try:
             for number, gemm in enumerate(pending):
-                self._prefetch(pending[number + ahead if number else 1 : number + ahead + 1])
+                self._prefetch(pending[number + ahead if number else 0 : number + ahead + 1])
                 for measurement in self._outcomes(gemm, self._missing(gemm, results), results, on_stage):
                     results.append(measurement)
                 failures = failures + 1 if measurement.status == FAILED else 0

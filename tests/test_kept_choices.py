@@ -2,10 +2,12 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cuda_l2 import grid
 from cuda_l2.errors import UserError
 from cuda_l2.measure import choices
 from cuda_l2.measure.cublas import Algorithm
@@ -38,10 +40,12 @@ def cached(tmp_path: Path) -> choices.Place:
 def test_what_is_packed_is_met_elsewhere(cached, tmp_path) -> None:
     file, other = tmp_path / "kept.gz", place_in(tmp_path / "other")
     assert choices.pack(file, MACHINE, cached, [SMALL, LARGE], METHOD) == 1
-    assert choices.unpack(file, MACHINE, other) == 1
+    choices.unpack(file, MACHINE, other, [LARGE])
+    assert recall(other(SMALL, METHOD), SMALL, METHOD) is None, "it was not asked for"
+    choices.unpack(file, MACHINE, other, [SMALL, LARGE])
     assert recall(other(SMALL, METHOD), SMALL, METHOD) == chosen(SMALL, 2.0)
     store(other(SMALL, METHOD), chosen(SMALL, 1.0))
-    choices.unpack(file, MACHINE, other)
+    choices.unpack(file, MACHINE, other, [SMALL])
     assert recall(other(SMALL, METHOD), SMALL, METHOD) == chosen(SMALL, 1.0), "what is there stays"
 
 
@@ -53,7 +57,7 @@ def test_a_file_keeps_what_it_held_for_other_products_and_not_for_other_machines
     store(cached(LARGE, METHOD), chosen(LARGE, 190.0))
     assert choices.pack(file, MACHINE, cached, [LARGE], METHOD) == 2
     again = place_in(tmp_path / "again")
-    choices.unpack(file, MACHINE, again)
+    choices.unpack(file, MACHINE, again, [SMALL, LARGE])
     assert recall(again(LARGE, METHOD), LARGE, METHOD) == chosen(LARGE, 190.0)
     assert choices.pack(file, "another GPU", cached, [SMALL], METHOD) == 1
 
@@ -62,13 +66,13 @@ def test_what_is_no_such_file_is_one_clear_error(cached, tmp_path) -> None:
     file = tmp_path / "kept.gz"
     choices.pack(file, MACHINE, cached, [SMALL], METHOD)
     with pytest.raises(UserError, match="holds choices for a GPU, not for another"):
-        choices.unpack(file, "another", cached)
+        choices.unpack(file, "another", cached, [SMALL])
     whole = file.read_bytes()
     damaged = [b"", whole[:30], gzip.compress(b"{}"), gzip.compress(gzip.decompress(whole) + b'{"m": 1}\n')]
     for data in damaged:
         file.write_bytes(data)
         for act in (
-            lambda: choices.unpack(file, MACHINE, cached),
+            lambda: choices.unpack(file, MACHINE, cached, [SMALL]),
             lambda: choices.pack(file, MACHINE, cached, [SMALL], METHOD),
         ):
             with pytest.raises(UserError, match="holds no choices"):
@@ -79,6 +83,8 @@ def test_what_is_no_such_file_is_one_clear_error(cached, tmp_path) -> None:
 def test_the_file_that_is_kept_with_the_results_is_read(tmp_path) -> None:
     machine = json.loads(gzip.decompress(KEPT.read_bytes()).splitlines()[0])["machine"]
     place = place_in(tmp_path)
-    assert choices.unpack(KEPT, machine, place) == len(list(tmp_path.iterdir())) >= 1900
+    gemms = [replace(gemm, accumulate=accumulate) for gemm in grid.read_grid(grid.PAPER) for accumulate in Accumulate]
+    choices.unpack(KEPT, machine, place, gemms)
+    assert len(list(tmp_path.iterdir())) >= 1900
     gemm = Gemm(4096, 4096, 4096, accumulate=Accumulate.FP32)
     assert recall(place(gemm, METHOD), gemm, METHOD).of(gemm.layout).times_us

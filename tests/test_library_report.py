@@ -124,3 +124,13 @@ def test_where_an_earlier_run_was_slower_cublaslt_stands_for_ours(tmp_path) -> N
     (tmp_path / "no.csv").write_text("m,n\n1,2\n")
     with pytest.raises(UserError, match="is no table"):
         fallbacks(tmp_path / "no.csv")
+
+
+def test_one_earlier_run_that_was_slower_is_enough(tmp_path) -> None:
+    slow, header = dict.fromkeys(TIMES, (20.0, 20.0)), Header("gpu", {}, {})
+    texts = []
+    for times in (TIMES, slow, TIMES):
+        write_tables(tmp_path, header, [measured("64x64x64", times)])
+        texts.append((tmp_path / CSV).read_text())
+    (tmp_path / CSV).write_text(texts[0] + "".join(text.split("\n", 1)[1] for text in texts[1:]))
+    assert list(fallbacks(tmp_path / CSV).values()) == [(True, True)]

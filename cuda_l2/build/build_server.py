@@ -28,14 +28,22 @@ class BuildServers:
         self._target = replace(target, cores=CORES_A_SERVER)
         count = max(1, target.cores // CORES_A_SERVER)
         self._pool = ThreadPoolExecutor(count)
-        self._local = threading.local()
+        self._local, self._lock = threading.local(), threading.Lock()
         self._processes: list[subprocess.Popen[str]] = []
+        self._under_way: dict[str, Future[dict[str, Build]]] = {}
+        """By source: the batch that it is built in."""
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; those not asked for yet go on in the background."""
-        batches = [candidates[start : start + BATCH] for start in range(0, len(candidates), BATCH)]
-        futures: list[Future[list[Build]]] = [self._pool.submit(self._send, batch) for batch in batches]
-        return (build for future in futures for build in future.result())
+        sources = [candidate.source for candidate in candidates]
+        with self._lock:
+            self._under_way = {source: batch for source, batch in self._under_way.items() if not batch.done()}
+            new = [source for source in dict.fromkeys(sources) if source not in self._under_way]
+            for start in range(0, len(new), BATCH):
+                batch = new[start : start + BATCH]
+                self._under_way |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
+            asked = [(source, self._under_way[source]) for source in sources]
+        return (batch.result()[source] for source, batch in asked)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -43,10 +51,10 @@ class BuildServers:
             process.kill()
             process.wait()
 
-    def _send(self, batch: Sequence[Candidate]) -> list[Build]:
+    def _send(self, sources: Sequence[str]) -> dict[str, Build]:
         process = self._process()
         assert process.stdin and process.stdout
-        message = {"target": asdict(self._target), "sources": [candidate.source for candidate in batch]}
+        message = {"target": asdict(self._target), "sources": sources}
         try:
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
@@ -59,7 +67,7 @@ class BuildServers:
         answer = json.loads(line)
         if "error" in answer:
             raise UserError(answer["error"])
-        return [from_json(Build, text) for text in answer["builds"]]
+        return {source: from_json(Build, text) for source, text in zip(sources, answer["builds"], strict=True)}
 
     def _process(self) -> "subprocess.Popen[str]":
         """This thread's process."""

@@ -263,12 +263,12 @@ def _run_grid(settings: BenchSettings) -> None:
     with Sweep(sweep_settings) as sweep:
         if settings.fresh:
             set_aside(out)
-        if settings.choices and settings.choices.exists():
-            sweep.rig.recall_choices(settings.choices)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
             for folder in settings.also:
                 results.take_over(folder / RESULTS)
             pending = sweep.pending(own, results)
+            if settings.choices and settings.choices.exists():
+                sweep.rig.recall_choices(settings.choices, pending)
             finished = False
             try:
                 with GridProgress(len(own), len(own) - len(pending)) as line:

@@ -72,7 +72,7 @@ def _audit(gemms: Sequence[Gemm], choices: Path | None, out: Path, kept: Path, f
     with open_rig("cuda") as rig:
         settings: dict[str, object] = {"rounds": ROUNDS, "choices": "of the cache"}
         if choices:
-            rig.recall_choices(choices)
+            rig.recall_choices(choices, gemms)
             settings["choices"] = hashlib.sha256(choices.read_bytes()).hexdigest()[:16]
         if fresh:
             lines.set_aside(out.parent, kept.name, out.name)

@@ -19,22 +19,22 @@ Place = Callable[[Gemm, str], Path]
 """Where the cache keeps the choice for a product, by the method it was made with."""
 
 
-def unpack(path: Path, machine: str, place: Place) -> int:
-    """Put a file's choices into the cache, unless something is there already; how many it held.
+def unpack(path: Path, machine: str, place: Place, gemms: Collection[Gemm]) -> None:
+    """Put a file's choices for these products, by any method, into the cache, unless something is there already.
 
     UserError where it is no such file, or another machine's.
     """
     held, lines = _read(path)
     if held != machine:
         raise UserError(f"{path} holds choices for {held}, not for {machine}: choose another file")
-    targets = {place(*key): line for key, line in lines.items()}
+    wanted = frozenset(gemms)
+    targets = {place(gemm, method): line for (gemm, method), line in lines.items() if gemm in wanted}
     try:
         found = {target: from_json(Tuned, line) for target, line in targets.items() if not target.exists()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _malformed(path, error) from None
     for target, tuned in found.items():
         store(target, tuned)
-    return len(lines)
 
 
 def pack(path: Path, machine: str, place: Place, gemms: Collection[Gemm], method: str, *, renewed: bool = True) -> int:

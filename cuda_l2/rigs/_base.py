@@ -114,8 +114,8 @@ class Rig(ABC):
         if method != ADAPTIVE:
             raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
 
-    def recall_choices(self, path: Path) -> int:
-        """Let baselines use the algorithms that a file names; how many it holds. UserError where it cannot be."""
+    def recall_choices(self, path: Path, gemms: Iterable[Gemm]) -> None:
+        """Let baselines use the algorithms that a file names for these tasks. UserError where it cannot be."""
         raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
 
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:

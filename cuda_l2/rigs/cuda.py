@@ -166,16 +166,12 @@ class CudaRig(Rig):
             super().tune_by(method)
         self.tune_settings = TuneSettings(paper=method == PAPER_TUNING)
 
-    def recall_choices(self, path: Path) -> int:
-        return choices.unpack(path, self.baselines.machine, self.baselines.choice_path)
+    def recall_choices(self, path: Path, gemms: Iterable[Gemm]) -> None:
+        choices.unpack(path, self.baselines.machine, self.baselines.choice_path, _products(gemms))
 
     def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
-        products = [replace(gemm, layout=Layout.NN) for gemm in gemms]
-        wider = [replace(gemm, accumulate=Accumulate.FP32) for gemm in products]  # the fp16 class meets these too
-        place = self.baselines.choice_path
-        distinct = dict.fromkeys([*products, *wider])
-        method, chose = self.tune_settings.method, self.baselines.chose > 0
-        return choices.pack(path, self.baselines.machine, place, distinct, method, renewed=chose)
+        place, method, chose = self.baselines.choice_path, self.tune_settings.method, self.baselines.chose > 0
+        return choices.pack(path, self.baselines.machine, place, _products(gemms), method, renewed=chose)
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())
@@ -314,3 +310,9 @@ class CudaBench(Bench):
                 outputs.append(output)
         torch.cuda.synchronize()
         return outputs
+
+
+def _products(gemms: Iterable[Gemm]) -> list[Gemm]:
+    """What cuBLASLt's algorithms are chosen for: one choice for both layouts; the fp16 class meets fp32's too."""
+    both = [replace(gemm, layout=Layout.NN) for gemm in gemms]
+    return list(dict.fromkeys([*both, *(replace(gemm, accumulate=Accumulate.FP32) for gemm in both)]))

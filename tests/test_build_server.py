@@ -1,0 +1,46 @@
+"""Build servers: builds in order, and nothing twice that is under way."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from cuda_l2.build.build_server import BuildServers
+from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.records import Build, BuildStatus, Gemm
+from cuda_l2.targets.cuda import compile_only
+
+pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+
+TARGET = replace(compile_only("sm_80"), cores=2)
+
+
+class Counted(BuildServers):
+    """Keeps what was sent to a process."""
+
+    def __init__(self) -> None:
+        super().__init__(TARGET)
+        self.sent: list[str] = []
+
+    def _send(self, sources: Sequence[str]) -> dict[str, Build]:
+        self.sent += sources
+        return super()._send(sources)
+
+
+def test_what_is_under_way_is_not_built_again() -> None:
+    gemm = Gemm.parse("1024x1024x1024")
+    family = families_for(gemm, TARGET)[0]
+    ranked = family.ranked(gemm, TARGET, 2)
+    first, second = (family.render(Schedule(family, gemm, TARGET, values)) for values in ranked)
+    servers = Counted()
+    try:
+        ahead = servers.build([first, second])
+        builds = list(servers.build([second, first, second]))
+        assert servers.sent == [first.source, second.source]
+        assert [build.candidate_id for build in builds] == [second.id, first.id, second.id]
+        assert all(build.status is BuildStatus.BUILT for build in builds)
+        assert list(ahead) == [builds[1], builds[0]]
+        assert list(servers.build([first])) == [builds[1]]
+        assert len(servers.sent) == 3
+    finally:
+        servers.close()
