@@ -28,10 +28,10 @@ class Counted(BuildServers):
 
 
 def test_what_is_under_way_is_not_built_again() -> None:
-    gemm = Gemm.parse("1024x1024x1024")
-    family = families_for(gemm, TARGET)[0]
-    ranked = family.ranked(gemm, TARGET, 2)
-    first, second = (family.render(Schedule(family, gemm, TARGET, values)) for values in ranked)
+    gemms = [Gemm.parse(shape) for shape in ("64x64x64", "4096x4096x4096")]
+    family = families_for(gemms[0], TARGET)[0]
+    schedules = (Schedule(family, gemm, TARGET, family.default(gemm, TARGET)) for gemm in gemms)
+    first, second = (family.render(schedule) for schedule in schedules)
     servers = Counted()
     try:
         ahead = servers.build([first, second])
