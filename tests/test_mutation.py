@@ -267,8 +267,8 @@ def test_a_subject_is_accepted_and_a_mutant_is_not(subject: Subject, gpu: Any) -
     original = subject.candidate(gpu.target)
     wrong = next(m for m in enumerate_mutants(subject.name, original.source) if m.operator == "other operand type")
     with Evaluator(subject.gemm, gpu) as evaluator:
-        statuses = [trial.status for trial in evaluator.evaluate([original, Candidate(wrong.source)])]
-    assert statuses == ["measured", "imprecise"]
+        trials = list(evaluator.evaluate([original, Candidate(wrong.source)]))
+    assert [trial.status for trial in trials] == ["measured", "imprecise"], [trial.reason for trial in trials]
 
 
 def test_after_a_stricter_verifier_only_what_was_accepted_is_judged_again(tmp_path: Path) -> None:
