@@ -232,6 +232,15 @@ def test_a_drift_between_two_arms_is_seen_whoever_else_is_in_the_round() -> None
         assert abs(drift.spread - (1900 / mhz - 1)) < 1e-9
 
 
+def test_of_few_readings_all_must_agree() -> None:
+    for ratios, drifted in (((1.04, 1.03, 1.02), True), ((1.04, 1.03, 1.0), False), ((1.04, 1.03, 1.0) * 2, True)):
+        drift = Drift()
+        for number, ratio in enumerate(ratios):
+            drift.add("often", number, sample(1500))
+            drift.add("seldom", number, sample(round(1500 * ratio)))
+        assert bool(drift.reason) == drifted
+
+
 def test_one_arm_or_none_cannot_drift() -> None:
     drift = Drift()
     assert drift.reason == ""

@@ -1,10 +1,12 @@
 """verify/: honest results in any summation order pass every check; the corpus of cheats stands in test_cheats.py."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from cuda_l2.errors import MachineError
 from cuda_l2.records import Build, BuildStatus, Gemm
 from cuda_l2.verify import special
 from cuda_l2.verify._base import Case, Cases, CheckFailed, Session, all_checks, logical_b
@@ -72,6 +74,40 @@ def test_a_wrong_product_is_rejected(multiply) -> None:
         for check in all_checks():
             if check.applies(session):
                 check.run(session)
+
+
+class Spoilt(CpuReferences):
+    """References, or operands, in which memory has changed."""
+
+    def __init__(self, which: str) -> None:
+        self.which = which
+
+    def product_fp32(self, gemm: Gemm, case: Case) -> torch.Tensor:
+        if self.which == "A":
+            case.a[1, 2] = float("nan")
+        product = super().product_fp32(gemm, case)
+        if self.which == "C":
+            product[0, 3] = float("inf")
+        return product
+
+    def baselines(self, gemm: Gemm, case: Case, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        outputs = super().baselines(gemm, case, rows)
+        if self.which == "baseline 1":
+            outputs[0][0, 0] = float("nan")
+        return outputs
+
+
+@pytest.mark.parametrize("check", ["exact match", "precision contract", "baseline-bounded deviation"])
+@pytest.mark.parametrize("which", ["A", "C", "baseline 1"])
+def test_what_is_wrong_with_a_reference_is_no_verdict(which, check) -> None:
+    gemm = Gemm(24, 20, 256)
+    session = InProcess(gemm, Cases(gemm, 1, Spoilt(which)), in_fp64)
+    (judged,) = (each for each in all_checks() if each.name == check)
+    if which == "baseline 1" and check != "baseline-bounded deviation":
+        judged.run(session)
+        return
+    with pytest.raises(MachineError, match="references for 24x20x256 are not finite"):
+        judged.run(session)
 
 
 def test_fp16_sums_pass_in_their_own_class_only() -> None:

@@ -47,6 +47,10 @@ class CudaOperands:
         self._projections: dict[int, Projection] = {}
         """A (B x) of a window, for the signs x of this refresh."""
         self._signs_N: torch.Tensor | None = None
+        self._product_K: torch.Tensor | None = None
+        """B times the signs, where all windows have the same B."""
+        self._wide_b: torch.Tensor | None = None
+        """The same B in fp32, K x N."""
         self._rows: dict[int, Rows] = {}
         self.other_b: list[torch.Tensor] = []
         """B of every window in the layout that is not the task's; empty until asked for."""
@@ -56,7 +60,7 @@ class CudaOperands:
 
     def refresh(self) -> None:
         """New standard normal operands in every window."""
-        self._signs_N, self._projections, self._rows = None, {}, {}
+        self._forget()
         for name, words in self._private.items():
             words.normal_(generator=self.generator)
             self.arena.span(name).copy_(words)
@@ -102,8 +106,13 @@ class CudaOperands:
         for graph, _ in self.graphs.values():
             graph.destroy()
         self.graphs, self._private, self.other_b = {}, {}, []
-        self._signs_N, self._projections, self._rows = None, {}, {}
+        self._forget()
         self.outputs = self.outputs[:0].clone()
+
+    def _forget(self) -> None:
+        """What was computed from operands that are no more."""
+        self._signs_N = self._product_K = self._wide_b = None
+        self._projections, self._rows = {}, {}
 
     def require_untouched(self) -> None:
         """WrongOutput where a launch changed operands."""
@@ -152,7 +161,7 @@ class CudaOperands:
         if window not in self._rows:
             count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
             numbers = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
-            reference = self.a(window)[numbers].float() @ self._logical_b(window).float()
+            reference = self.a(window)[numbers].float() @ self._wide(window)
             rounding = (reference.half().float() - reference).square().mean().sqrt().item()
             self._rows[window] = Rows(numbers, reference, rounding)
         return self._rows[window]
@@ -162,15 +171,26 @@ class CudaOperands:
         if self._signs_N is None:
             signs = torch.randint(0, 2, (self.gemm.n,), generator=self.generator, device="cuda")
             self._signs_N = signs.float() * 2 - 1
-        missing = sorted(set(windows) - self._projections.keys())
-        if missing:
-            own = self._shift["b"] > 0  # a B for every window
-            products = {w: self._logical_b(w).float() @ self._signs_N for w in (missing if own else missing[:1])}
-            summation = SUMMATION_NOISE * (self.gemm.k * self.gemm.n) ** 0.5  # where C is near zero
-            for w in missing:
-                expected_M = self.a(w).float() @ products[w if own else missing[0]]
-                self._projections[w] = Projection(self._signs_N, expected_M, ROUNDING_STEP, summation)
+        summation = SUMMATION_NOISE * (self.gemm.k * self.gemm.n) ** 0.5  # where C is near zero
+        for w in sorted(set(windows) - self._projections.keys()):
+            product_K = self._product_K
+            if product_K is None or self._own_b:
+                product_K = self._product_K = self._wide(w) @ self._signs_N
+            expected_M = self.a(w).float() @ product_K
+            self._projections[w] = Projection(self._signs_N, expected_M, ROUNDING_STEP, summation)
         return [self._projections[w] for w in windows]
 
-    def _logical_b(self, window: int) -> torch.Tensor:
-        return self.b(window) if self.gemm.layout is Layout.NN else self.b(window).t()
+    @property
+    def _own_b(self) -> bool:
+        """Whether every window has a B of its own."""
+        return self._shift["b"] > 0
+
+    def _wide(self, window: int) -> torch.Tensor:
+        """A window's B in fp32, K x N; kept where it serves all of them."""
+        if self._wide_b is not None and not self._own_b:
+            return self._wide_b
+        b = self.b(window)
+        wide = (b if self.gemm.layout is Layout.NN else b.t()).float()
+        if not self._own_b:
+            self._wide_b = wide
+        return wide

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.errors import MachineError
 from cuda_l2.execute.fills import POISON
 from cuda_l2.execute.sanitizer import Tool
 from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
@@ -213,6 +214,20 @@ def operands(gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Case:
 def logical_b(gemm: Gemm, case: Case) -> torch.Tensor:
     """B as K x N, however it is stored."""
     return case.b if gemm.layout is Layout.NN else case.b.t()
+
+
+def require_finite(gemm: Gemm, **tensors: torch.Tensor) -> None:
+    """MachineError where one of these, by name, holds what is no finite number: nothing can be judged by it.
+
+    For operands and references of inputs that give finite results only.
+    """
+    bad = {name: int((~tensor.isfinite()).sum()) for name, tensor in tensors.items() if not tensor.isfinite().all()}
+    if bad:
+        found = ", ".join(f"{count} of {tensors[name].numel()} of {name}" for name, count in bad.items())
+        raise MachineError(
+            f"references for {gemm} are not finite ({found}), though its inputs are drawn so that they must be: is the"
+            " memory of this machine sound?"
+        )
 
 
 def first_difference(found: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> Element:

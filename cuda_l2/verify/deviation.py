@@ -10,7 +10,7 @@ import torch
 
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, logical_b, operands
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, logical_b, operands, require_finite
 
 INPUTS = 5
 RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
@@ -63,6 +63,8 @@ def _make(cases: Cases, generator: torch.Generator) -> Case:
     rows = torch.randperm(gemm.m, generator=generator, device=cases.device)[:compared]
     exact = case.a[rows].double() @ logical_b(gemm, case).double()
     outputs = references.baselines(gemm, case, rows)
+    named = {f"baseline {number}": output for number, output in enumerate(outputs, 1)}
+    require_finite(gemm, A=case.a, B=case.b, **{"the product in fp64": exact}, **named)
     errors = [output.double() - exact for output in outputs]
     spread = max((float((x.float() - y.float()).abs().max()) for x in outputs for y in outputs), default=0.0)
     case.expected.update(

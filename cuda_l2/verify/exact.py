@@ -3,7 +3,7 @@
 import torch
 
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands
+from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands, require_finite
 
 INPUTS = 3
 LARGEST_EXACT = 2048
@@ -35,6 +35,7 @@ def _make(cases: Cases, generator: torch.Generator) -> Case:
     b = torch.rand(gemm.k, gemm.n, generator=generator, device=cases.device) < one
     case = operands(gemm, a, b)
     case.expected["c"] = cases.product_fp32(case)
+    require_finite(gemm, A=case.a, B=case.b, C=case.expected["c"])
     return case
 
 

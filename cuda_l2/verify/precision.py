@@ -11,7 +11,17 @@ from functools import partial
 import torch
 
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, logical_b, operands
+from cuda_l2.verify._base import (
+    Case,
+    Cases,
+    Check,
+    CheckFailed,
+    Session,
+    first_difference,
+    logical_b,
+    operands,
+    require_finite,
+)
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
@@ -54,7 +64,9 @@ def _make(cases: Cases, generator: torch.Generator, index: int) -> Case:
         )
     )
     case = operands(gemm, a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
-    case.expected["c"] = cases.product_fp32(case).half()
+    product = cases.product_fp32(case)
+    require_finite(gemm, A=case.a, B=case.b, C=product)
+    case.expected["c"] = product.half()
     return case
 
 
