@@ -352,7 +352,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     for module in (graph_rounds, cuda_worker_main):
         monkeypatch.setattr(module, "KernelTrace", Trace)
     monkeypatch.setattr(graph_rounds, "_state", State)
-    monkeypatch.setattr(graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda seconds: None))
+    monkeypatch.setattr(
+        graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda pause_s: None, pause_ended=lambda: None)
+    )
     monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)
     monkeypatch.setattr(cuda_task, "DEVICE", "cpu")
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)

@@ -78,6 +78,8 @@ def test_the_heater_works_while_the_host_goes_on(gpu) -> None:
     torch.cuda.synchronize()
     heater.run(10 * LONGEST_S)  # cut to the longest
     assert not heater._stream.query()
+    heater.pause_ended()
+    assert heater._share < 1
     torch.cuda.synchronize()
     assert torch.allclose(c.float(), a.float() @ b.float(), atol=0.2, rtol=1e-2)
 

@@ -150,6 +150,8 @@ class GraphRounds(Rounds):
         """Of every arm, as last seen."""
         self._sampled_at, self._pause_s = time.perf_counter(), 0.0
         """When the last sample ended, and how long after it the next one began."""
+        self._heated = False
+        """Whether the heater was set to work behind the last sample."""
         self.slots = {name: slot for slot, name in enumerate(self.kernels)}
         self._plans: dict[str, Plan] = {}
         if protocol.round_s:
@@ -233,11 +235,14 @@ class GraphRounds(Rounds):
         self.timeout_s = START_S + (before + count) * self.slowest_launch_s
         sequence = self._sequence(name, count)
         self._pause_s = time.perf_counter() - self._sampled_at
+        if self._heated:
+            _heater().pause_ended()
         self.poison(name)
         torch.cuda.synchronize()
         seconds = self._replay(name, count, before) / count if self.protocol.round_s else self._single(name, count)
         self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
-        if seconds >= HEAVY_S and self.protocol.heat_s and self.draws_power:
+        self._heated = seconds >= HEAVY_S and self.protocol.heat_s > 0 and self.draws_power
+        if self._heated:
             _heater().run(self._pause_s)
         if not self.protocol.selects:
             if self.number:

@@ -12,8 +12,9 @@ from cuda_l2.execute.cuda_driver import Graph
 
 SIDE = 2048
 """Of the square product that heats: draws what the chip may, and lets others' kernels in between."""
-LAUNCHES = 16
+LAUNCHES = 4
 LONGEST_S = 0.1
+SHRINK, GROW, LEAST_SHARE = 0.8, 1.1, 0.2
 
 
 class Heater:
@@ -35,8 +36,17 @@ class Heater:
             self._graph = Graph(self._stream.cuda_stream, enqueue)
         self._operands = a, b, c
         self._once_s = self._graph.time()[0]
+        self._share = 1.0
+        """Of a pause, that work is enqueued for: results are looked at by kernels, which take their part of it."""
 
-    def run(self, seconds: float) -> None:
-        """Enqueue about so much work, and return at once; `torch.cuda.synchronize` waits for it."""
-        for _ in range(math.ceil(min(seconds, LONGEST_S) / self._once_s)):
+    def run(self, pause_s: float) -> None:
+        """Enqueue work for a pause like this one, and return at once; `torch.cuda.synchronize` waits for it."""
+        for _ in range(math.ceil(self._share * min(pause_s, LONGEST_S) / self._once_s)):
             self._graph.replay()
+
+    def pause_ended(self) -> None:
+        """The host would go on: if work is left, it waits for it, and the next pause gets less."""
+        if self._stream.query():
+            self._share = min(1.0, self._share * GROW)
+        else:
+            self._share = max(LEAST_SHARE, self._share * SHRINK)
