@@ -19,6 +19,8 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 
 cuda_baselines = pytest.importorskip("cuda_l2.measure.cuda_baselines", reason="needs cuda-bindings")
 stored = pytest.importorskip("cuda_l2.measure.tuned", reason="needs cuda-bindings")
+LAG_CYCLES = 50_000_000
+"""Some 30 ms of a GPU's clock: longer than the host takes to enqueue anything."""
 
 
 def test_structures_have_the_sizes_of_cublaslt_h() -> None:
@@ -315,6 +317,18 @@ def test_compiled_code_writes_where_it_is_told() -> None:
     assert torch.equal(other, kept)
 
 
+def test_the_default_stream_is_none_of_torchs_pool(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """ExternalStream(0) is one, another at every call: launches on it run beside what fills their operands."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.measure import cuda_torch  # noqa: PLC0415
+
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "default")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle: f"external {handle}")
+    stream_of = cuda_torch._external.__wrapped__  # without what is kept
+    assert [stream_of(0), stream_of(7)] == ["default", "external 7"]
+
+
 # on a GPU
 
 
@@ -373,6 +387,33 @@ def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -
             assert product.error(graph.once) < limit, name
         described = nvidia.describe(name, gemm)
         assert described["kernels"], name
+
+
+@pytest.mark.gpu
+def test_every_arm_on_the_default_stream_waits_for_what_fills_its_operands(nvidia) -> None:  # type: ignore[no-untyped-def]
+    """As references are computed: operands are drawn on that stream, and it may lag far behind the host."""
+    import torch  # noqa: PLC0415
+
+    from cuda_l2.measure.launches import on  # noqa: PLC0415
+
+    gemm = Gemm(64, 64, 64)
+    product = Product(gemm)
+    nvidia.tune(gemm, product.buffers)
+    a, stream = product.a.clone(), torch.cuda.current_stream().cuda_stream
+    assert stream == 0
+    for name in nvidia.arms(gemm):
+        if name == cuda_baselines.COMPILED:
+            continue
+        enqueue = on(nvidia.launcher(name, gemm), product.buffers)
+        enqueue(stream)  # what a library sets up on first use takes no time below
+        product.a.fill_(float("nan"))
+
+        def late(enqueue: Callable[[int], None] = enqueue) -> None:
+            torch.cuda._sleep(LAG_CYCLES)
+            product.a.copy_(a)
+            enqueue(stream)
+
+        assert product.error(late) < 4e-4, name
 
 
 @pytest.mark.gpu

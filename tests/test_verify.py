@@ -94,6 +94,8 @@ class Spoilt(CpuReferences):
         outputs = super().baselines(gemm, case, rows)
         if self.which == "baseline 1":
             outputs[0][0, 0] = float("nan")
+        if self.which == "another's":
+            outputs[0].copy_(outputs[0].roll(1, dims=0))
         return outputs
 
 
@@ -108,6 +110,15 @@ def test_what_is_wrong_with_a_reference_is_no_verdict(which, check) -> None:
         return
     with pytest.raises(MachineError, match="references for 24x20x256 are not finite"):
         judged.run(session)
+
+
+def test_a_baseline_of_other_operands_is_no_verdict() -> None:
+    """Finite, it would widen what is allowed until anything is."""
+    gemm = Gemm(24, 20, 256)
+    session = InProcess(gemm, Cases(gemm, 1, Spoilt("another's")), in_fp64)
+    (deviation,) = (each for each in all_checks() if each.name == "baseline-bounded deviation")
+    with pytest.raises(MachineError, match="off the fp64 product of the same inputs"):
+        deviation.run(session)
 
 
 def test_fp16_sums_pass_in_their_own_class_only() -> None:

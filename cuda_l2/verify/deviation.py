@@ -8,12 +8,17 @@ worst baseline's plus one fp16 step, over five inputs.
 
 import torch
 
+from cuda_l2.errors import MachineError
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, logical_b, operands, require_finite
 
 INPUTS = 5
 RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
+UNRELATED, FP16_SUM = 0.25, 2.0**-12
+"""A baseline further off than the first, or the second times the square root of K, of what C's elements have for their
+RMS, sqrt(K), computed something else, or the fp64 product is another's; a bound from it would hold for anything. The
+second is more than sums kept in fp16 lose."""
 FP16_ROWS = 32
 """Rows compared in the fp16 class on the CPU, whose baseline is an emulated fp16 sum."""
 
@@ -66,12 +71,18 @@ def _make(cases: Cases, generator: torch.Generator) -> Case:
     named = {f"baseline {number}": output for number, output in enumerate(outputs, 1)}
     require_finite(gemm, A=case.a, B=case.b, **{"the product in fp64": exact}, **named)
     errors = [output.double() - exact for output in outputs]
+    rms = torch.stack([error.square().mean().sqrt() for error in errors]).max().cpu()
+    if not rms <= max(UNRELATED, FP16_SUM * gemm.k**0.5) * gemm.k**0.5:
+        raise MachineError(
+            f"a baseline of {gemm} is {float(rms):.3g} off the fp64 product of the same inputs (RMS): is the memory of"
+            " this machine sound?"
+        )
     spread = max((float((x.float() - y.float()).abs().max()) for x in outputs for y in outputs), default=0.0)
     case.expected.update(
         rows=rows,
         fp64=exact,
         # single numbers, on the CPU: reading one from the GPU waits for it
-        rms=torch.stack([error.square().mean().sqrt() for error in errors]).max().cpu(),
+        rms=rms,
         max=torch.stack([error.abs().max() for error in errors]).max().cpu(),
         step=torch.tensor(fp16_step(float(exact.abs().max()))),
         spread=torch.tensor(spread),
