@@ -1,4 +1,5 @@
-# make setup: the environment alone.  make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
+# make setup: the environment alone.
+# make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
 # make test: set up and run the tests.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
