@@ -1,3 +1,4 @@
+# make setup: the environment alone.
 # make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
 # make test: set up and run the tests.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
@@ -12,7 +13,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
 
-.PHONY: demo demo-tasks test test-gpu check format bench tables clean
+.PHONY: setup demo demo-tasks test test-gpu check format bench tables clean
+
+setup: $(VENV)/.run
 
 demo: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s

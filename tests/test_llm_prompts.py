@@ -92,7 +92,7 @@ def test_every_part_reaches_the_model(name, tmp_path) -> None:
         "/* kernel at 0.5 */",
         "tensor cores busy 61 % (1.25)",
         "'wmma' was not declared",
-        {"cpu": "found for: vectorized half", "cuda": "found for: fp16 gemm wgmma"}[name],
+        {"cpu": "found for: vectorized half", "cuda": "found for: wgmma mma_async"}[name],
         "Performance analysis",
         "Algorithm design",
         "whole file in one fenced block",

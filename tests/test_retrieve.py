@@ -206,7 +206,12 @@ def test_the_installed_headers_answer_what_kernels_ask(cache) -> None:
         ("half2 fused multiply add hfma2", "cuda_fp16"),
     ):
         assert any(name in piece.name for piece in index.search(text, 8)), text
+    assert index.search("fp16 load fp16") == index.search("fp16 load")
     target = TARGETS["cuda"]
+    for accumulate, types in (("fp32", "f32 f16"), ("fp16", "f16")):
+        words = query(Gemm(64, 64, 64, accumulate=accumulate), target, [])
+        assert words.endswith(f" pipeline {types}")
+        assert any("mma_sm90_gmma" in piece.name for piece in index.search(words, 3))
     failure = Trial(
         Gemm(64, 64, 64),
         Candidate("x"),

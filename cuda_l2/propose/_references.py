@@ -19,10 +19,11 @@ NAME_CHARS = 200
 SOURCES = {"cpu": ("aten", USER), "cuda": ("cuda", "cccl", "cutlass", "aten", USER)}
 _TOPICS = {
     "cpu": "vectorized half float convert fused multiply add fmadd gemm kernel pack block",
-    "sm80": "fp16 gemm mma m16n8k16 ldmatrix cp.async commit wait group shared memory swizzle",
-    "sm90": "fp16 gemm wgmma warpgroup descriptor TMA tensor load mbarrier cluster swizzle 128B",
-    "later": "fp16 gemm tcgen05 mma tensor memory TMA load mbarrier cluster",
+    "sm80": "mma sync m16n8k16 ldmatrix cp.async commit wait group swizzle",
+    "sm90": "wgmma mma_async SM90 SS warpgroup fence commit wait descriptor swizzle TMA load mbarrier cluster pipeline",
+    "later": "tcgen05 mma SM100 tmem alloc ld TMA load mbarrier cluster",
 }
+_SUMS = {"fp32": "f32 f16", "fp16": "f16"}
 _TASK_TOPICS = {"cpu": "", "cuda": "kernel block threads"}
 """Of tasks other than matrix products, beside their own words; more of them drown those (docs/log.md)."""
 
@@ -33,7 +34,8 @@ def query(task: Task, target: Target, failures: Sequence[Trial]) -> str:
         topic = f"{code_words(task)} {_TASK_TOPICS[target.name]}".strip()
     elif isinstance(target, CudaTarget):
         major = target.capability[0]
-        topic = _TOPICS["sm80" if major == 8 else "sm90" if major == 9 else "later"]
+        instructions = _TOPICS["sm80" if major == 8 else "sm90" if major == 9 else "later"]
+        topic = f"{instructions} {_SUMS[task.accumulate]}"
     else:
         topic = _TOPICS["cpu"]
     said = failures[-1].reason[:200] if failures else ""

@@ -159,7 +159,8 @@ class Index:
     def search(self, query: str, count: int = 5, sources: Sequence[str] = ()) -> list[Piece]:
         """The pieces nearest to the query, best first, no two nearly alike. sources: only of these, all where empty."""
         vocabulary = self._index.vocab_dict
-        wanted = [word for word in words(query) if word in vocabulary]
+        # each once: a word whose parts are words too, as fp16, must not outweigh the others
+        wanted = list(dict.fromkeys(word for word in words(query) if word in vocabulary))
         if not wanted:
             return []
         mask = np.isin(self._sources, list(sources)) if sources else self._sources != ""
