@@ -87,6 +87,7 @@ def search(
     except KeyboardInterrupt:
         progress.interrupted = True
     spent()
+    progress.summary = progress.summary or proposer.summary()  # of one that was never asked, for lack of time, too
     return progress
 
 

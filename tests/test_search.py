@@ -99,6 +99,14 @@ def test_the_budget_ends_a_search(evaluator, archive, space) -> None:
     assert progress.seconds < 0.5 + 20 * one_more
 
 
+def test_a_proposer_that_the_time_did_not_reach_says_what_it_did(evaluator, archive) -> None:
+    proposer = Listed([honest_source()])
+    proposer.summary = lambda: "0 questions asked"
+    first = [Candidate(honest_source())]
+    progress = search(evaluator, proposer, archive, budget_s=0.0, first=first)
+    assert (progress.proposed, progress.summary, proposer.observed) == (1, "0 questions asked", [])
+
+
 def command(archive: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "cuda_l2.cli", "optimize", "64x48x80", "--archive", str(archive), *arguments]
 
