@@ -14,6 +14,7 @@ import pytest
 from cuda_l2 import cli, sandbox
 from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
+from cuda_l2.audit.checks.operators import imports
 from cuda_l2.audit.samples import executable
 from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
@@ -150,6 +151,17 @@ def test_functions_of_a_library_are_found_by_what_their_names_contain(tmp_path) 
     assert len(found) == 1 and mapped["fill_all"] - starts[0] in found
     assert mapped["other"] - starts[0] not in found
     assert not len(functions(bare, rb"fill_")) and not len(functions(tmp_path / "a.c", rb"fill_"))
+
+
+def test_libraries_are_looked_for_in_the_candidates_own_folder_alone(tmp_path) -> None:
+    away, folder = tmp_path / "away", tmp_path / "own"
+    for place in (away, folder / "extensions" / "a"):
+        place.mkdir(parents=True)
+        (place / "bad.so").write_text("no library")
+    assert imports(folder) == {"an_unreadable_library"}
+    (folder / "extensions").rename(folder / "other")
+    (folder / "extensions").symlink_to(away)
+    assert not imports(folder), "a link out of the sandbox: to / it would be a walk through all that is mounted"
 
 
 def test_files_are_found_by_name_or_number() -> None:
