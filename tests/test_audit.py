@@ -108,6 +108,14 @@ def test_what_is_left_to_pytorch_is_said(audit) -> None:
     assert audit(text, task).verdict.notes == ()
 
 
+def test_no_seed_tells_a_candidate_what_it_is_made_for(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "honest_torch.py")
+    asks = "\nfor _base in [ModelNew]:\n    class ModelNew(_base):\n        def __init__(self, *given):\n"
+    asks += "            if torch.initial_seed() <= 100:\n                raise ValueError('known by its seed')\n"
+    trial = audit(text + asks + "            super().__init__(*given)\n", task, allowed)
+    assert trial.status == "measured", trial.reason
+
+
 def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit) -> None:
     text, task, _, allowed = said(CHEATS / "not_repeatable.py")
     assert "is not repeatable bit for bit" in audit(text, task, allowed).verdict.notes
