@@ -7,7 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-WATCH_INTERVAL_S = 0.05
+WATCH_INTERVAL_S = 0.02
+PAGE_BYTES = 4096
+OUT_OF_MEMORY = "its processes together took more memory than they may"
+MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
+"""Of a tree that is watched: compilers for every core run at once, each with programs of its own."""
 
 
 def processes(root: int) -> list[int]:
@@ -54,12 +58,30 @@ def cpu_seconds(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes(root: int, most: int = 0) -> int:
-    """Memory that a tree holds; pages that several processes share count once where the kernel says, else each time.
+def are_more(root: int, most: int) -> bool:
+    """Whether a tree has more processes; looked at quickly, before those that multiply leave no time to look."""
+    found, unread = 0, [root]
+    while unread and found <= most:
+        pid = unread.pop()
+        found += 1
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+                file = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY)
+                try:
+                    unread += map(int, os.read(file, PAGE_BYTES).split())
+                finally:
+                    os.close(file)
+        except (OSError, ValueError):  # gone meanwhile, or a number cut off: there are many then
+            continue
+    return found > most
+
+
+def memory_bytes(found: Iterable[int], most: int = 0) -> int:
+    """Memory that processes hold; pages that several share count once where the kernel says, else each time.
 
     most: below this much the cheaper sum is enough, in which shared pages count each time.
     """
-    found = processes(root)
+    found = list(found)
     page = os.sysconf("SC_PAGE_SIZE")
     statements = [_read(Path(f"/proc/{pid}/statm")).split() for pid in found]
     resident = sum(int(fields[1]) * page for fields in statements if fields)
@@ -69,11 +91,14 @@ def memory_bytes(root: int, most: int = 0) -> int:
     return resident if None in shares else sum(share for share in shares if share is not None)
 
 
-class MemoryWatch:
-    """Ends a tree of processes that holds more memory than it may. Looks at it until closed."""
+class Watch:
+    """Ends a tree of processes that holds more memory than it may, or grows without end. Looks at it until closed.
+
+    exceeded: what it had too much of, in a line, or nothing.
+    """
 
     def __init__(self, root: int, most_bytes: int, end: Callable[[], None]) -> None:
-        self.exceeded = False
+        self.exceeded = ""
         self._root, self._most, self._end = root, most_bytes, end
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -81,8 +106,11 @@ class MemoryWatch:
 
     def _look(self) -> None:
         while not self._closed.wait(WATCH_INTERVAL_S):
-            if memory_bytes(self._root, self._most) > self._most:
-                self.exceeded = True
+            if are_more(self._root, MOST_PROCESSES):
+                self.exceeded = f"started more than {MOST_PROCESSES} processes"
+            elif memory_bytes(processes(self._root), self._most) > self._most:
+                self.exceeded = OUT_OF_MEMORY
+            if self.exceeded:
                 self._end()
                 return
 

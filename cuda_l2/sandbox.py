@@ -8,6 +8,8 @@ of its own inside, dies with bubblewrap.
 import enum
 import functools
 import os
+import platform
+import re
 import shutil
 import signal
 import socket
@@ -21,6 +23,8 @@ from pathlib import Path
 
 MAX_OUTPUT_BYTES = 100_000
 """A compiler can be made to say a great deal; what is kept of it."""
+MOST_TASKS = 1024 + 16 * (os.cpu_count() or 1)
+"""Processes and threads of one sandbox at a time, where the kernel limits them: thousands take minutes to end."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
 
 # Builds the same view as bubblewrap's with unshare's own privileges: an empty root, the system's folders
@@ -30,8 +34,8 @@ _NAMESPACE_SCRIPT = """
 set -e
 IFS='
 '
-root=$1 work=$2 reads=$3 devices=$4 proc=$5
-shift 5
+root=$1 work=$2 reads=$3 devices=$4 proc=$5 most=$6
+shift 6
 mount -t tmpfs -o size=16m,mode=755 tmpfs "$root"
 for folder in $reads; do
     if [ -L "$folder" ]; then ln -s "$(readlink "$folder")" "$root$folder"
@@ -49,10 +53,15 @@ done
 mount --bind "$work" "$root$work"
 mkdir "$root/.old" "$root/proc"
 mount -t proc proc "$root/proc" # umount looks there
+limit="$root/proc/sys/kernel/pid_max"
+if [ "$most" ] && (echo "$most" >"$limit") 2>/dev/null; then
+    mount --bind "$limit" "$limit"
+    mount -o remount,bind,ro "$limit"
+fi
 cd "$root"
 pivot_root . .old
 umount -l /.old
-[ "$proc" ] || umount /proc
+[ "$proc" ] || umount -R /proc
 cd "$work"
 exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"
 """
@@ -132,9 +141,16 @@ def wrap(
         return [
             *("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"),
             *("--fork", "--kill-child", "/bin/sh", "-c", _NAMESPACE_SCRIPT, "sandbox"),
-            *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices)), "1" if proc else "", *limited),
+            *(str(root), str(work), "\n".join(folders), "\n".join(map(str, devices))),
+            *("1" if proc else "", _most_tasks(), *limited),
         ]
     return limited
+
+
+def _most_tasks(release: str = platform.release()) -> str:
+    """For the script above; nothing before Linux 6.14, where the number is the machine's own, and root's to change."""
+    version = re.match(r"(\d+)\.(\d+)", release)
+    return str(MOST_TASKS) if version and (int(version[1]), int(version[2])) >= (6, 14) else ""
 
 
 def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[bytes]":

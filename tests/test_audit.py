@@ -14,6 +14,7 @@ import pytest
 from cuda_l2 import cli, sandbox
 from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
+from cuda_l2.audit.checks.operators import imports
 from cuda_l2.audit.samples import executable
 from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
@@ -107,6 +108,14 @@ def test_what_is_left_to_pytorch_is_said(audit) -> None:
     assert audit(text, task).verdict.notes == ()
 
 
+def test_no_seed_tells_a_candidate_what_it_is_made_for(audit) -> None:
+    text, task, _, allowed = said(CHEATS / "honest_torch.py")
+    asks = "\nfor _base in [ModelNew]:\n    class ModelNew(_base):\n        def __init__(self, *given):\n"
+    asks += "            if torch.initial_seed() <= 100:\n                raise ValueError('known by its seed')\n"
+    trial = audit(text + asks + "            super().__init__(*given)\n", task, allowed)
+    assert trial.status == "measured", trial.reason
+
+
 def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit) -> None:
     text, task, _, allowed = said(CHEATS / "not_repeatable.py")
     assert "is not repeatable bit for bit" in audit(text, task, allowed).verdict.notes
@@ -150,6 +159,17 @@ def test_functions_of_a_library_are_found_by_what_their_names_contain(tmp_path) 
     assert len(found) == 1 and mapped["fill_all"] - starts[0] in found
     assert mapped["other"] - starts[0] not in found
     assert not len(functions(bare, rb"fill_")) and not len(functions(tmp_path / "a.c", rb"fill_"))
+
+
+def test_libraries_are_looked_for_in_the_candidates_own_folder_alone(tmp_path) -> None:
+    away, folder = tmp_path / "away", tmp_path / "own"
+    for place in (away, folder / "extensions" / "a"):
+        place.mkdir(parents=True)
+        (place / "bad.so").write_text("no library")
+    assert imports(folder) == {"an_unreadable_library"}
+    (folder / "extensions").rename(folder / "other")
+    (folder / "extensions").symlink_to(away)
+    assert not imports(folder), "a link out of the sandbox: to / it would be a walk through all that is mounted"
 
 
 def test_files_are_found_by_name_or_number() -> None:

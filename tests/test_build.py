@@ -223,6 +223,18 @@ def test_bubblewraps_command_has_a_session_without_the_users_terminal(tmp_path: 
     assert done.output == "True\n"
 
 
+def test_a_sandbox_has_few_processes_and_the_machine_keeps_its_own_number(tmp_path) -> None:
+    assert [sandbox._most_tasks(release) for release in ("6.8.0-31-generic", "5.15.0", "weird")] == [""] * 3
+    assert int(sandbox._most_tasks("6.14.2")) == sandbox.MOST_TASKS
+    if not (works(sandbox.Kind.NAMESPACES, tmp_path) and sandbox._most_tasks()):
+        pytest.skip("this kernel does not limit a namespace's processes")
+    limit = Path("/proc/sys/kernel/pid_max")
+    before = limit.read_text()
+    script = ["/bin/sh", "-c", f"cat {limit}; (echo {sandbox.MOST_TASKS + 1} >{limit}) 2>/dev/null; cat {limit}"]
+    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.NAMESPACES, proc=True), 20, cwd=tmp_path)
+    assert done.output.split() == [str(sandbox.MOST_TASKS)] * 2 and limit.read_text() == before
+
+
 @pytest.mark.parametrize("kind", list(sandbox.Kind))
 def test_a_command_that_outruns_its_time_is_killed_with_its_children(kind: sandbox.Kind, tmp_path: Path) -> None:
     if not works(kind, tmp_path):

@@ -63,6 +63,7 @@ REFUSED = {
     "raises": (text() + "\nraise KeyError('at import')", Readiness.IMPORT_ERROR, "KeyError"),
     "leaves": ("import sys\nsys.exit(0)", Readiness.IMPORT_ERROR, "SystemExit"),
     "package": ("import a_package_nobody_has.part", Readiness.NEEDS_PACKAGE, "a_package_nobody_has"),
+    "package of its reference": (text("__import__('nobodys_package')"), Readiness.NEEDS_PACKAGE, "nobodys_package"),
     "no inputs": (text().replace("get_inputs", "other"), Readiness.MALFORMED, "get_inputs"),
     "no module": (text() + "\nclass Model: pass", Readiness.MALFORMED, "no torch module"),
     "huge": (text(given="torch.rand(2**20, 2**16)"), Readiness.TOO_LARGE, "GiB"),
@@ -409,6 +410,21 @@ time.sleep(8)
     found = references.examine(entry(tmp_path, share + text()))
     references.effort = EFFORT
     assert (found.status, "together" in found.reason) == (Readiness.TOO_LARGE, True), found
+
+
+def test_a_file_whose_processes_multiply_is_ended(references, tmp_path) -> None:
+    bomb = """
+import mmap, os, time
+seen = mmap.mmap(-1, 2048)
+while True:  # as many as the machine bears, should nobody end them
+    number = seen.find(b"\\0", 0)
+    if number < 0:
+        time.sleep(60)
+    seen[number] = 1
+    os.fork()
+"""
+    found = references.examine(entry(tmp_path, bomb + text()))
+    assert (found.status, "processes" in found.reason) == (Readiness.CRASHED, True), found
 
 
 def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:

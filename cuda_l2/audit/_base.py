@@ -38,6 +38,10 @@ class CaseBook:
         """What sizes of a value are multiplied with in one choice of other shapes, larger and smaller ones by turns."""
         return self._factors.setdefault((index, value), float(self.rng.uniform(*FACTORS[index % len(FACTORS)])))
 
+    def weights_seed(self, number: int) -> int:
+        """Of the weights with a number: other ones each time, since a candidate may ask which its weights came from."""
+        return int(np.random.SeedSequence([self.secret, number]).generate_state(1, np.uint32)[0]) >> 1
+
     def get(self, name: str, **wanted: Any) -> Case:
         """A case by a name, its seed's, and what `OpenedFile.case` takes; UserError where the file gives none."""
         found = self.find(name, **wanted)
@@ -50,6 +54,8 @@ class CaseBook:
         key = f"{name} {sorted(wanted.items())}"
         if key not in self._cases:
             seed = int(np.random.SeedSequence([self.secret, *name.encode()]).generate_state(1, np.uint32)[0])
+            if "weights_seed" in wanted:
+                wanted["weights_seed"] = self.weights_seed(wanted["weights_seed"])
             try:
                 self._cases[key] = self.file.case(seed=seed, **{"sizes": self.sizes, **wanted})
             except UserError:
@@ -83,8 +89,8 @@ class ModuleSession:
     baseline_deviation: float = float("nan")
 
     def make(self, case: Case, weights_seed: int) -> None:
-        """A new instance for a case's arguments, under the seed of its weights."""
-        self.module.make(weights_seed, case.initial)
+        """A new instance for a case's arguments, under the seed of the weights with a number."""
+        self.module.make(self.cases.weights_seed(weights_seed), case.initial)
 
     def launch(self, *cases: Case, load: bool = True) -> list[Tensors]:
         """Results of launches on these in one run, inputs looked at afterwards; CheckFailed where one was changed.

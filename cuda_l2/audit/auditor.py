@@ -151,7 +151,7 @@ class Auditor:
         failure = module.load(BUILD_TIMEOUT_S)
         if failure:
             raise Fault(VerdictStatus.CRASHED, failure)
-        module.make(16, case.initial)
+        module.make(self._book.weights_seed(16), case.initial)
         module.prepare([Call(case.task, case.tensors, case.numbers)], {})
         module.run()
 

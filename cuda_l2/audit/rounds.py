@@ -67,7 +67,7 @@ class _ModuleRounds(Rounds):
             self.case = self.book.get("timed", weights_seed=16, distribution=self._distribution)
         for name, module in self.modules.items():
             with _blaming(name):
-                module.make(16, self.case.initial)
+                module.make(self.book.weights_seed(16), self.case.initial)
                 module.prepare([self._call(self.case.tensors)], self._weights())
                 module.run()
                 module.freeze()

@@ -237,9 +237,8 @@ def _execute(path: Path) -> types.ModuleType:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             spec.loader.exec_module(namespace)
-    except ModuleNotFoundError as error:
-        raise Refused(Readiness.NEEDS_PACKAGE, f"needs the package {error.name}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+        _raise_if_package(error)
         raise_if_memory(error)
         _raise_if_gpu(error)
         raise Refused(Readiness.IMPORT_ERROR, f"cannot be imported: {line_of(error)}") from None
@@ -254,9 +253,16 @@ def failing(what: str) -> Iterator[None]:
     except Refused:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+        _raise_if_package(error)
         raise_if_memory(error)
         _raise_if_gpu(error)
         raise Refused(Readiness.REFERENCE_FAILS, f"{what}: {line_of(error)}") from None
+
+
+def _raise_if_package(error: BaseException) -> None:
+    """Files import within their functions too."""
+    if isinstance(error, ModuleNotFoundError):
+        raise Refused(Readiness.NEEDS_PACKAGE, f"needs the package {error.name}") from None
 
 
 def raise_if_memory(error: BaseException) -> None:

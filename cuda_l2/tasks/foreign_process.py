@@ -36,7 +36,8 @@ class ForeignProcess:
 
     program: what it runs, with a socket's descriptor, the module search path and `arguments` as arguments; its first
     line is `{"ready": ...}` or `{"error": ...}`. files: what lies in its folder, by name. memory_bytes: what all its
-    processes together may hold; 0 leaves that open. UserError where there is no sandbox, or the program does not start.
+    processes together may hold, and these may be few hundred then; 0 leaves both open. UserError where there is no
+    sandbox, or the program does not start.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ForeignProcess:
     ) -> None:
         if sandbox.kind() is sandbox.Kind.LIMITS:
             raise UserError("there is no sandbox to run other people's Python in; apt install bubblewrap")
-        self._watch: process_tree.MemoryWatch | None = None
+        self._watch: process_tree.Watch | None = None
         self.folder = scratch.make_folder().resolve()
         self._connection, theirs = socket.socketpair()
         for name, content in files.items():
@@ -71,7 +72,7 @@ class ForeignProcess:
                 )
                 theirs.close()
                 if memory_bytes:
-                    self._watch = process_tree.MemoryWatch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
+                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
                 try:
                     answer = self.answer(START_TIMEOUT_S)
                 except (Gone, TimeoutError):
@@ -150,8 +151,7 @@ class ForeignProcess:
         self.close()
 
     def _why(self) -> str:
-        exceeded = self._watch and self._watch.exceeded
-        return "its processes together took more memory than they may" if exceeded else ""
+        return self._watch.exceeded if self._watch else ""
 
 
 def readable() -> list[Path]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from cuda_l2 import sandbox
+from cuda_l2 import process_tree, sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
 from cuda_l2.tasks import reference_server
@@ -253,7 +253,8 @@ class OpenedFile:
         except Gone as gone:
             self.close()
             if gone.reason:
-                raise _Lost(Readiness.TOO_LARGE, gone.reason) from None
+                status = Readiness.TOO_LARGE if gone.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
+                raise _Lost(status, gone.reason) from None
             raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"

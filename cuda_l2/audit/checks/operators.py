@@ -9,8 +9,10 @@ sampled beside the candidate, and what it spends inside PyTorch is taken off.
 """
 
 import io
+import itertools
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,7 @@ class ModelNew:
 """
 LOADING_S = 60.0
 MAX_LIBRARIES = 16
+MAX_FOLDERS = 1000
 MAX_LIBRARY_BYTES = 64 << 20
 FREE = set(
     re.findall(
@@ -177,11 +180,19 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(f"aten::{name}" for name in names[:8])
 
 
+def _libraries(folder: Path) -> Iterator[Path]:
+    """Shared libraries below a folder that somebody else filled: no link is followed, least of all the folder's own."""
+    if folder.is_symlink():
+        return
+    for at, _, names in itertools.islice(os.walk(folder), MAX_FOLDERS):
+        paths = (Path(at) / name for name in names if name.endswith(".so"))
+        yield from (path for path in paths if not path.is_symlink())
+
+
 def imports(folder: Path) -> set[str]:
     """ATen's operators that shared libraries in a folder import, by name."""
     found: set[str] = set()
-    libraries = [path for path in folder.glob("extensions/**/*.so") if not path.is_symlink()]
-    for path in libraries[:MAX_LIBRARIES]:
+    for path in itertools.islice(_libraries(folder / "extensions"), MAX_LIBRARIES):
         data = sandbox.read_left(path, MAX_LIBRARY_BYTES)
         try:
             found |= _imports_of(data or b"")
