@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 WATCH_INTERVAL_S = 0.02
@@ -16,30 +16,38 @@ MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
 
 def processes(root: int) -> list[int]:
     """A process and all that descend from it, itself first. Orphans of a namespace descend from its first process."""
-    found, unread = [], [root]
-    while unread:
-        pid = unread.pop()
-        found.append(pid)
-        for task in _listed(Path(f"/proc/{pid}/task")):
-            unread += [int(child) for child in _read(task / "children").split()]
-    return found
+    return list(_walked(root))
 
 
 def stop(root: int) -> None:
-    """Stop every process of a tree, those that are started meanwhile too: none runs on when this returns."""
+    """Stop every process of a tree, those that are started meanwhile too: none runs on when this returns.
+
+    Each at once when it is found: looking at all of them takes longer than a small task's work.
+    """
     stopped: set[int] = set()
     while True:
-        left = [pid for pid in processes(root) if pid not in stopped]
-        if not left:
+        before = len(stopped)
+        for pid in _walked(root):
+            if pid not in stopped:
+                _send(pid, signal.SIGSTOP)
+                stopped.add(pid)
+        if len(stopped) == before:
             return
-        for pid in left:
-            _send(pid, signal.SIGSTOP)
-        stopped.update(left)
 
 
 def resume(root: int) -> None:
-    for pid in processes(root):
+    for pid in _walked(root):
         _send(pid, signal.SIGCONT)
+
+
+def _walked(root: int) -> Iterator[int]:
+    """A tree's processes, each before its children are looked for."""
+    unread = [root]
+    while unread:
+        pid = unread.pop()
+        yield pid
+        for task in _listed(Path(f"/proc/{pid}/task")):
+            unread += [int(child) for child in _read(task / "children").split()]
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> None:

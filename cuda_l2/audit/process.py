@@ -203,9 +203,9 @@ class Module:
 
     def run(self) -> Spent:
         """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then."""
-        self.thaw()
-        start = time.perf_counter()
         self._order(1)
+        start = time.perf_counter()  # before any of its threads runs on
+        self.thaw()
         done, collected = self._await_run()
         self.freeze()
         return Spent(done - start, collected - done)
