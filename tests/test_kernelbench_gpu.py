@@ -19,17 +19,22 @@ import torch
 from llm_server import Say, serving
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
-import command_line
 from cuda_on_cpu import Compiled
 from fake_gpu import Rig, fake_gpu  # noqa: F401 - a fixture
 
 from cuda_l2 import sandbox, tasks
 from cuda_l2.audit import runner
 from cuda_l2.audit.process import Call, Module, Resources
+from cuda_l2.commands.bench import BenchSettings
+from cuda_l2.commands.bench import command as bench
+from cuda_l2.commands.check import command as check
+from cuda_l2.commands.optimize import OptimizeSettings
+from cuda_l2.commands.optimize import command as optimize
 from cuda_l2.contract.text import contract_text
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.execute.worker import Fault
+from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.cuda_task_baselines import COMPILED_GRAPH, EAGER_GRAPH
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.task_worker import COMPILED, EAGER
@@ -44,6 +49,8 @@ from cuda_l2.tasks.cases import in_full_precision
 from cuda_l2.tasks.checkout import effort_for, read
 from cuda_l2.tasks.examined import Examined, Readiness
 from cuda_l2.tasks.foreign_cases import ForeignCases, other_sizes
+from cuda_l2.tasks.foreign_file import Refused, raise_if_memory
+from cuda_l2.tasks.foreign_process import ForeignProcess
 from cuda_l2.tasks.kernelbench import Effort, Entry
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
@@ -51,6 +58,8 @@ EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget
 QUARTIC, SWISH = "kernelbench/level1/1", "kernelbench/level2/1"
 RUNS = pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")
 pytestmark = pytest.mark.timeout(600)  # of compilers on a busy machine
+
+MODELS = ModelSettings(concurrency=1, retries=0, repairs=0, reference_tokens=0, tokens=10**6)
 
 CONTRACT = """\
 /* cuda-l2
@@ -140,7 +149,7 @@ def shown_rows_alone(text: str, task: Operation) -> str:
 
 @pytest.fixture
 def opened(fake_gpu: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # noqa: F811 - the fixture
-    """opened(name, source) is the rig, the bench, the candidate and its build on a stand-in for a GPU."""
+    """opened(name, source) is the rig, the stages, the candidate and its build on a stand-in for a GPU."""
     rigs: list[Rig] = []
 
     def make(name: str, text: str, timed: str = "") -> tuple[Rig, CudaTaskBench, Candidate, Build]:
@@ -164,21 +173,21 @@ def opened(fake_gpu: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # no
 @RUNS
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name: str, opened: Any) -> None:
-    _, bench, candidate, build = opened(name, RIGHT[name])
-    verdict = bench.verify(candidate, build)
+    _, stages, candidate, build = opened(name, RIGHT[name])
+    verdict = stages.verify(candidate, build)
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     assert verdict.passed == ("five seeds", "other values", "other shapes", "state", "concurrency")
-    timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
+    timing = stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.status is TimingStatus.MEASURED, timing.reason
     assert [arm for arm, _ in timing.speedups] == [EAGER], "no compiler takes a search's time, no CPU has graphs"
     with pytest.raises(UserError, match="back to back alone"):
-        bench.time(candidate, build, CUDA_PROTOCOLS["server"])
+        stages.time(candidate, build, CUDA_PROTOCOLS["server"])
 
 
 @RUNS
 def test_a_report_names_every_arm_or_says_why_it_is_left_out(opened: Any) -> None:
-    _, bench, candidate, build = opened(SWISH, RIGHT[SWISH])
-    timing = bench.time(candidate, build, CUDA_PROTOCOLS["offline"])
+    _, stages, candidate, build = opened(SWISH, RIGHT[SWISH])
+    timing = stages.time(candidate, build, CUDA_PROTOCOLS["offline"])
     assert timing.status is TimingStatus.MEASURED, timing.reason
     assert [arm.name for arm in timing.baselines] == [COMPILED, EAGER]
     assert set(timing.conditions["left out"]) == {COMPILED_GRAPH, EAGER_GRAPH}
@@ -186,17 +195,17 @@ def test_a_report_names_every_arm_or_says_why_it_is_left_out(opened: Any) -> Non
     assert "the host's clock" in timing.conditions["clocks"] and "sm_mhz" in timing.conditions
     assert timing.conditions["conversation_us"].keys() == {COMPILED, EAGER}
     assert all(arm.latency_us.estimate > 1 for arm in timing.baselines), "a launch on a CPU takes some us"
-    alone = bench.time_baselines(CUDA_PROTOCOLS["offline"])
+    alone = stages.time_baselines(CUDA_PROTOCOLS["offline"])
     assert alone.candidate and alone.candidate.name == COMPILED
 
 
 @RUNS
 def test_windows_that_rotate_are_more_and_each_has_weights_of_its_own(opened: Any) -> None:
-    rig, bench, candidate, build = opened(SWISH, RIGHT[SWISH])
+    rig, stages, candidate, build = opened(SWISH, RIGHT[SWISH])
     for rotates, count in ((False, 4), (True, 6), (False, 4)):
-        timing = bench.time(candidate, build, replace(CUDA_PROTOCOLS["search"], rotates=rotates))
+        timing = stages.time(candidate, build, replace(CUDA_PROTOCOLS["search"], rotates=rotates))
         assert timing.status is TimingStatus.MEASURED, timing.reason
-        (process,) = rig.baselines_of(bench._task)._processes.values()
+        (process,) = rig.baselines_of(stages._task)._processes.values()
         weights = [call.weights["linear.weight"] for call in process._calls]
         assert len(weights) == count and not any(torch.equal(weights[0], other) for other in weights[1:])
 
@@ -205,27 +214,27 @@ def test_windows_that_rotate_are_more_and_each_has_weights_of_its_own(opened: An
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_cuda_kernel_for_a_file_is_rejected(what: str, opened: Any) -> None:
     name, text, says = WRONG[what]
-    _, bench, candidate, build = opened(name, text)
-    verdict = bench.verify(candidate, build)
+    _, stages, candidate, build = opened(name, text)
+    verdict = stages.verify(candidate, build)
     assert verdict.status in ("incorrect", "imprecise", "unhygienic") and says in verdict.reason, verdict
 
 
 @RUNS
 def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
-    _, bench, candidate, build = opened(QUARTIC, POLYNOMIAL, timed=WRONG["zeros"][1])
-    timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
+    _, stages, candidate, build = opened(QUARTIC, POLYNOMIAL, timed=WRONG["zeros"][1])
+    timing = stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.status == "wrong-output" and "did not produce its own result" in timing.reason
 
 
 @RUNS
 def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig, bench, candidate, build = opened(QUARTIC, POLYNOMIAL)
-    baselines = rig.baselines_of(bench._task)
+    rig, stages, candidate, build = opened(QUARTIC, POLYNOMIAL)
+    baselines = rig.baselines_of(stages._task)
     monkeypatch.setattr(
         type(baselines._known), "text", property(lambda known: known.file.text.replace("square + 1", "square + 2"))
     )
     with pytest.raises(UserError, match=r"PyTorch cannot compute .* cannot be captured|off by"):
-        bench.time(candidate, build, CUDA_PROTOCOLS["search"])
+        stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert "off by" in baselines.left_out([EAGER])[EAGER] and not baselines._processes
 
 
@@ -353,6 +362,27 @@ def test_without_a_gpus_device_files_nothing_is_run(monkeypatch: pytest.MonkeyPa
     assert "\n" not in str(error.value)
 
 
+def test_a_sandbox_uses_the_gpu_that_is_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[str] = []
+
+    def wrapped(command: list[str], *_: object, **__: object) -> None:
+        commands.extend(command)
+        raise UserError("not started")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.BUBBLEWRAP)
+    monkeypatch.setattr(sandbox, "wrap", wrapped)
+    with pytest.raises(UserError, match="not started"):
+        ForeignProcess(Path("program.py"), {}, devices=[Path("/dev/nvidia1")])
+    assert "CUDA_VISIBLE_DEVICES=1" in commands
+
+
+def test_a_full_gpu_is_no_lack_of_one() -> None:
+    with pytest.raises(Refused) as refused:
+        raise_if_memory(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB."))
+    assert refused.value.status is Readiness.TOO_LARGE
+
+
 def test_a_file_too_large_for_the_gpu_says_so() -> None:
     side = 60_000
     tensors = {"inputs": (Tensor("x", "float32", (side, side)),), "outputs": (Tensor("out", "float32", (side, side)),)}
@@ -475,11 +505,11 @@ def test_references_on_a_gpu_give_no_room_for_tf32() -> None:
 
 @pytest.mark.gpu
 def test_baselines_of_a_file_are_timed_alone(gpu: Any) -> None:
-    with gpu.open(on_gpu(SWISH), 1) as bench:
-        timing = bench.time_baselines(gpu.protocols["offline"])
+    with gpu.open(on_gpu(SWISH), 1) as stages:
+        timing = stages.time_baselines(gpu.protocols["offline"])
         assert timing.candidate and timing.candidate.name == COMPILED_GRAPH
         with pytest.raises(UserError, match="back to back alone"):
-            bench.time_baselines(gpu.protocols["server"])
+            stages.time_baselines(gpu.protocols["server"])
 
 
 def answers(request: Any, number: int) -> Say:
@@ -490,30 +520,47 @@ def answers(request: Any, number: int) -> Say:
 
 
 @pytest.mark.gpu
-def test_the_command_line_optimises_a_file_on_a_gpu(tmp_path: Path) -> None:
+def test_optimize_asks_for_a_kernel_and_reports_it_offline_alone(
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving(answers) as server:
-        given = ["--policy", f"openai:stub@{server.address}", "--kernelbench", str(CHECKOUT), "--target", "cuda"]
-        options = ("--archive", str(tmp_path / "archive.db"), "--trials", "1", "--protocol", "standard", "--json")
-        done = command_line.run("optimize", SWISH, *given, *options)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+        settings = OptimizeSettings(
+            policy=f"openai:stub@{server.address}",
+            kernelbench=CHECKOUT,
+            target="cuda",
+            archive=tmp_path / "archive.db",
+            trials=1,
+            json=True,
+            model=MODELS,
+        )
+        optimize([SWISH], settings=settings)
+    result = json.loads(capsys.readouterr().out)
     assert result["correct"] == 1 and set(result["reports"]) == {"offline"}
 
 
 @pytest.mark.gpu
-def test_the_command_line_judges_a_cuda_file(tmp_path: Path) -> None:
+def test_check_judges_a_cuda_file(gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "swish.cu"
     path.write_text(RIGHT[SWISH])
-    done = command_line.run("check", str(path), SWISH, "--kernelbench", str(CHECKOUT))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert EAGER_GRAPH in done.stdout
+    with pytest.raises(SystemExit) as ended:
+        check(path, SWISH, kernelbench=CHECKOUT)
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and EAGER_GRAPH in said, said
 
 
 @pytest.mark.gpu
-def test_a_bench_over_a_level_on_a_gpu(tmp_path: Path) -> None:
+def test_a_bench_over_a_level_on_a_gpu(gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(answers) as server:
-        given = ["--policy", f"openai:stub@{server.address}", "--kernelbench", str(CHECKOUT), "--target", "cuda"]
-        options = ("--tasks", "kernelbench/level2", "--trials", "1", "--tokens", "1000000", "--budget", "20s")
-        done = command_line.run("bench", *given, *options, "--out", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| level2 | 2 | 1 (50%) |" in done.stdout, done.stdout
+        settings = BenchSettings(
+            tasks="kernelbench/level2",
+            kernelbench=CHECKOUT,
+            policy=f"openai:stub@{server.address}",
+            trials=1,
+            budget="20s",
+            target="cuda",
+            out=tmp_path,
+            model=MODELS,
+        )
+        bench(settings=settings)
+    said = capsys.readouterr().out
+    assert "| level2 | 2 | 1 (50%) |" in said, said
