@@ -131,8 +131,9 @@ class Optimizer:
         self.target = self.rig.target
 
     def require_feasible(self, task: Task) -> None:
-        """UserError where the task does not fit this machine's memory or the budget."""
+        """UserError where the task does not fit this machine's memory or the budget, or cannot be timed as asked."""
         self.rig.require_feasible(task)
+        self.rig.reports(task, REPORTED[self.settings.protocol])
         once = self.target.bound_us(task) * 1e-6 * LAUNCHES_OF_ONE_CHECK
         if once > self.settings.budget_s:
             raise UserError(
@@ -274,7 +275,7 @@ class Optimizer:
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
-        names = REPORTED[self.settings.protocol]
+        names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
         with self.evaluator(winner.task) as evaluator:
             for name in names:
                 on_stage(f"reporting: {name}")
@@ -366,6 +367,7 @@ def evaluate(
     with open_rig(target) as rig:
         if protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
+        rig.reports(task, [protocol])
         with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
             candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
             trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))

@@ -17,7 +17,7 @@ from cuda_l2.search import Progress
 from cuda_l2.targets._base import Target
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition, definitions
-from cuda_l2.tasks.checkout import admit, checkout_entries, require_cpu
+from cuda_l2.tasks.checkout import admit, checkout_entries, effort_for
 from cuda_l2.tasks.kernelbench import Entry
 from cuda_l2.tasks.sample import sample
 
@@ -50,7 +50,6 @@ def read_tasks(text: str, target: Target, checkout: Path | None = None) -> list[
     for part in _parts(text):
         files = checkout_entries(checkout, part) if checkout else ()
         if files:
-            require_cpu(target.name)
             found += files
             continue
         named = _named(part, target)
@@ -95,7 +94,7 @@ def run(
         level = level_of(each.name)
         if isinstance(each, Entry):
             try:
-                task = admit(each)
+                task = admit(each, effort_for(gpu=optimizer.target.name == "cuda"))
             except UserError as error:
                 nothing = Operation(each.name, revision=each.revision)
                 yield TaskResult(nothing, level, reason=_line(error))

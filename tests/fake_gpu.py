@@ -15,6 +15,8 @@ import pytest
 import torch
 from cuda.bindings import driver
 
+from cuda_l2.audit.arms import KeptBaselines
+from cuda_l2.audit.cuda_arms import CudaModelBaselines
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.execute import cuda_worker_main, device_arena
 from cuda_l2.execute.cuda_driver import LaunchError
@@ -26,8 +28,9 @@ from cuda_l2.measure import cuda_outputs, cuda_rounds, cuda_task_baselines, cuda
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
-from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Operation, VerdictStatus
 from cuda_l2.rigs import cuda_task
+from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import _gpu
 from cuda_l2.verify._gpu import Facilities
 
@@ -257,9 +260,13 @@ class Rig:
         self.workers = Workers(kernels)
         self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
         self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
-        self.task_baselines = cuda_task_baselines.CudaTaskBaselines()
+        self._task_baselines = cuda_task_baselines.CudaTaskBaselines()
+        self.models = KeptBaselines(CudaModelBaselines, 2)
         self.sanitized, self.finding = list[tuple[str, Any]](), ""
         self.facilities = Facilities(self.workers, SMS, self.stress_builds, 1.0, self.sanitize)  # type: ignore[arg-type]
+
+    def baselines_of(self, task: Operation) -> cuda_task_baselines.CudaTaskBaselines:
+        return self.models.get(task) if is_foreign(task.name) else self._task_baselines
 
     def free_bytes(self) -> int:
         return 8 << 30

@@ -9,9 +9,11 @@ small tasks take a third of the time with threads that spin, and fifty times as 
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from cuda_l2.audit.process import Call, Module, Resources
+from cuda_l2.audit.process import LINE, Call, Module, Resources
 from cuda_l2.errors import UserError
 from cuda_l2.execute.task_arena import TaskArena
 from cuda_l2.execute.worker import Fault
@@ -20,11 +22,19 @@ from cuda_l2.records import Operation
 from cuda_l2.tasks.cases import TaskCase
 from cuda_l2.tasks.checkout import ForeignTask, foreign
 from cuda_l2.tasks.foreign_cases import ForeignCase
+from cuda_l2.tasks.kernelbench import Tensors
 
 LOAD_TIMEOUT_S = 600.0
 SPARE_ARENA_BYTES = 16 << 20
 ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
 """Of eager runs with threads that spin and that sleep; launches of each; idle time before it."""
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Baselines = TypeVar("Baselines", bound=_Closes)
 
 
 class ModelBaselines:
@@ -110,12 +120,11 @@ class ModelArm:
         effort, self.spins = known.file.effort, spins
         self._case: ForeignCase | None = None
         self._slots: list[int] = []
-        gaps = 64 * (len(task.inputs) + len(task.weights) + len(task.outputs))
         resources = Resources(
             device="cpu",
             threads=threads,
             memory_bytes=effort.memory_bytes,
-            arena_bytes=(slots + 1) * (task.bytes + gaps) + SPARE_ARENA_BYTES,
+            arena_bytes=shared_bytes(task, slots + 1),
             timeout_s=effort.timeout_s,
             spins=spins,
         )
@@ -147,21 +156,16 @@ class ModelArm:
         """One process serves every sample."""
 
     def prepare(self, slots: Sequence[int]) -> None:
-        with _failing():
+        with failing():
             self._prepare(slots)
 
     def _prepare(self, slots: Sequence[int]) -> None:
         assert self._case is not None
-        calls = []
-        for slot in slots:
-            given = self._arena.given(slot)
-            weights = {key: given[name] for name, key in self._case.keys.items()}
-            calls.append(Call(self._case.task, given, self._case.numbers, weights))
         self._slots = list(slots)
-        self._module.prepare(calls, {})
+        self._module.prepare([call_of(self._case, self._arena.given(slot)) for slot in slots], {})
 
     def run(self, timeout_s: float) -> float:
-        with _failing():
+        with failing():
             return self._module.run().run_s
 
     def collect(self) -> Sequence[int]:
@@ -179,8 +183,41 @@ class ModelArm:
         self._module.close()
 
 
+def call_of(case: ForeignCase, given: Tensors) -> Call:
+    """A launch on tensors like a case's, with weights of its own."""
+    weights = {key: given[name] for name, key in case.keys.items()}
+    return Call(case.task, given, case.numbers, weights)
+
+
+def shared_bytes(task: Operation, calls: int) -> int:
+    """Of memory that a module's process needs for so many of them."""
+    gaps = LINE * (len(task.inputs) + len(task.weights) + len(task.outputs))
+    return calls * (task.bytes + gaps) + SPARE_ARENA_BYTES
+
+
+class KeptBaselines(Generic[Baselines]):
+    """Those of the tasks that were asked for last. A context manager."""
+
+    def __init__(self, open_baselines: Callable[[Operation], Baselines], most: int) -> None:
+        self._open, self._most = open_baselines, most
+        self._kept: OrderedDict[str, Baselines] = OrderedDict()
+
+    def get(self, task: Operation) -> Baselines:
+        if str(task) not in self._kept:
+            while len(self._kept) >= self._most:
+                self._kept.popitem(last=False)[1].close()
+            self._kept[str(task)] = self._open(task)
+        self._kept.move_to_end(str(task))
+        return self._kept[str(task)]
+
+    def close(self) -> None:
+        for baselines in self._kept.values():
+            baselines.close()
+        self._kept.clear()
+
+
 @contextlib.contextmanager
-def _failing() -> Iterator[None]:
+def failing() -> Iterator[None]:
     """A baseline's faults are no candidate's."""
     try:
         yield

@@ -150,10 +150,11 @@ class Module:
         state = answer.get("state")
         self.state = {name for name in state if isinstance(name, str)} if isinstance(state, list) else set()
 
-    def prepare(self, calls: Sequence[Call], weights: Mapping[str, torch.Tensor]) -> None:
+    def prepare(self, calls: Sequence[Call], weights: Mapping[str, torch.Tensor], *, static: bool = False) -> None:
         """Put inputs, weights by their keys, and poison for outputs into the shared memory; the process is stopped.
 
-        On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs.
+        On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs. static: a
+        GPU has the inputs of each call where it had those of the same call before, so that its graphs stay right.
         """
         end = 0
 
@@ -190,7 +191,8 @@ class Module:
             self._write_inputs()
         self.thaw()
         self._raise_error(
-            self._ask({"op": "prepare", "calls": message, "weights": placed}), "its weights cannot be set"
+            self._ask({"op": "prepare", "calls": message, "weights": placed, "static": static}),
+            "its weights cannot be set",
         )
         self.freeze()
         self._write_inputs()
@@ -201,9 +203,25 @@ class Module:
                 if tensor.name in places:
                     self._view(tensor, places[tensor.name]).copy_(call.tensors[tensor.name])
 
-    def run(self) -> Spent:
-        """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then."""
-        self._order(1)
+    def play(self, sequence: Sequence[int], *, graph: bool) -> None:
+        """Have runs launch prepared calls in this order, and give the last one's results alone; the process is stopped.
+
+        graph: as a CUDA graph of them. Each call has run once, and what it compiles is compiled.
+        """
+        for index in sequence[-1:]:
+            for tensor in self._calls[index].task.outputs:
+                self._poison(tensor, self._places[index][tensor.name])
+        self.thaw()
+        answer = self._ask({"op": "play", "sequence": list(sequence), "graph": graph})
+        self._raise_error(answer, "its forward cannot be captured" if graph else "its forward fails")
+        self.freeze()
+
+    def run(self, repeats: int = 1) -> Spent:
+        """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then.
+
+        repeats: how often in a row, where an order of calls is played.
+        """
+        self._order(1, repeats)
         start = time.perf_counter()  # before any of its threads runs on
         self.thaw()
         done, collected = self._await_run()
@@ -234,10 +252,10 @@ class Module:
         self.freeze()
         return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
 
-    def _order(self, runs: int) -> None:
+    def _order(self, runs: int, repeats: int = 1) -> None:
         try:
             for _ in range(runs):
-                self._process.send({"op": "run"})
+                self._process.send({"op": "run", "repeats": repeats})
         except Gone as error:
             raise self._fault(error) from None
 

@@ -18,12 +18,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 MAX_REASON = 300
+MOST_GRAPHS = 32
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
     **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
@@ -55,7 +57,7 @@ def main() -> None:
     for line in connection.makefile("r", encoding="utf-8"):
         job = json.loads(line)
         if job["op"] == "run":
-            runner.run()
+            runner.run(job["repeats"])
             continue
         try:
             answer = getattr(runner, job["op"])(job)
@@ -77,7 +79,7 @@ class Runner:
         from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
         from cuda_l2.tasks.arguments import decode  # noqa: PLC0415
-        from cuda_l2.tasks.warm import warm_vector_math  # noqa: PLC0415
+        from cuda_l2.tasks.warm import set_full_precision, warm_vector_math  # noqa: PLC0415
 
         self.torch, self._leaves, self._decode = torch, tree_leaves, decode
         self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
@@ -89,6 +91,7 @@ class Runner:
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         if self._device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
+            set_full_precision()
             self._synchronize = torch._C._cuda_synchronize
             with contextlib.suppress(Exception):  # copies are slower without it, on every side
                 runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -99,6 +102,11 @@ class Runner:
         self._model: Any = None
         self._compile = False
         self._copies: list[tuple[Any, Callable[..., Any]]] = []  # of the module, with what calls each
+        self._static: list[list[Any]] = []  # arguments of calls that stay where they are
+        self._warm: set[int] = set()  # calls that ran once
+        self._graphs: dict[tuple[int, ...], Callable[[], Any]] = {}
+        self._sequence: tuple[int, ...] | None = None  # what a run launches; None for every call once
+        self._once: Callable[[], Any] = lambda: None
         self._watched = {owner: dict(vars(owner)) for owner in _watched(torch)}
 
     def load(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -127,22 +135,25 @@ class Runner:
             torch.compiler.reset()
         self._compile = job["compile"]
         self._copies = [(self._model, self._called(self._model))]
-        self._calls = []
+        self._calls, self._static, self._warm, self._graphs = [], [], set(), {}
         return {"state": sorted(self._state(self._model))}
 
     def prepare(self, job: dict[str, Any]) -> dict[str, Any]:
         """Take calls: where their inputs and results lie; put weights in place where names agree.
 
-        A call with weights of its own has a copy of the module of its own, made once.
+        A call with weights of its own has a copy of the module of its own, made once. static: on a GPU the inputs of
+        call i lie where those of call i lay before.
         """
         on_cpu = self._device.type == "cpu"
-        self._calls, self._functions = [], []
+        self._calls, self._functions, self._sequence = [], [], None
         for call in job["calls"]:
             arena = [None if "number" in given else self._view(given) for given in call["inputs"]]
             arguments = [
                 given["number"] if view is None else view if on_cpu else view.to(self._device)
                 for given, view in zip(call["inputs"], arena, strict=True)
             ]
+            if job["static"] and not on_cpu:
+                arguments = self._kept(len(self._calls), arguments)
             self._calls.append((arguments, arena, [self._view(place) for place in call["outputs"]]))
             model, function = self._copy_of(len(self._functions) if call["weights"] else 0)
             self._functions.append(function)
@@ -150,6 +161,58 @@ class Runner:
         self._set(self._model, job["weights"])
         self._synchronize()
         return {}
+
+    def _kept(self, index: int, arguments: list[Any]) -> list[Any]:
+        if index == len(self._static):
+            self._static.append(arguments)
+        for kept, new in zip(self._static[index], arguments, strict=True):
+            if isinstance(new, self._tensor) and kept is not new:
+                self._copy(kept, new)
+        return self._static[index]
+
+    def play(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Have runs launch prepared calls in this order and give the last one's results alone.
+
+        graph: as a CUDA graph, captured where the order is new. What is compiled on first use is so here.
+        """
+        sequence = tuple(job["sequence"])
+        for index in sorted(set(sequence) - self._warm):
+            self._in_turn((index,))
+        self._warm.update(sequence)
+        self._once = self._captured(sequence) if job["graph"] else partial(self._in_turn, sequence)
+        self._sequence = sequence
+        self._synchronize()
+        return {}
+
+    def _in_turn(self, sequence: tuple[int, ...]) -> Any:
+        """The last result; the memory of each serves the next."""
+        result = None
+        with self.torch.no_grad():
+            for index in sequence:
+                result = None
+                result = self._functions[index](*self._calls[index][0])
+        return result
+
+    def _captured(self, sequence: tuple[int, ...]) -> Callable[[], Any]:
+        """What replays a CUDA graph of these calls and gives the last result."""
+        if sequence not in self._graphs:
+            if len(self._graphs) >= MOST_GRAPHS:
+                self._graphs.clear()
+            cuda = self.torch.cuda
+            graph, stream = cuda.CUDAGraph(), cuda.Stream()
+            stream.wait_stream(cuda.current_stream())
+            with cuda.stream(stream):
+                self._in_turn(tuple(sorted(set(sequence))))  # what a library sets up for a stream is not captured
+            self._synchronize()
+            with cuda.graph(graph, stream=stream):
+                result = self._in_turn(sequence)
+
+            def replay() -> Any:
+                graph.replay()
+                return result
+
+            self._graphs[sequence] = replay
+        return self._graphs[sequence]
 
     def _called(self, model: Any) -> Callable[..., Any]:
         function: Callable[..., Any] = self.torch.compile(model, dynamic=False) if self._compile else model
@@ -169,10 +232,13 @@ class Runner:
                 if key in state and state[key].shape == value.shape and state[key].dtype == value.dtype:
                     state[key].copy_(value)
 
-    def run(self) -> None:
-        """Every call, then their results where the judge finds them: D and C, or X and a line."""
+    def run(self, repeats: int) -> None:
+        """Every call, then their results where the judge finds them: D and C, or X and a line.
+
+        repeats: how often in a row, where an order of calls is played.
+        """
         try:
-            results = self._launch()
+            results = self._launch(repeats)
             self._synchronize()
             self._send(b"D")
             self._collect(results)
@@ -231,12 +297,19 @@ class Runner:
                     found.append(f"{getattr(owner, '__name__', owner)}.{name}")
         return {"replaced": sorted(found)[:20]}
 
-    def _launch(self) -> list[Any]:
+    def _launch(self, repeats: int = 1) -> list[Any]:
+        if self._sequence is not None:
+            result = None
+            for _ in range(repeats):
+                result = None
+                result = self._once()
+            return [result] * len(self._sequence[-1:])
         with self.torch.no_grad():
             return [function(*call[0]) for function, call in zip(self._functions, self._calls, strict=True)]
 
     def _collect(self, results: list[Any]) -> None:
-        for result, (_, _, places) in zip(results, self._calls, strict=True):
+        calls = self._calls if self._sequence is None else [self._calls[index] for index in self._sequence[-1:]]
+        for result, (_, _, places) in zip(results, calls, strict=True):
             leaves = [result] if type(result) is self._tensor else self._leaves(result)
             if len(leaves) != len(places):
                 raise Refused(f"gives {len(leaves)} tensors, not {len(places)}")

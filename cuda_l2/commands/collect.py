@@ -63,9 +63,13 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
         One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000,
         or kernelbench/level1/19 with --kernelbench.
     """
-    wanted = list(dict.fromkeys(tasks.parse(shape, checkout=settings.kernelbench) for shape in shapes))
     require_target(settings.target)
     budget_s = seconds(settings.budget)
+
+    from cuda_l2.targets import chosen
+
+    target = chosen(settings.target)
+    wanted = list(dict.fromkeys(tasks.parse(shape, target, settings.kernelbench) for shape in shapes))
 
     from cuda_l2 import paths
     from cuda_l2.archive import Archive

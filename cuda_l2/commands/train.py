@@ -88,7 +88,11 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
             raise UserError(f"the stage {stage} learns from --data alone and takes no shapes")
         _train_on_data(chosen, settings, settings.out)
     else:
-        named = list(dict.fromkeys(tasks.parse(shape, checkout=settings.kernelbench) for shape in shapes or []))
+        require_target(settings.target)
+        from cuda_l2 import targets
+
+        target = targets.chosen(settings.target)
+        named = list(dict.fromkeys(tasks.parse(shape, target, settings.kernelbench) for shape in shapes or []))
         _train_on_tasks(chosen, settings, settings.out, named)
     print(f"the model is in {settings.out / 'model'}; use it with --policy hf:{settings.out / 'model'}")
 
@@ -113,7 +117,6 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
 def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, named: list[Task]) -> None:
     from cuda_l2.corpus.holdout import HoldOut
 
-    require_target(settings.target)
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
     if not named and stage.stage != ON_ALL:
         raise UserError("shapes are missing, as in 512x512x512: what should the model write kernels for?")

@@ -1,6 +1,7 @@
-"""A function of PyTorch's played again and again on a GPU: called from Python, or captured in a CUDA graph."""
+"""PyTorch's launches played again and again on a GPU: a function called from Python, or captured in a CUDA graph."""
 
 import gc
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -11,27 +12,36 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class Played(Replays):
-    """Launches of a function on windows, one after the other. results: the last one's."""
+    """Launches on windows, one after the other."""
+
+    @property
+    @abstractmethod
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """The last launch's, in the order of the task's outputs."""
+
+
+class Calls(Played):
+    """Calls of a function from Python."""
 
     def __init__(
         self, stream: torch.cuda.Stream, function: Function, given: Sequence[Mapping[str, torch.Tensor]]
     ) -> None:
         super().__init__(stream.cuda_stream)
         self._on, self._function, self._given = stream, function, given
-        self.results: tuple[torch.Tensor, ...] = ()
+        self._results: tuple[torch.Tensor, ...] = ()
 
-
-class Calls(Played):
-    """Calls from Python."""
+    @property
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return self._results
 
     def replay(self) -> None:
         with torch.cuda.stream(self._on):
             for tensors in self._given:
-                self.results = ()
-                self.results = self._function(**tensors)
+                self._results = ()
+                self._results = self._function(**tensors)
 
 
-class Captured(Played):
+class Captured(Calls):
     """A CUDA graph of the calls; what they allocate lies in a pool of its own."""
 
     def __init__(
@@ -46,8 +56,8 @@ class Captured(Played):
             self._graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for tensors in given:
-                    self.results = ()
-                    self.results = function(**tensors)
+                    self._results = ()
+                    self._results = function(**tensors)
             finally:
                 self._graph.capture_end()
 
@@ -57,5 +67,5 @@ class Captured(Played):
 
     def destroy(self) -> None:
         super().destroy()
-        self.results = ()
+        self._results = ()
         self._graph.reset()

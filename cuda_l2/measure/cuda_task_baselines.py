@@ -7,6 +7,7 @@ results are wrong, is left out with its reason.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -32,6 +33,9 @@ WARM_CALLS = 3
 
 class CudaTaskBaselines:
     """PyTorch for one task at a time; what it compiled is kept until another task comes."""
+
+    names: tuple[str, ...] = ARMS
+    """Every arm that there may be."""
 
     def __init__(self) -> None:
         self._task: Operation | None = None
@@ -59,9 +63,14 @@ class CudaTaskBaselines:
         """Those of the names that were tried and do not compute the task, with reasons."""
         return {name: self._left_out[name] for name in names if name in self._left_out}
 
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What a reader of the times needs to know."""
+        return {}
+
     def play(self, name: str, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
         """An arm's launches on these windows."""
-        kind: type[Played] = Captured if name in GRAPHS else Calls
+        kind: type[Calls] = Captured if name in GRAPHS else Calls
         given = {window: operands.arena.given(window) for window in set(windows)}
         return kind(operands.stream, self._function(name), [given[window] for window in windows])
 

@@ -28,16 +28,17 @@ class CudaTaskOperands:
         """The baselines' launches by name and number, with their windows: the same for every candidate."""
         self._segments = Segments(helpers)
         self._pool: list[TaskCase] = []
-        self._current: list[TaskCase] = []
+        self.current: list[TaskCase] = []
+        """What the windows hold, another list after every change."""
 
     def refresh(self) -> None:
         """Cases in every window, drawn from a few more."""
         while len(self._pool) < self.arena.windows + SPARE:
             self._pool.append(self.cases.timed(len(self._pool)))
         chosen = self._rng.permutation(len(self._pool))[: self.arena.windows]
-        self._current = [self._pool[int(index)] for index in chosen]
+        self.current = [self._pool[int(index)] for index in chosen]
         self._segments.fill(
-            [segment for window, case in enumerate(self._current) for segment in self.arena.held(case.tensors, window)]
+            [segment for window, case in enumerate(self.current) for segment in self.arena.held(case.tensors, window)]
         )
 
     def poison_outputs(self) -> None:
@@ -45,19 +46,19 @@ class CudaTaskOperands:
 
     def violation(self, window: int, found: Mapping[str, torch.Tensor]) -> str:
         """Why these are not the outputs of a window's case; empty where they are."""
-        return why_not(self.cases, self._current[window], found)
+        return why_not(self.cases, self.current[window], found)
 
     def check(
         self, outputs: Sequence[Mapping[str, torch.Tensor]], windows: Sequence[int], *, element_wise: bool
     ) -> float:
         """WrongOutput where launches on these windows did not give these; the last one's largest error or NaN."""
         for found, window in zip(outputs, windows, strict=True):
-            require_own_result(self.cases, self._current[window], found)
-        return self._current[windows[-1]].largest_error(outputs[-1]) if element_wise else float("nan")
+            require_own_result(self.cases, self.current[window], found)
+        return self.current[windows[-1]].largest_error(outputs[-1]) if element_wise else float("nan")
 
     def require_untouched(self) -> None:
         """WrongOutput where a launch changed inputs or weights."""
-        for window, case in enumerate(self._current):
+        for window, case in enumerate(self.current):
             if not all(self._segments.hold(self.arena.held(case.tensors, window))):
                 raise WrongOutput("changed its inputs or weights in a timed round")
 

@@ -92,6 +92,10 @@ class Rig(ABC):
         UserError where the task does not fit, or cannot be judged on this machine.
         """
 
+    def reports(self, task: Task, protocols: Sequence[str]) -> list[str]:
+        """Those of the protocols under which this task can be timed here; UserError where none is left."""
+        return list(protocols)
+
     @abstractmethod
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine."""

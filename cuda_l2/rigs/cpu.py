@@ -1,7 +1,6 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.audit.arms import ModelBaselines
+from cuda_l2.audit.arms import KeptBaselines, ModelBaselines
 from cuda_l2.build.cpu import build_all
 from cuda_l2.errors import UserError
 from cuda_l2.execute.arena import Arena, operand_bytes
@@ -56,7 +55,7 @@ class CpuRig(Rig):
         self.protocols = CPU_PROTOCOLS
         self.baselines = TorchBaselines(self.target.cores)
         self._task_baselines: TaskBaselines | None = None
-        self._models: OrderedDict[str, ModelBaselines] = OrderedDict()
+        self._models = KeptBaselines(lambda task: ModelBaselines(task, self.target.cores), MOST_MODELS)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
@@ -70,12 +69,7 @@ class CpuRig(Rig):
         """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
         if not is_foreign(task.name):
             return self.task_baselines()
-        if str(task) not in self._models:
-            while len(self._models) >= MOST_MODELS:
-                self._models.popitem(last=False)[1].close()
-            self._models[str(task)] = ModelBaselines(task, self.target.cores)
-        self._models.move_to_end(str(task))
-        return self._models[str(task)]
+        return self._models.get(task)
 
     def task_baselines(self) -> TaskBaselines:
         """PyTorch's process for tasks of our own, started when it is first asked for."""
@@ -108,8 +102,7 @@ class CpuRig(Rig):
         self.baselines.close()
         if self._task_baselines:
             self._task_baselines.close()
-        for models in self._models.values():
-            models.close()
+        self._models.close()
 
 
 class CpuBench(Bench):

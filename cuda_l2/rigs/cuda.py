@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
+from cuda_l2.audit.arms import KeptBaselines
+from cuda_l2.audit.cuda_arms import CudaModelBaselines
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
 from cuda_l2.errors import MachineError, UserError
@@ -38,6 +40,7 @@ from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
 from cuda_l2.rigs.cuda_task import CudaTaskBench
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, deviation, verify
 from cuda_l2.verify._base import CACHE_BYTES
 from cuda_l2.verify._cuda import CudaReferences, CudaSession
@@ -53,6 +56,8 @@ CACHED_BYTES = 8 << 30
 CACHES_ROTATED = 2.2
 """Rotating operands take this many times the L2 cache together."""
 MAX_ROTATED = 512
+MOST_MODELS = 2
+"""Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
 CASES = 18
 """Of inputs that one verification draws."""
 T = TypeVar("T")
@@ -84,7 +89,9 @@ class CudaRig(Rig):
             self.baselines = stack.enter_context(Baselines(keeps=tunes))
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
-            self.task_baselines = CudaTaskBaselines()
+            self._task_baselines = CudaTaskBaselines()
+            self._models = KeptBaselines(CudaModelBaselines, MOST_MODELS)
+            stack.callback(self._models.close)
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
         self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes)
@@ -98,6 +105,18 @@ class CudaRig(Rig):
             return CudaTaskBench(self, task, seed)
         self.baselines.retunes = self.retunes
         return CudaBench(self, task, seed, both_layouts)
+
+    def baselines_of(self, task: Operation) -> CudaTaskBaselines:
+        """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
+        return self._models.get(task) if is_foreign(task.name) else self._task_baselines
+
+    def reports(self, task: Task, protocols: Sequence[str]) -> list[str]:
+        if not isinstance(task, Operation) or not is_foreign(task.name):
+            return list(protocols)
+        found = [name for name in protocols if self.protocols[name].round_s]
+        if not found:
+            cuda_task.require_back_to_back(task, self.protocols[protocols[0]])
+        return found
 
     def free_bytes(self) -> int:
         """Of the GPU's memory; what torch keeps unused counts as free."""
@@ -175,7 +194,8 @@ class CudaRig(Rig):
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())
-        return judge_on(other, task, candidate, FINALS.name) if other else None
+        told = not isinstance(task, Operation) or not is_foreign(task.name)  # else it would need the file's checkout
+        return judge_on(other, task, candidate, FINALS.name) if other and told else None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for

@@ -12,7 +12,7 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_task_arena import CudaTaskArena, arena_bytes, given_file
-from cuda_l2.measure.cuda_task_baselines import ARMS, QUICK, require_some
+from cuda_l2.measure.cuda_task_baselines import QUICK, require_some
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.cuda_task_rounds import measure_cuda_task
 from cuda_l2.measure.profile import collect
@@ -21,8 +21,8 @@ from cuda_l2.measure.rounds import Terms
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
 from cuda_l2.tasks import is_foreign
-from cuda_l2.tasks.cases import OwnCases, in_full_precision
-from cuda_l2.tasks.checkout import require_cpu
+from cuda_l2.tasks.cases import OwnCases, TaskCases, in_full_precision
+from cuda_l2.tasks.foreign_cases import ForeignCases
 from cuda_l2.verify import verify
 from cuda_l2.verify._cuda_task import CudaTaskSession
 from cuda_l2.verify.tasks._base import task_checks
@@ -42,6 +42,8 @@ WORKSPACE_BYTES, WORKSPACES = 256 << 20, 2
 """A candidate's workspaces may take so much, and so many times the task's tensors more."""
 REFERENCE_COPIES = 12
 """Of a task's tensors in fp64, that a reference and its tolerance take at once, about."""
+OTHERS_BYTES, MODELS = 4 << 30, 2
+"""Of CUDA contexts and the like in the processes of a KernelBench file; those with its Model and tensors."""
 LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
 """Bytes of cases that are kept, with their references."""
 
@@ -59,7 +61,8 @@ class CudaTaskBench(Bench):
         self._rng = np.random.default_rng(seed)
         need = needed_bytes(task, rig.target.l2_bytes)
         cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
-        self._cases = OwnCases(task, seed, DEVICE, cached)
+        opened = ForeignCases if is_foreign(task.name) else OwnCases
+        self._cases: TaskCases = opened(task, seed, DEVICE, cached)
         self._arenas: dict[bool, CudaTaskArena] = {}
         self._operands: dict[bool, CudaTaskOperands] = {}
         """By whether they rotate."""
@@ -107,10 +110,12 @@ class CudaTaskBench(Bench):
         return self._on_the_gpu(lambda: self._timed(kernel, protocol, beat))
 
     def _timed(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float) -> Timing:
-        rig, task, baselines = self._rig, self._task, self._rig.task_baselines
+        rig, task, baselines = self._rig, self._task, self._rig.baselines_of(self._task)
+        if is_foreign(task.name):
+            require_back_to_back(task, protocol)
         self._arena(protocol.rotates).select(task)
         operands = self._operands_of(protocol.rotates)
-        wanted = QUICK if protocol.selects else rig.reported(ARMS)
+        wanted = QUICK if protocol.selects else rig.reported(baselines.names)
         names = baselines.arms(task, wanted, operands)
         left_out = baselines.left_out(wanted)
         require_some(task, names, left_out)
@@ -118,7 +123,8 @@ class CudaTaskBench(Bench):
         parts = (rig.shared, baselines, names, kernel, operands, Terms(protocol, self._rng, beat))
         (timing,) = rig.steadily(lambda: {"": measure_cuda_task(*parts)}).values()
         left = {"left out": left_out} if left_out and not protocol.selects else {}
-        return replace(timing, conditions=timing.conditions | left)
+        told = {} if protocol.selects else baselines.conditions
+        return replace(timing, conditions={**timing.conditions, **told, **left})
 
     def _on_the_gpu(self, work: Callable[[], T]) -> T:
         """Without gradients and in the task's precision; UserError where the GPU's memory does not suffice."""
@@ -164,13 +170,21 @@ def needed_bytes(task: Operation, l2_bytes: int) -> int:
     """About what checking and timing take of the GPU's memory."""
     elements = sum(tensor.elements for tensor in (*task.inputs, *task.weights, *task.outputs))
     arena = arena_bytes([task], workspace_bytes(task), windows(task, l2_bytes), rotates=False)
-    return REFERENCE_COPIES * 8 * elements + arena + LEAST_CACHED
+    others = OTHERS_BYTES + MODELS * MOST_WINDOWS * task.bytes if is_foreign(task.name) else 0
+    return REFERENCE_COPIES * 8 * elements + arena + LEAST_CACHED + others
+
+
+def require_back_to_back(task: Operation, protocol: Protocol) -> None:
+    """UserError where a file's task would be timed by single launches, which are traced in our own process alone."""
+    if not protocol.round_s:
+        raise UserError(
+            f"{task} is timed back to back alone, as in offline or rotating: its Model runs in a process of its own,"
+            f" where single launches, as in {protocol.name}, cannot be traced"
+        )
 
 
 def require_feasible(task: Operation, l2_bytes: int, free_bytes: int) -> None:
-    """UserError where checking and timing the task does not fit into the GPU's memory, or cannot be done on one."""
-    if is_foreign(task.name):
-        require_cpu("cuda")
+    """UserError where checking and timing the task does not fit into the GPU's memory."""
     need = needed_bytes(task, l2_bytes)
     if need > free_bytes:
         raise UserError(

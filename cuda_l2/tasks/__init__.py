@@ -17,18 +17,17 @@ def is_foreign(name: str) -> bool:
 def parse(text: str, target: str = "cpu", checkout: Path | None = None) -> Task:
     """`512x512x512:tn` as a matrix product, `softmax:rows=64:float16` as one of our own tasks at these sizes.
 
-    target: cpu or cuda, for the sizes that are left out. checkout: folder of a KernelBench checkout, for tasks as
-    `kernelbench/level1/19`, whose file is run in its sandbox.
+    target: cpu or cuda, for the sizes that are left out, and for where a file's reference runs. checkout: folder of a
+    KernelBench checkout, for tasks as `kernelbench/level1/19`, whose file is run in its sandbox.
     """
     if text.strip()[:1].isdigit():
         return Gemm.parse(text)
     # torch loads only where it is needed
     from cuda_l2.tasks._base import definition  # noqa: PLC0415
-    from cuda_l2.tasks.checkout import read, require_cpu  # noqa: PLC0415
+    from cuda_l2.tasks.checkout import effort_for, read  # noqa: PLC0415
 
     if is_foreign(text):
-        require_cpu(target)
-        return read(text, checkout)
+        return read(text, checkout, effort_for(gpu=target == "cuda"))
     name, revision, sizes, dtype = Operation.read_identity(text.strip())
     if revision:
         raise UserError(f"{text!r}: tasks of our own have no revision")

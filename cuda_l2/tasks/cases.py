@@ -13,6 +13,7 @@ from cuda_l2.records import Operation
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain
+from cuda_l2.tasks.warm import set_full_precision
 
 CACHE_BYTES = 2 << 30
 OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 32)}
@@ -72,8 +73,10 @@ class TaskCases(ABC):
     others: tuple[Operation, ...]
     """The task at sizes that nobody was shown."""
 
-    def __init__(self, task: Operation, seed: int, cache_bytes: int) -> None:
+    def __init__(self, task: Operation, seed: int, device: torch.device | str, cache_bytes: int) -> None:
+        """device: where tensors lie."""
         self.task, self._seed, self._cache_bytes = task, seed, cache_bytes
+        self.device = torch.device(device)
         self.rng = np.random.default_rng([seed, 1])
         self._cases: dict[str, TaskCase] = {}
 
@@ -121,6 +124,9 @@ class TaskCases(ABC):
             self._cases[key] = case
         return case
 
+    def _placed(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.to(self.device).contiguous() for name, tensor in tensors.items()}
+
     def _mixed(self, key: str) -> int:
         return int(np.random.SeedSequence([self._seed, *key.encode()]).generate_state(1, np.uint64)[0] >> 1)
 
@@ -138,8 +144,7 @@ class OwnCases(TaskCases):
     def __init__(
         self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
     ) -> None:
-        super().__init__(task, seed, cache_bytes)
-        self.device = torch.device(device)
+        super().__init__(task, seed, device, cache_bytes)
         self._known = definition(task.name)
         self.others = self._others(np.random.default_rng([seed, 2]))
         self._compared = self._computes_on(task).type == "cpu"
@@ -220,7 +225,7 @@ class OwnCases(TaskCases):
             self._require_same_as_on_the_cpu()
         with _threads_for(task), in_full_precision():
             found = bounds(self._known.bind(dict(task.sizes)), given)
-        return TaskCase(task, self._placed(given), tuple(_moved(bound, self.device) for bound in found))
+        return TaskCase(task, self._placed(given), tuple(bound.to(self.device) for bound in found))
 
     def _alike(self, known: TaskCase, tensors: Tensors) -> TaskCase:
         """A case with a tolerance that is known; its own where a result is no floating-point number, or not finite."""
@@ -240,9 +245,6 @@ class OwnCases(TaskCases):
 
     def _computes_on(self, task: Operation) -> torch.device:
         return self.device if max(task.flops, task.bytes) > CPU_WORK else torch.device("cpu")
-
-    def _placed(self, tensors: Tensors) -> Tensors:
-        return {name: tensor.to(self.device).contiguous() for name, tensor in tensors.items()}
 
     def _require_same_as_on_the_cpu(self) -> None:
         """UserError where the reference at a CPU's sizes gives something else there; looked at once."""
@@ -268,22 +270,16 @@ class OwnCases(TaskCases):
 
 @contextlib.contextmanager
 def in_full_precision() -> Iterator[None]:
-    """No TF32, no fp16 sums: on a GPU PyTorch's convolutions would use the one, its products of halves the other."""
+    """As `set_full_precision` has it, for a while."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, products.allow_fp16_reduced_precision_reduction, convolutions.allow_tf32
     bf16 = products.allow_bf16_reduced_precision_reduction
-    products.allow_tf32 = products.allow_fp16_reduced_precision_reduction = convolutions.allow_tf32 = False
-    products.allow_bf16_reduced_precision_reduction = False
+    set_full_precision()
     try:
         yield
     finally:
         products.allow_tf32, products.allow_fp16_reduced_precision_reduction, convolutions.allow_tf32 = before
         products.allow_bf16_reduced_precision_reduction = bf16
-
-
-def _moved(bound: Bounds, device: torch.device) -> Bounds:
-    """The same on a device."""
-    return replace(bound, exact=bound.exact.to(device), free=bound.free.to(device))
 
 
 @contextlib.contextmanager

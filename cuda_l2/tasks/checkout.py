@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_l2 import sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation
 from cuda_l2.tasks import KERNELBENCH
@@ -37,15 +38,6 @@ class ForeignTask:
 
 _tasks: dict[str, ForeignTask] = {}
 _files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
-
-
-def require_cpu(target: str) -> None:
-    """UserError where candidates for these tasks cannot be judged."""
-    if target != "cpu":
-        raise UserError(
-            "kernels for KernelBench's tasks are judged on CPUs alone so far: choose --target cpu, or give"
-            " `cuda-l2 check` a file with a ModelNew"
-        )
 
 
 def find_entry(checkout: Path, name: str) -> Entry:
@@ -88,6 +80,11 @@ def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Oper
 
 def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | None = None) -> Operation:
     """The task that a file is at these sizes, remembered with it; UserError with the reason why it is none."""
+    if effort.device != "cpu" and not sandbox.gpu_devices():
+        raise UserError(
+            f"{entry.name} cannot run on a GPU here: there is no device file /dev/nvidia* to give its sandbox;"
+            " choose --target cpu"
+        )
     file = _open(entry, effort)
     examined = file.examine(sizes=sizes)
     if examined.status is not Readiness.READY or examined.task is None:

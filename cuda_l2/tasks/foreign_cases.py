@@ -5,6 +5,7 @@ every distribution on which its reference is finite come beside them. A file tha
 judged on normal numbers. Numbers among the inputs are the file's own and never change.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,17 +16,16 @@ import torch
 from cuda_l2.errors import UserError
 from cuda_l2.records import Operation
 from cuda_l2.tasks._base import LARGER, SMALLER
-from cuda_l2.tasks.cases import CACHE_BYTES, SPECIAL, TaskCase, TaskCases
+from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, TaskCase, TaskCases
 from cuda_l2.tasks.checkout import foreign
 from cuda_l2.tasks.examined import Examined, Readiness
-from cuda_l2.tasks.kernelbench import Case, NoCase
-from cuda_l2.tasks.tolerance import Bounds
+from cuda_l2.tasks.kernelbench import NoCase
 from cuda_l2.tasks.values import Distribution
 
 FACTORS = (LARGER, SMALLER)
 """Of other shapes, in turn."""
-AHEAD = 8
-"""Cases for timing that one run of the file makes."""
+AHEAD, AHEAD_BYTES = 8, 1 << 30
+"""Cases for timing that one run of the file makes, and what their tensors take together at most, one case more."""
 BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)
 """Of no case: these say nothing of the values that were asked for."""
 
@@ -45,10 +45,15 @@ class ForeignCase(TaskCase):
 
 
 class ForeignCases(TaskCases):
-    """Cases of one file's task, which `checkout.read` or `checkout.admit` knows. UserError where its file fails."""
+    """Cases of one file's task, which `checkout.read` or `checkout.admit` knows. UserError where its file fails.
 
-    def __init__(self, task: Operation, seed: int, cache_bytes: int = CACHE_BYTES) -> None:
-        super().__init__(task, seed, cache_bytes)
+    device: where tensors lie; the file's effort says where its references run.
+    """
+
+    def __init__(
+        self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        super().__init__(task, seed, device, cache_bytes)
         found = foreign(task)
         self._file, self._examined = found.file, found.examined
         self.distributions = tuple(Distribution(each) for each in self._examined.distributions)
@@ -109,11 +114,13 @@ class ForeignCases(TaskCases):
 
     def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
         found: list[Operation] = []
-        for low, high in FACTORS if self._examined.variable else ():
+        wanted = [(*factors, multiple) for multiple in OTHER_MULTIPLES[self.device.type] for factors in FACTORS]
+        for low, high, multiple in wanted if self._examined.variable else ():
             factors: dict[int, float] = {}
             sizes = other_sizes(
                 self._examined,
                 lambda value: factors.setdefault(value, float(rng.uniform(low, high))),  # noqa: B023
+                multiple,
             )
             try:
                 found.append(self._file.case(seed=0, sizes=dict(self.task.sizes) | sizes).task)
@@ -128,7 +135,8 @@ class ForeignCases(TaskCases):
         """Cases whose results may be what those of a known one may be; of integers, and beside what is not finite,
         each its own.
         """
-        keys = [f"{self.task} timed {index}" for index in range(start, start + AHEAD)]
+        count = max(1, min(AHEAD, AHEAD_BYTES // max(1, self.task.bytes)))
+        keys = [f"{self.task} timed {index}" for index in range(start, start + count)]
         recipes = [self._recipe(key, self._usual, self.task) for key in keys]
         if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in known.bounds):
             return [self._made(recipe) for recipe in recipes]
@@ -139,10 +147,12 @@ class ForeignCases(TaskCases):
         found: list[TaskCase] = []
         for recipe, tensors in zip(recipes, sets, strict=True):
             try:
-                bounds = tuple(replace(bound, exact=tensors.pop(output.name).double()) for output, bound in pairs)
+                bounds = tuple(
+                    replace(bound, exact=tensors.pop(output.name).double().to(self.device)) for output, bound in pairs
+                )
             except KeyError:
                 raise UserError(f"{self._file.entry.path} leaves no result of {self.task}") from None
-            found.append(replace(known, tensors=tensors, bounds=bounds, asked=recipe))
+            found.append(replace(known, tensors=self._placed(tensors), bounds=bounds, asked=recipe))
         return found
 
     def _kept(self, key: str, recipe: Mapping[str, Any]) -> ForeignCase:
@@ -159,20 +169,22 @@ class ForeignCases(TaskCases):
             return None
 
     def _made(self, recipe: Mapping[str, Any]) -> ForeignCase:
-        return _as_task_case(self._file.case(**recipe), recipe)
+        case = self._file.case(**recipe)
+        bounds = tuple(case.bounds[output.name].to(self.device) for output in case.task.outputs)
+        given = self._placed(case.tensors)
+        return ForeignCase(case.task, given, bounds, case.numbers, case.keys, case.initial, recipe)
 
 
-def _as_task_case(case: Case, recipe: Mapping[str, Any]) -> ForeignCase:
-    bounds: tuple[Bounds, ...] = tuple(case.bounds[output.name] for output in case.task.outputs)
-    return ForeignCase(
-        *(case.task, case.tensors, bounds), numbers=case.numbers, keys=case.keys, initial=case.initial, asked=recipe
-    )
+def other_sizes(examined: Examined, factor: Callable[[int], float], multiple: int = 1) -> dict[str, int]:
+    """Those of a file's sizes that may vary, odd, multiplied by a factor for their value: equal ones stay equal.
 
+    multiple: those that are not smaller than this become multiples of it instead, beyond what they were.
+    """
 
-def other_sizes(examined: Examined, factor: Callable[[int], float]) -> dict[str, int]:
-    """Those of a file's sizes that may vary, odd, multiplied by a factor for their value: equal ones stay equal."""
-    return {
-        name: max(1, round(value * factor(value)) // 2 * 2 + 1)
-        for name, value in examined.sizes
-        if name in examined.variable
-    }
+    def other(value: int) -> int:
+        near = value * factor(value)
+        if 1 < multiple <= value:
+            return max(1, (math.ceil if near > value else math.floor)(near / multiple)) * multiple
+        return max(1, round(near) // 2 * 2 + 1)
+
+    return {name: other(value) for name, value in examined.sizes if name in examined.variable}

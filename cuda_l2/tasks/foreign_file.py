@@ -32,6 +32,9 @@ COPIES = 6
 LEAST_LARGE = 16
 """A number of the file that weights depend on and that is smaller is left alone: a window, a stride, a dimension."""
 
+NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
+"""What PyTorch says of the machine's memory, and of a GPU's."""
+
 MEANT_ZEROS = 0.05
 """So large a share of zeros in a file's own inputs is a triangle, a diagonal or a mask."""
 
@@ -266,7 +269,7 @@ def _raise_if_package(error: BaseException) -> None:
 
 
 def raise_if_memory(error: BaseException) -> None:
-    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "not enough memory" in str(error):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         raise Refused(Readiness.TOO_LARGE, f"does not fit in memory: {line_of(error)}") from None
 
 

@@ -5,6 +5,7 @@ nothing that it says is believed: answers are data.
 """
 
 import json
+import os
 import select
 import shutil
 import socket
@@ -62,7 +63,10 @@ class ForeignProcess:
         reads = readable()
         if devices:
             libraries = sandbox.gpu_libraries()
-            command = ["/usr/bin/env", f"LD_LIBRARY_PATH={':'.join(libraries)}", *command]
+            names = [f"LD_LIBRARY_PATH={':'.join(libraries)}"]
+            if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
+                names.append(f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}")
+            command = ["/usr/bin/env", *names, *command]
             reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
         wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
         try:

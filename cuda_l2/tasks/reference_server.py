@@ -34,8 +34,11 @@ def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin after their work would slow what else runs
     try:
         from cuda_l2.tasks import foreign  # noqa: PLC0415 - where the search path is set
+        from cuda_l2.tasks.warm import set_full_precision  # noqa: PLC0415
 
         foreign.warm_up()
+        if sys.argv[3] != "cpu":
+            set_full_precision()
         answer: dict[str, Any] = {"ready": True}
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
         answer = {"error": f"{type(error).__name__}: {error}"}

@@ -12,7 +12,7 @@ elements as the only output, which hides the precision of its terms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,10 @@ class Bounds:
     max_allowed: float = 0.0
     eager_rms: float = 0.0
     eager_max: float = 0.0
+
+    def to(self, device: torch.device) -> "Bounds":
+        """The same on a device."""
+        return replace(self, exact=self.exact.to(device), free=self.free.to(device))
 
     def violation(self, found: torch.Tensor) -> str:
         """Why a result is not right, in one line; empty where it is."""

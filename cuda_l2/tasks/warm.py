@@ -1,4 +1,4 @@
-"""What must have run once in a process before PyTorch's results on the CPU can be relied on."""
+"""What must have run once in a process before PyTorch's results can be relied on."""
 
 import functools
 
@@ -23,3 +23,10 @@ def warm_vector_math() -> None:
             values = torch.full((ELEMENTS,), 0.5, dtype=dtype)
             for name in FUNCTIONS:
                 getattr(torch, name)(values)
+
+
+def set_full_precision() -> None:
+    """No TF32, no fp16 sums: on a GPU PyTorch's convolutions would use the one, its products of halves the other."""
+    products = torch.backends.cuda.matmul
+    products.allow_tf32 = products.allow_fp16_reduced_precision_reduction = False
+    products.allow_bf16_reduced_precision_reduction = torch.backends.cudnn.allow_tf32 = False
