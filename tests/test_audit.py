@@ -6,7 +6,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from cuda_l2 import cli, sandbox
 from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
 from cuda_l2.audit.checks.operators import imports
+from cuda_l2.audit.process import Module
 from cuda_l2.audit.samples import executable
 from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
@@ -219,3 +221,28 @@ def test_a_candidate_for_the_gpu_ends_as_its_file_says(path, gpu_audit) -> None:
     assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
     if path.stem == "extra_stream":
         assert trial.timing.candidate.latency_us.estimate > 10_000, "the other stream sleeps so long"
+
+
+def test_the_clock_runs_before_a_process_goes_on() -> None:
+    """What its threads do before they find the order counts."""
+
+    class Slow(Module):
+        def __init__(self) -> None:
+            self.ordered = self.stopped = False
+
+        def _order(self, runs: int, repeats: int = 1) -> None:
+            self.ordered = True
+
+        def thaw(self) -> None:
+            assert self.ordered
+            time.sleep(0.02)
+
+        def _await_run(self, meanwhile: Callable[[], None] = lambda: None) -> tuple[float, float]:
+            now = time.perf_counter()
+            return now, now
+
+        def freeze(self) -> None:
+            self.stopped = True
+
+    module = Slow()
+    assert module.run().run_s >= 0.02 and module.stopped

@@ -317,16 +317,16 @@ def test_compiled_code_writes_where_it_is_told() -> None:
     assert torch.equal(other, kept)
 
 
-def test_the_default_stream_is_none_of_torchs_pool(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """ExternalStream(0) is one, another at every call: launches on it run beside what fills their operands."""
+def test_a_handle_of_the_default_stream_is_taken_for_one(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """ExternalStream takes 0 for none given, and launches on another stream run beside what fills their operands."""
     import torch  # noqa: PLC0415
 
     from cuda_l2.measure import cuda_torch  # noqa: PLC0415
 
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda: "default")
-    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle: f"external {handle}")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", None)
+    monkeypatch.setattr(torch.cuda, "get_stream_from_external", lambda handle: f"of {handle}")
     stream_of = cuda_torch._external.__wrapped__  # without what is kept
-    assert [stream_of(0), stream_of(7)] == ["default", "external 7"]
+    assert [stream_of(0), stream_of(7)] == ["of 0", "of 7"]
 
 
 # on a GPU

@@ -196,7 +196,7 @@ def shared_bytes(task: Operation, calls: int) -> int:
 
 
 class KeptBaselines(Generic[Baselines]):
-    """Those of the tasks that were asked for last. A context manager."""
+    """Those of the tasks that were asked for last; the others are closed."""
 
     def __init__(self, open_baselines: Callable[[Operation], Baselines], most: int) -> None:
         self._open, self._most = open_baselines, most

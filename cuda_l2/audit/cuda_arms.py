@@ -28,7 +28,7 @@ from cuda_l2.tasks.checkout import ForeignTask, foreign
 from cuda_l2.tasks.foreign_cases import ForeignCase
 
 LEAST_S, MOST_REPEATS = 0.004, 1 << 12
-"""A sample is repeated so that the clock runs this long: the conversation takes some 50 us, give or take 10."""
+"""A sample is repeated so that the clock runs this long, and what the conversation varies by counts for little."""
 EMPTY_RUNS = 9
 CLOCKS = (
     "baselines: the host's clock until the device is idle, called from Python but for those in a CUDA graph;"
@@ -37,7 +37,7 @@ CLOCKS = (
 
 
 class CudaModelBaselines(CudaTaskBaselines):
-    """The reference of one file's task, whose processes start on first use. A context manager.
+    """The reference of one file's task, whose processes start on first use.
 
     An arm that cannot run or be captured, or whose result is wrong, is left out with its reason.
     """

@@ -48,7 +48,7 @@ class CudaOperands:
         """A (B x) of a window, for the signs x of this refresh."""
         self._signs_N: torch.Tensor | None = None
         self._product_K: torch.Tensor | None = None
-        """B times the signs, where all windows have the same B."""
+        """B times the signs: of all windows, or where each has its own of the one looked at last."""
         self._wide_b: torch.Tensor | None = None
         """The same B in fp32, K x N."""
         self._rows: dict[int, Rows] = {}
@@ -173,10 +173,9 @@ class CudaOperands:
             self._signs_N = signs.float() * 2 - 1
         summation = SUMMATION_NOISE * (self.gemm.k * self.gemm.n) ** 0.5  # where C is near zero
         for w in sorted(set(windows) - self._projections.keys()):
-            product_K = self._product_K
-            if product_K is None or self._own_b:
-                product_K = self._product_K = self._wide(w) @ self._signs_N
-            expected_M = self.a(w).float() @ product_K
+            if self._product_K is None or self._own_b:
+                self._product_K = self._wide(w) @ self._signs_N
+            expected_M = self.a(w).float() @ self._product_K
             self._projections[w] = Projection(self._signs_N, expected_M, ROUNDING_STEP, summation)
         return [self._projections[w] for w in windows]
 

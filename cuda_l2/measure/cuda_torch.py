@@ -219,12 +219,5 @@ def _set(settings: dict[str, bool]) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)
 def _external(stream: int) -> torch.cuda.Stream:
-    """The stream of a handle, the default one's too.
-
-    ExternalStream takes its handle, 0, for none given: it answers a stream of torch's pool, which does not wait for the
-    default stream.
-    """
-    if stream == 0:
-        return torch.cuda.default_stream()
-    external: torch.cuda.Stream = torch.cuda.ExternalStream(stream)  # type: ignore[no-untyped-call]
-    return external
+    """The stream of a handle, the default one's too: ExternalStream(0) would be one of torch's pool."""
+    return torch.cuda.get_stream_from_external(stream)

@@ -15,6 +15,7 @@ SIDE = 2048
 LAUNCHES = 4
 LONGEST_S = 0.1
 SHRINK, GROW, LEAST_SHARE = 0.8, 1.1, 0.2
+"""In balance work is left at three pauses in ten."""
 
 
 class Heater:
