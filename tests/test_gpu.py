@@ -53,6 +53,24 @@ def test_a_protocol_times_every_baseline(gpu, protocol) -> None:
         assert set(timing.conditions["host_call_to_done_us"]) == names | {"candidate", "empty kernel"}
 
 
+def test_a_second_gpu_confirms_a_jump(gpu, monkeypatch) -> None:
+    import torch  # noqa: PLC0415
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU only")
+    monkeypatch.setattr("cuda_l2.evaluator.jump", lambda speedup, best: "over 3x")
+    gemm = Gemm.parse("1024x1024x1024")
+    with Evaluator(gemm, gpu) as evaluator:
+        family = families_for(gemm, gpu.target)[0]
+        space = FamilySpace(family, gemm, gpu.target)
+        right = space.render(space.defaults()[0], "test")
+        (trial,) = evaluator.evaluate([right])
+        found = gpu.elsewhere(gemm, Candidate("no candidate"))
+    assert trial.review and trial.review.counts, (trial.status, trial.reason, trial.review)
+    assert trial.review.elsewhere.startswith("GPU ") and trial.review.elsewhere.endswith("x"), trial.review.elsewhere
+    assert found and found.speedup is None and found.status != "measured"
+
+
 def test_a_closed_shapes_memory_is_free_again(gpu) -> None:
     import torch  # noqa: PLC0415
 
