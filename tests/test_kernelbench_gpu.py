@@ -462,7 +462,7 @@ def test_a_kernel_for_a_file_is_measured(name: str, protocol: str, gpu: Any, eva
     if protocol != "search":
         times = {arm.name: arm.latency_us.estimate for arm in timing.baselines}
         assert 0.5 < times[EAGER_GRAPH] < times[EAGER], "a graph has no calls from Python"
-        assert all(0 < us < 2000 for us in timing.conditions["conversation_us"].values())
+        assert all(us > 0 for us in timing.conditions["conversation_us"].values())
 
 
 @pytest.mark.gpu

@@ -54,6 +54,7 @@ class Miniature:
     sft_steps: int = 150
     own_steps: int = 12
     rl_steps: int = 40
+    rl_rate: float = 3e-4
     tries: int = 40
     keep: int = 24
     group: int = 8
@@ -76,6 +77,7 @@ MINIATURES = {
         ("768x768x512:tn", "1536x768x256:tn"),
         ("768x1536x256:tn", "1536x1536x512:tn"),
         sft_steps=450,
+        rl_rate=1e-4,  # at 3e-4 a third of the answers lost their form within three steps, and it did not come back
         group=16,
         iterations=2,
         answer_tokens=320,
@@ -150,7 +152,7 @@ def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Te
     stage("self-supervised", "own", *own, archive="own")
     step = 2 * size.group  # answers
     rl = [f"rl.group={size.group}", f"rl.iterations={size.iterations}", f"tuning.batch={step}"]
-    rl += [f"tuning.micro_batch={step}", "tuning.learning_rate=3e-4", f"tuning.steps={size.rl_steps}"]
+    rl += [f"tuning.micro_batch={step}", f"tuning.learning_rate={size.rl_rate}", f"tuning.steps={size.rl_steps}"]
     stage("hgemm-rl", "rl", *rl, archive="rl")
     stage("hgemm-rl", "control", *rl, "sampling.exemplars=0", archive="control")
 
