@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from cuda_l2 import choice_audit
 from cuda_l2.errors import UserError
 from cuda_l2.execute import cupti
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
-from cuda_l2.measure.gpu_state import Drift, GpuSample, GpuState
+from cuda_l2.measure.gpu_state import FRESH_S, Drift, GpuSample, GpuState
 from cuda_l2.measure.selection import Effort, select
 from cuda_l2.records import Accumulate, Gemm, Layout
 
@@ -474,6 +475,26 @@ def test_traced_kernels_have_names_and_times(nvidia) -> None:  # type: ignore[no
     assert len(spans) == 3 * len(nvidia.describe("cuBLAS NN", gemm)["kernels"])
     assert all(0 < span.end_ns - span.start_ns < 1_000_000 for span in spans)
     assert len({span.name for span in spans}) <= 2
+
+
+def test_a_reading_of_the_gpus_state_serves_for_a_moment(monkeypatch) -> None:
+    read: list[int] = []
+    named = dict.fromkeys(("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU"), 0)
+    calls = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetHandleByIndex": lambda number: number,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda device: 0x4,
+        "nvmlDeviceGetClockInfo": lambda device, clock: 1500,
+        "nvmlDeviceGetPowerUsage": lambda device: read.append(1) or 1000 * len(read),
+        "nvmlDeviceGetTemperature": lambda device, sensor: 50,
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=RuntimeError, **named, **calls))
+    clock = iter([10.0, 10.0 + 0.9 * FRESH_S, 10.0 + 1.1 * FRESH_S])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    with GpuState() as state:
+        powers = [state.sample().power_w for _ in range(3)]
+    assert powers == [1, 1, 2] and len(read) == 2
 
 
 @pytest.mark.gpu

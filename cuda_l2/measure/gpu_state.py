@@ -1,6 +1,6 @@
 """Clocks, power and temperature of the GPU around timed rounds, and whether they drifted between arms.
 
-A sample takes about 15 us; the driver renews its readings every 30 to 100 ms and gives power as an average of the last
+A reading takes about 45 us; the driver renews its readings every 30 to 100 ms and gives power as an average of the last
 second, so arms that alternate faster share a reading and only what lasts tells them apart. A chip whose power is
 limited wanders by 10 % within a second, for all arms alike: clocks are compared within rounds, as times are.
 """
@@ -8,6 +8,7 @@ limited wanders by 10 % within a second, for all arms alike: clocks are compared
 import contextlib
 import itertools
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from cuda_l2.errors import UserError
 
 DRIFT_LIMIT = 0.015
 """SM clocks of two arms further apart than this make a run that is repeated."""
+FRESH_S = 0.005
+"""A reading serves so long: a small part of the time between the driver's own."""
 FEW_ROUNDS = 6
 """Below so many shared rounds a median is one reading of a clock that wanders: there all readings must agree."""
 REASONS = {
@@ -51,6 +54,8 @@ class GpuState:
         import pynvml  # noqa: PLC0415
 
         self._nvml: Any = pynvml
+        self._last: tuple[float, GpuSample] | None = None
+        """When it was read, by perf_counter, and what."""
         try:
             pynvml.nvmlInit()
             self._device = (
@@ -60,6 +65,13 @@ class GpuState:
             raise UserError(f"NVML cannot read the GPU's clocks: {error}; is the driver installed?") from None
 
     def sample(self) -> GpuSample:
+        """The state now, or up to `FRESH_S` ago."""
+        now = time.perf_counter()
+        if self._last is None or now - self._last[0] > FRESH_S:
+            self._last = now, self._read()
+        return self._last[1]
+
+    def _read(self) -> GpuSample:
         nvml, device = self._nvml, self._device
         reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(device)
         return GpuSample(

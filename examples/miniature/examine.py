@@ -1,5 +1,6 @@
 """What a model of the miniature writes: how much builds, is correct, is new, and how fast it is."""
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -72,19 +73,22 @@ def examine(
         prompt_tokens=1,
         answer_tokens=exam.answer_tokens,
         exemplars=exam.exemplars,
-        at_once=exam.answers,
+        at_once=exam.answers * len(shown),
     )
     writer = Writer(pupil.model.to(models.device()).eval(), pupil.tokenizer, sampling)
     known = [trial.candidate.source for trials in teacher.trials.values() for trial in trials]
     texts, trees = {digest(text) for text in known}, {tree(text) for text in known}
     held = {digest(candidate.source) for candidate in teacher.held_out}
+    torch.manual_seed(exam.seed)
+    asked = [
+        question(task, history, rig, exam.prompts, exam.exemplars, exam.seed + number)
+        for task, history in shown.items()
+        for number in range(exam.answers)
+    ]
+    written = iter(writer.write([writer.prompt_ids(text) for text in asked]))
     found = []
-    for task, history in shown.items():
-        torch.manual_seed(exam.seed)
-        seeds = range(exam.seed, exam.seed + exam.answers)
-        asked = [question(task, history, rig, exam.prompts, exam.exemplars, seed) for seed in seeds]
-        written = writer.write([writer.prompt_ids(text) for text in asked])
-        sources = [parse_answer(writer.text(ids)).source for ids in written]
+    for task in shown:
+        sources = [parse_answer(writer.text(ids)).source for ids in itertools.islice(written, exam.answers)]
         with Evaluator(task, rig) as evaluator:
             judged = judge_group(evaluator, archive, [Candidate(source, "miniature") for source in sources if source])
             trials = [trial for trial, _ in judged]
