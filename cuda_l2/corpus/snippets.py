@@ -244,6 +244,11 @@ def _without_parentheses(head: str) -> str:
     return declared
 
 
+def opens_body(head: str) -> bool:
+    """Whether a brace after this opens a function's body, a value or an enum: neither a namespace nor a type."""
+    return not (_TRANSPARENT.search(head.rstrip()) or is_type(head))
+
+
 def is_type(head: str) -> bool:
     """Whether what stands before a brace declares a type and no function."""
     _, declared = _apart(" ".join(head.split()))
