@@ -15,7 +15,7 @@ from cuda_l2.commands import corpus as corpus_command
 from cuda_l2.commands import prompts as prompts_command
 from cuda_l2.commands.corpus import SEGMENTS, CorpusSettings
 from cuda_l2.corpus import dataset
-from cuda_l2.corpus.asking import Template
+from cuda_l2.corpus.asking import MOST_DEAD, Template
 from cuda_l2.corpus.segment import TEMPLATE, File, piece, read, shown_windows
 from cuda_l2.corpus.snippets import MOST_CHARS, Snippet, clean, snippets
 from cuda_l2.corpus.windows import Listing, Window, hard_spans, windows
@@ -291,14 +291,15 @@ def test_a_budget_spent_midway_leaves_the_rest_to_the_rules(folder, tmp_path) ->
 
 
 def test_a_server_that_goes_away_is_not_asked_on_and_on(folder, tmp_path) -> None:
-    many(folder, 8)
+    many(folder, 20)
 
     def script(request, number) -> Say:
         return cutting("1-14")(request, number) if number < 2 else Say("no more of you", status=403)
 
     with serving(script) as server:
         rows = run(folder, tmp_path / "data", server)
-        assert len(asked_to_cut(server)) == 4 and len(server.requests) == 6  # a group to cut, a group to word
+        pair, tried = 2, 2 * MOST_DEAD
+        assert len(asked_to_cut(server)) == pair + tried and len(server.requests) == pair + 2 * tried
     assert [row["cut_by"] for row in rows.values()].count("model") == 2
 
 

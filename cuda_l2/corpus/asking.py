@@ -11,6 +11,8 @@ from cuda_l2.llm.exchanges import Exchange
 
 CODE = "{code}"
 """The place that every template must have."""
+MOST_DEAD = 6
+"""Groups of questions one after the other that are refused or reach no server: a network's pause is shorter."""
 
 
 def packaged_templates() -> list[Path]:
@@ -45,10 +47,11 @@ def answers(
 ) -> Iterator[tuple[int, Exchange]]:
     """What a model answered, with the prompt's index; what it did not answer is left out.
 
-    What was answered in an earlier run is not asked again, and is used after the budget's end too. Once a whole group
-    is refused, or its server is gone, no more is asked. UserError where the model never answers anything.
+    What was answered in an earlier run is not asked again, and is used after the budget's end too. Where group after
+    group is refused, or the server stays away, no more is asked. UserError where the model never answers anything.
     """
     size = client.settings.concurrency
+    dead = 0
     for start in range(0, len(prompts), size):
         questions = [Question((Message("user", prompt),)) for prompt in prompts[start : start + size]]
         exchanges = client.ask("corpus", "", questions, purpose=purpose)  # in order; fewer where the budget ends
@@ -60,5 +63,6 @@ def answers(
                 yield start + place, exchange
             place += 1
         on_answer(min(start + size, len(prompts)))
-        if exchanges and all(exchange.reply.permanent for exchange in exchanges):
+        dead = dead + 1 if exchanges and all(exchange.reply.permanent for exchange in exchanges) else 0
+        if dead == MOST_DEAD:
             return
