@@ -1,6 +1,7 @@
 """The corpus: what is cut out of files, what is left out, which words and context it gets, and the dataset on disk."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -278,6 +279,35 @@ def test_other_tasks_are_held_out_by_name_or_at_their_sizes(tmp_path, target) ->
     made = build([], held, rendered=Rendered(2, [parse("softmax"), parse("rms_norm")], target))
     assert len(made.triplets) == 2 and made.counts.held_out == 2
     assert all("rms_norm:rows=64" in row["instruction"] and "[[buffer]]" in row["code"] for row in made.triplets)
+
+
+def test_a_thousand_held_out_shapes_are_looked_for_at_once(tmp_path) -> None:
+    """The paper's whole grid: shape by shape it took half an hour over the installed headers."""
+    path = tmp_path / "held.txt"
+    sizes = [64 * i for i in range(1, 11)]
+    path.write_text("\n".join(f"{m}x{n}x{k}" for m in sizes for n in sizes for k in sizes))
+    held = HoldOut.read(path)
+    assert len(held.shapes) == 1000
+    for text in (
+        *("// 64x128 x 640", "f<64, 128, 640>()", "1, 64,128, 640", "tuned for M = 64, N = 128, K = 640."),
+        *("#define M 64\n#define N 128\n#define K 640\n", "m=64 n=128 k=640", "M: 64\nN: 128\nK: 640"),
+    ):
+        assert held.text(text), text
+    for text in ("64x128x64000", "64x128", "M = 64, N = 128", "M = 64, N = 128, K = 6400", "a64, 128, 641", "9" * 5000):
+        assert not held.text(text), text
+    path.write_text("\n".join(f"{m}x{n}x{k}:tn" for m in sizes for n in sizes for k in sizes))
+    held = HoldOut.read(path)
+    assert held.text("see 64x128x640:tn, fast") and held.text("(64x128x640:tn,64x64x64:tn)")
+    assert not held.text("64x128x640") and not held.text("64x128x640:tn:fp16") and not held.text("x64x128x640:tnt")
+    path.write_text("64x128x640:nn\n")
+    assert HoldOut.read(path).text("of 64x128x640.") and not HoldOut.read(path).text("of 64x128x640:tn")
+    filler = "int value = other(1, 2, 3) * (4 + 5); // words: and others\n" * 5_000
+    begin = time.thread_time()
+    assert not held.text(filler)
+    many = time.thread_time() - begin
+    begin = time.thread_time()
+    assert not HoldOut(tasks=frozenset({"64x128x640:tn"})).text(filler)
+    assert many < 5 * (time.thread_time() - begin) + 0.05  # as one
 
 
 @pytest.mark.parametrize(
