@@ -282,7 +282,7 @@ def test_other_tasks_are_held_out_by_name_or_at_their_sizes(tmp_path, target) ->
 
 
 def test_a_thousand_held_out_shapes_are_looked_for_at_once(tmp_path) -> None:
-    """The paper's whole grid: shape by shape it took half an hour over the installed headers."""
+    """The paper's whole grid: shape by shape it took 0.4 s a file."""
     path = tmp_path / "held.txt"
     sizes = [64 * i for i in range(1, 11)]
     path.write_text("\n".join(f"{m}x{n}x{k}" for m in sizes for n in sizes for k in sizes))
