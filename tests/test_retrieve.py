@@ -14,6 +14,7 @@ from llm_server import Say, serving
 from test_llm_prompts import TARGETS
 
 from cuda_l2.archive import Archive
+from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._model_policy import ModelPolicy
@@ -187,6 +188,14 @@ def test_a_search_quotes_from_the_index(cache, folder, tmp_path) -> None:
         policy.close()
     assert "user: vector.h, line 1" in server.prompts[0] and "_mm512_cvtph_ps" in server.prompts[0]
     assert stages[0] == "waiting for openai:stub"
+    held = tmp_path / "held.txt"
+    held.write_text("like: code/vector.h\n")
+    with serving([Say("no code")]) as server:
+        hidden = HoldOut.read(held).text
+        policy = ModelPolicy(f"openai:stub@{server.address}", settings, tmp_path / "archive.db", "collect 0", hidden)
+        policy.proposer(Gemm(64, 64, 64), target, list, rng, lambda trial: "", stages.append).propose(1)
+        policy.close()
+    assert server.prompts and "_mm512_cvtph_ps" not in server.prompts[0]
 
 
 def test_the_installed_headers_answer_what_kernels_ask(cache) -> None:

@@ -15,6 +15,7 @@ from cuda_l2.review.settings import ReviewSettings
 
 if TYPE_CHECKING:
     from cuda_l2.collect import Make, Pair
+    from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.propose._model_policy import ModelPolicy
     from cuda_l2.review.checker import Checker
@@ -90,7 +91,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
         models: list[ModelPolicy] = []
         checker = open_checker(settings.review, settings.model, path)
         try:
-            makers = _makers(settings, path, models)
+            makers = _makers(settings, path, models, hold_out)
             with open_rig(settings.target) as rig:
                 for task in wanted:
                     rig.require_feasible(task)
@@ -105,7 +106,9 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
         print(f"{count} kernels in {settings.out}, part sft; {done} of {len(pairs)} pairs of task and model done")
 
 
-def _makers(settings: CollectSettings, archive: Path, models: "list[ModelPolicy]") -> "dict[str, Make]":
+def _makers(
+    settings: CollectSettings, archive: Path, models: "list[ModelPolicy]", hold_out: "HoldOut"
+) -> "dict[str, Make]":
     """By the name under which tries are counted; opened models are added to the list."""
     from cuda_l2.llm._base import is_model
     from cuda_l2.propose._base import proposer_maker
@@ -115,7 +118,7 @@ def _makers(settings: CollectSettings, archive: Path, models: "list[ModelPolicy]
     for policy in settings.policy:
         if is_model(policy):
             purpose = f"collect {settings.round}"
-            model = ModelPolicy(policy, replace(settings.model, exemplars=0), archive, purpose)
+            model = ModelPolicy(policy, replace(settings.model, exemplars=0), archive, purpose, hold_out.text)
             models.append(model)
             name, make = model.name, _asking(model)
         else:

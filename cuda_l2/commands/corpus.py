@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,7 +13,10 @@ from cuda_l2.llm.settings import ModelSettings
 
 if TYPE_CHECKING:
     from cuda_l2.corpus.build import Counts
+    from cuda_l2.corpus.segment import Segmented
 
+SEGMENTS = "segments.jsonl"
+"""A line for every window that a model was shown: what it answered and what became of it."""
 ABOUT = """\
 Instruction-context-code triplets and plain text for training models that write CUDA kernels. Every row says where its
 code comes from and under which licence; some licences forbid passing it on. docs/training.md of cuda-l2 describes the
@@ -42,17 +45,20 @@ class CorpusSettings:
     policy: str = ""
     """A language model that words an instruction for every snippet and leaves out the useless: openai:NAME@URL or
     hf:PATH_OR_ID. Without one, comments and signatures do."""
+    segment: Literal["rules", "hard", "all"] = "rules"
+    """Who cuts code into snippets: rules, or the model what rules cut badly (hard), or the model everything (all), in
+    windows of --prompt-tokens."""
     context_tokens: int = 1000
     """Tokens of retrieved context in a triplet; 0 for none."""
     archive: Path | None = None
     """File that keeps the exchanges with the model; what is answered there is not asked again."""
-    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings(answer_tokens=400)
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings(prompt_tokens=8_000, answer_tokens=1_000)
 
 
 def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     """Write a dataset of instruction-context-code triplets, and the same code as plain text.
 
-    Interrupted, it begins anew, but pays for no instruction twice.
+    Interrupted, it begins anew, but pays for no answer twice.
 
     Parameters
     ----------
@@ -65,7 +71,6 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     from cuda_l2.corpus import dataset
     from cuda_l2.corpus.build import Rendered, build
     from cuda_l2.corpus.holdout import HoldOut
-    from cuda_l2.corpus.instruct import TEMPLATE
     from cuda_l2.retrieve.sources import installed_sources, user_sources
 
     settings = settings or CorpusSettings()
@@ -73,6 +78,8 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         raise UserError("--rendered and --context-tokens must not be negative")
     if bool(settings.rendered) != bool(settings.shape):
         raise UserError("--rendered and --shape go together, as in --rendered 100 --shape 512x512x512")
+    if settings.segment != "rules" and not settings.policy:
+        raise UserError(f"--segment {settings.segment} asks a model: name it with --policy, as in openai:MODEL@URL")
     wanted = [tasks.parse(shape) for shape in settings.shape or []]
     dataset.require_ours(out)
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
@@ -91,13 +98,17 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
                 sources,
                 hold_out,
                 client=client,
-                template=settings.model.prompts / TEMPLATE if settings.model.prompts else None,
+                segment=settings.segment,
+                prompts=settings.model.prompts,
                 context_tokens=settings.context_tokens,
                 rendered=rendered,
                 on_stage=lambda stage, done, of: bar.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
+        dataset.write_lines(out / SEGMENTS, made.segmented.lines if made.segmented else [])
         _say(made.counts, out)
+        if made.segmented:
+            _say_segmented(made.segmented, out)
         if client is not None:
             print(client.summary())
     finally:
@@ -118,20 +129,27 @@ def _client(settings: CorpusSettings):  # type: ignore[no-untyped-def]
     return Client(model, ExchangeLog(path), settings.model, "instruct")
 
 
-def _say(counts: "Counts", out: Path) -> None:
-    def listed(counter: dict[str, int]) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(counter.items(), key=lambda pair: -pair[1]))
+def _listed(counter: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counter.items(), key=lambda pair: -pair[1]))
 
+
+def _say(counts: "Counts", out: Path) -> None:
     dropped = {
         "the same": counts.same,
         "nearly the same": counts.near,
         "held out": counts.held_out,
         "of no use": counts.unworthy,
     }
+    left_out = _listed({name: count for name, count in dropped.items() if count}) or "none"
     print(f"{counts.kept} triplets and {counts.texts} texts of {counts.chars / 1e6:.1f} million characters in {out}")
-    print(f"  from {counts.files} files: {listed(counts.by_source)}")
-    print(f"  kinds: {listed(counts.by_kind)}")
-    print(f"  instructions by: {listed(counts.worded_by)}")
-    print(
-        f"  left out of {counts.found}: {listed({name: count for name, count in dropped.items() if count}) or 'none'}"
-    )
+    print(f"  from {counts.files} files: {_listed(counts.by_source)}")
+    print(f"  kinds: {_listed(counts.by_kind)}")
+    print(f"  cut by: {_listed(counts.cut_by)}")
+    print(f"  instructions by: {_listed(counts.worded_by)}")
+    print(f"  left out of {counts.found}: {left_out}")
+
+
+def _say_segmented(segmented: "Segmented", out: Path) -> None:
+    print(f"  {segmented.windows} windows shown to the model: {_listed(segmented.outcomes)}; see {out / SEGMENTS}")
+    if segmented.refusals:
+        print(f"  pieces of its answers that were refused: {_listed(segmented.refusals)}")

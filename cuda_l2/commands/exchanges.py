@@ -91,7 +91,7 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
     for exchange in exchanges:
         reply = exchange.reply
         became, design = f"{reply.outcome}: {reply.reason}", ""
-        if not reply.reason and exchange.purpose in ("instruct", "check"):
+        if not reply.reason and exchange.purpose in ("instruct", "segment", "check"):
             became = one_line(reply.text, 120)
         elif not reply.reason:
             answer = parse_answer(reply.text, reply.finish)

@@ -5,15 +5,17 @@ Two parts come out: `triplets`, a row a snippet, and `text`, a row a file or ker
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from cuda_l2.corpus.duplicates import Duplicates
+from cuda_l2.corpus import segment as segmenting
+from cuda_l2.corpus.duplicates import Duplicates, digest
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, for_task, from_code
+from cuda_l2.corpus.segment import File, Segmented
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
@@ -26,6 +28,8 @@ from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.targets._base import Target
 
+Segment = Literal["rules", "hard", "all"]
+"""Who cuts files: rules alone, a model what rules cut badly, a model everything."""
 RENDERED = "rendered"
 KINDS = ("kernel", "template", "function", "type", "macro", RENDERED)
 LICENCES = {
@@ -61,6 +65,7 @@ class Row:
     line: int  # in the cleaned file
     worded_by: str  # model, comment, signature, task
     schedule: str  # of a rendered kernel: NAME=VALUE ...
+    cut_by: str  # model, rules
 
 
 @dataclass
@@ -79,15 +84,17 @@ class Counts:
     by_kind: collections.Counter[str] = field(default_factory=collections.Counter)
     by_source: collections.Counter[str] = field(default_factory=collections.Counter)
     worded_by: collections.Counter[str] = field(default_factory=collections.Counter)
+    cut_by: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
 @dataclass
 class Corpus:
-    """Both parts as rows of a dataset."""
+    """Both parts as rows of a dataset. segmented: of a model, where one was asked to cut."""
 
     triplets: list[dict[str, Any]]
     text: list[dict[str, Any]]
     counts: Counts
+    segmented: Segmented | None = None
 
 
 @dataclass(frozen=True)
@@ -114,25 +121,38 @@ def build(
     hold_out: HoldOut = HoldOut(),
     *,
     client: Client | None = None,
-    template: Path | None = None,
+    segment: Segment = "rules",
+    prompts: Path | None = None,
     context_tokens: int = 1000,
     rendered: Rendered | None = None,
     on_stage: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> Corpus:
     """The corpus of the sources, and of kernels rendered from our families' schedules.
 
-    client: who words instructions; without one, or where its budget ends, comments and signatures do. on_stage: told
-    what is being done, how much of how much.
+    client: who words instructions; without one, or where its budget ends, comments and signatures do. segment: what it
+    cuts before that. prompts: folder of templates of the user's own. on_stage: told what is being done, how much of
+    how much.
     """
     counts = Counts()
-    items = [*_collected(sources, hold_out, counts, on_stage)]
+    collected = _collected(sources, hold_out, counts, on_stage)
+    segmented = None
+    if client is not None and segment != "rules":
+        pieces, segmented = segmenting.by_model(
+            client,
+            [File(file.name, file.text, file.pieces) for file in collected],
+            hard_only=segment == "hard",
+            prompts=prompts,
+            on_answer=lambda done, of: on_stage("asking where to cut", done, of),
+        )
+        collected = [replace(file, pieces=own) for file, own in zip(collected, pieces, strict=True)]
+    items = [*_kept(collected, hold_out, counts)]
     if rendered:
         items += _rendered(rendered, hold_out, counts)
     if not items:
         raise UserError(
             "there is nothing to make a corpus of: no known headers are installed, and no --folder has code"
         )
-    items, instructions = _worded(items, client, template, counts, on_stage)
+    items, instructions = _worded(items, client, prompts, counts, on_stage)
     contexts = _contexts(items, instructions, context_tokens, on_stage)
     rows = [
         Row(
@@ -147,6 +167,7 @@ def build(
             line=item.snippet.line,
             worded_by=instruction.by,
             schedule=item.schedule,
+            cut_by=item.snippet.cut_by,
         )
         for item, instruction, context in zip(items, instructions, contexts, strict=True)
     ]
@@ -155,16 +176,29 @@ def build(
         counts.by_kind[row.kind] += 1
         counts.by_source[row.source.partition(":")[0]] += 1
         counts.worded_by[row.worded_by] += 1
+        counts.cut_by[row.cut_by] += 1
     text = _texts(items)
     counts.texts, counts.chars = len(text), sum(len(row["text"]) for row in text)
-    return Corpus([asdict(row) for row in rows], text, counts)
+    return Corpus([asdict(row) for row in rows], text, counts, segmented)
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """A file that nothing is held out of, cleaned and cut by rules."""
+
+    name: str
+    license: str
+    text: str
+    pieces: Sequence[Snippet]
 
 
 def _collected(
     sources: Sequence[Source], hold_out: HoldOut, counts: Counts, on_stage: Callable[[str, int, int], None]
-) -> Iterator[_Item]:
+) -> list[_Collected]:
+    """Files that are the same but for comments and layout give one."""
     found = [file for source in sources for file in files(source)]
-    duplicates = Duplicates()
+    read = []
+    met: set[str] = set()
     for number, file in enumerate(found, 1):
         on_stage("reading", number, len(found))
         try:
@@ -174,12 +208,24 @@ def _collected(
         counts.files += 1
         text = clean(raw)
         pieces = snippets(text)
-        counts.found += len(pieces)
+        same = digest(text)
         if hold_out.text(raw):  # a held-out kernel's parts go with it
+            counts.found += len(pieces)
             counts.held_out += len(pieces)
-            continue
-        license = licence(raw, LICENCES[file.source])
-        for snippet in pieces:
+        elif same in met:
+            counts.found += len(pieces)
+            counts.same += len(pieces)
+        else:
+            met.add(same)
+            read.append(_Collected(file.name, licence(raw, LICENCES[file.source]), text, pieces))
+    return read
+
+
+def _kept(collected: Sequence[_Collected], hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
+    duplicates = Duplicates()
+    for file in collected:
+        counts.found += len(file.pieces)
+        for snippet in file.pieces:
             if hold_out.text(snippet.code):
                 counts.held_out += 1
                 continue
@@ -187,7 +233,7 @@ def _collected(
             counts.same += met == "same"
             counts.near += met == "near"
             if not met:
-                yield _Item(snippet, file.name, license)
+                yield _Item(snippet, file.name, file.license)
 
 
 def _rendered(wanted: Rendered, hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
@@ -227,7 +273,7 @@ def _one(
 def _worded(
     items: list[_Item],
     client: Client | None,
-    template: Path | None,
+    prompts: Path | None,
     counts: Counts,
     on_stage: Callable[[str, int, int], None],
 ) -> tuple[list[_Item], list[Instruction]]:
@@ -235,7 +281,7 @@ def _worded(
     if client is not None:
         asked = [i for i, item in enumerate(items) if item.instruction is None]
         pairs = [(items[i].source, items[i].snippet) for i in asked]
-        said = by_model(client, pairs, lambda done: on_stage("asking for instructions", done, len(asked)), template)
+        said = by_model(client, pairs, lambda done: on_stage("asking for instructions", done, len(asked)), prompts)
         answers = {asked[i]: instruction for i, instruction in said.items()}
     else:
         answers = {}
@@ -290,12 +336,15 @@ def _excerpts(own: _Item, found: Sequence[_Item], tokens: int) -> str:
 
 
 def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
-    """What was kept of a file as one text, in its order; of large files several."""
+    """What was kept of a file as one text, in its order, each line once; of large files several."""
     rows: list[dict[str, Any]] = []
+    shown: set[int] = set()  # lines of the file at hand that a text has already: a model's pieces share some
     for item in items:
         last = rows[-1] if rows else None
-        code = item.snippet.code
         whole = item.snippet.kind == RENDERED
+        if not last or last["source"] != item.source:
+            shown = set()
+        code = _unseen(item.snippet, shown)
         if not whole and last and last["source"] == item.source and len(last["text"]) + len(code) < TEXT_CHARS:
             last["text"] += f"\n{code}"
         else:
@@ -305,3 +354,13 @@ def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
     for row in rows:
         row["sha"] = fingerprint(row["text"])
     return rows
+
+
+def _unseen(snippet: Snippet, shown: set[int]) -> str:
+    """The snippet's code without the lines that were shown before; they count as shown from here on."""
+    if not snippet.lines:
+        return snippet.code
+    lines = zip(snippet.lines, snippet.code.split("\n"), strict=False)
+    code = "\n".join(line for number, line in lines if number not in shown)
+    shown.update(number for number in snippet.lines if number)
+    return code.strip("\n") + "\n"

@@ -40,6 +40,19 @@ def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
 
 
+def write_lines(path: Path, lines: Rows) -> None:
+    """JSON lines beside a dataset's parts, whole or as before, no file for none; UserError where that cannot be."""
+    try:
+        if not lines:
+            path.unlink(missing_ok=True)
+            return
+        temporary = path.with_suffix(".new")
+        temporary.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
+
+
 def read(folder: Path, part: str) -> list[dict[str, Any]]:
     """The rows of one part; UserError where there is none."""
     path = folder / part / "train-00000-of-00001.parquet"

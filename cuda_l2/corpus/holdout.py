@@ -10,6 +10,7 @@ A text file, one entry a line, `#` begins a remark:
     like: path/to/kernel.cu      code that shares most of its runs of tokens with the file
 """
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -26,6 +27,16 @@ from cuda_l2.tasks import is_foreign, parse
 LIKE = 0.5
 """A text with more of its shingles from a held-out file than this is held out."""
 _FOREIGN = re.compile(r"kernelbench(/level\d(/[\w.+-]+)?)?", re.ASCII)
+_SHAPES = (
+    re.compile(r"\b(?=(\d{1,9})\s*[x*,]\s*(\d{1,9})\s*[x*,]\s*(\d{1,9})\b)"),
+    re.compile(r"\b(?=M\W{1,4}(\d{1,9})\b.{0,40}?\bN\W{1,4}(\d{1,9})\b.{0,40}?\bK\W{1,4}(\d{1,9})\b)", re.I | re.S),
+)
+"""As 64x48x80, (64, 48, 80), and M = 64, N = 48, K = 80, or three macros of these names."""
+_TASK = re.compile(r"\b(?=([\w/.+-]{0,200}\w):)")
+_PLAIN = re.compile(r"\b\d+x\d+x\d+(?![\w:])")
+"""The text of a matrix product in the default layout and class of sums."""
+_SIZE = re.compile(r":\w+=\d")
+_GOES_ON = re.compile(r"[\w:]")
 _ID = re.compile(r"[0-9a-f]{16}")
 _CHOICE = re.compile(r"(\w+)\s*=\s*(-?\d+)")
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(-?\d+)[ \t]*$", re.MULTILINE)
@@ -106,11 +117,7 @@ class HoldOut:
         """Whether a text is, holds or nearly is what is held out, or names a held-out shape or other task."""
         if Candidate(text).id in self.ids or digest(text) in self.digests:
             return True
-        if any(re.search(rf"\b{m}\s*[x*,]\s*{n}\s*[x*,]\s*{k}\b", text) for m, n, k in self.shapes):
-            return True
-        named = [rf"{re.escape(task)}(?![\w:])" for task in self.tasks]
-        named += [rf"{re.escape(name)}(?!\w)" if is_foreign(name) else rf"{name}:\w+=\d" for name in self.names]
-        if any(re.search(rf"\b{pattern}", text) for pattern in named):
+        if self._names_shape(text) or self._names_task(text):
             return True
         if self.schedules and self._scheduled({name: int(value) for name, value in _DEFINED.findall(text)}):
             return True
@@ -118,6 +125,35 @@ class HoldOut:
             return False
         own = shingles(text)
         return any(contained(own, other) > LIKE for other in self.like)
+
+    def _names_shape(self, text: str) -> bool:
+        if not self.shapes:
+            return False
+        found = (match.groups() for pattern in _SHAPES for match in pattern.finditer(text))
+        return any((int(m), int(n), int(k)) in self.shapes for m, n, k in found)
+
+    def _names_task(self, text: str) -> bool:
+        """Whether a text has the text of a held-out task, or a held-out name with sizes, or of a file alone."""
+        for match in _TASK.finditer(text) if self.tasks or self.names else ():
+            head, rest = match.group(1), match.end(1)
+            if head in self.names and _SIZE.match(text, rest):
+                return True
+            for tail in self._tails.get(head, ()):
+                if text.startswith(tail, rest) and not _GOES_ON.match(text, rest + len(tail)):
+                    return True
+        if any(match.group() in self.tasks for match in _PLAIN.finditer(text) if self.tasks):
+            return True
+        foreign = [name for name in self.names if is_foreign(name)] if "kernelbench" in text else []
+        return any(re.search(rf"\b{re.escape(name)}(?!\w)", text) for name in foreign)
+
+    @functools.cached_property
+    def _tails(self) -> dict[str, list[str]]:
+        """Held-out tasks' texts from the first colon on, by what stands before it."""
+        tails: dict[str, list[str]] = {}
+        for task in self.tasks:
+            head, colon, rest = task.partition(":")
+            tails.setdefault(head, []).append(colon + rest)
+        return tails
 
     def _scheduled(self, defined: dict[str, int]) -> bool:
         """Whether a text's macros are those of a held-out schedule; choices of the launch are no macros."""

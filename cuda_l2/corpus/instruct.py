@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cuda_l2.corpus.asking import Template, answers
 from cuda_l2.corpus.snippets import Snippet
-from cuda_l2.errors import UserError
-from cuda_l2.llm._base import Message, Outcome, one_line, without_thoughts
-from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm._base import one_line, without_thoughts
+from cuda_l2.llm.client import Client
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Task
 from cuda_l2.targets._base import Target
 
 TEMPLATE = "instruct.md"
-PACKAGED = Path(__file__).with_name(TEMPLATE)
+PURPOSE = "instruct"
 LEAST_CHARS, MOST_CHARS = 20, 1000
 SKIP = "SKIP"
 _NOUNS = {"kernel": "CUDA kernel", "template": "template", "function": "function", "type": "type", "macro": "macro"}
@@ -51,27 +51,20 @@ def by_model(
     client: Client,
     asked: Sequence[tuple[str, Snippet]],
     on_answer: Callable[[int], None] = lambda done: None,
-    template: Path | None = None,
+    prompts: Path | None = None,
 ) -> dict[int, Instruction | None]:
     """A model's instruction for snippets, each with its file's name, by index; None where the model says it is no use.
 
-    What it did not answer, or not in words, is left out; so is all after the budget's end. What was answered in an
-    earlier run is not asked again. UserError where the model never answers anything.
+    What it did not answer, or not in words, is left out. prompts: folder of templates of the user's own. UserError
+    where the model never answers anything.
     """
-    text = _template(template)
+    template = Template(TEMPLATE, prompts)
+    texts = [_filled(template, name, snippet) for name, snippet in asked]
     found: dict[int, Instruction | None] = {}
-    size = client.settings.concurrency
-    for start in range(0, len(asked), size):
-        group = asked[start : start + size]
-        questions = [Question((Message("user", _filled(text, name, snippet)),)) for name, snippet in group]
-        for exchange in client.ask("corpus", "", questions):  # fewer where the budget ends
-            said = _read(exchange.reply.text) if exchange.reply.outcome is Outcome.ANSWERED else None
-            if said is not None:
-                where = next(i for i, question in enumerate(questions) if question.messages == exchange.messages)
-                found[start + where] = said if said.text else None
-        on_answer(min(start + size, len(asked)))
-        if client.ended:
-            break
+    for i, exchange in answers(client, PURPOSE, texts, on_answer):
+        said = _read(exchange.reply.text)
+        if said is not None:
+            found[i] = said if said.text else None
     return found
 
 
@@ -96,20 +89,9 @@ def _first_sentences(comment: str, limit: int = 400) -> str:
     return cut[: end + 1] if end > limit // 4 else f"{cut.rpartition(' ')[0]} ..."
 
 
-def _template(path: Path | None) -> str:
-    chosen = path if path is not None and path.exists() else PACKAGED
-    try:
-        text = chosen.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the template {chosen}: {error}") from None
-    if "{code}" not in text:
-        raise UserError(f"{chosen} has no place {{code}}")
-    return text
-
-
-def _filled(template: str, name: str, snippet: Snippet) -> str:
-    places = {"{source}": name, "{kind}": snippet.kind, "{code}": fenced(snippet.code, "cuda", len(snippet.code))}
-    return re.sub("|".join(map(re.escape, places)), lambda match: places[match.group()], template)
+def _filled(template: Template, name: str, snippet: Snippet) -> str:
+    code = fenced(snippet.code, "cuda", len(snippet.code))
+    return template.filled({"source": name, "kind": snippet.kind, "code": code})
 
 
 def fingerprint(text: str) -> str:

@@ -16,6 +16,7 @@ MOST_LINE_CHARS = 400
 """Longer lines are tables, or written by programs."""
 MOST_NUMBERS = 0.5
 """Of a snippet's words and numbers: where more are numbers it is a table."""
+PAIRS = (("{", "}"), ("(", ")"))
 _COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/|(?://[^\n]*(?:\n[ \t]*(?=//))?)+")
 _LICENCE = re.compile(
     r"copyright|licen[cs]ed? (?:under|agreement)|all rights reserved|SPDX-|redistribution and use", re.I
@@ -44,7 +45,16 @@ _TYPE_NAME = re.compile(
     r"\b(?:struct|class|union)\s+(?:(?:[A-Z_][A-Z0-9_]*|__\w+__|\w+\s*\([^()]*\))\s+)*([A-Za-z_]\w*)"
 )
 _NAMESPACE_MACRO = re.compile(r"^[ \t]*[A-Z_][A-Z0-9_]*NAMESPACE[A-Z0-9_]*(?:\([^()\n]*\))?[ \t]*$", re.MULTILINE)
+_STRINGIFIED = re.compile(r"(?:\bconst\s+auto\s+\w+\s*=\s*(?:\w+\s*\+\s*)*)?\bjiterator_\w+\s*\(")
+"""ATen keeps kernels that are compiled at run time as arguments of these."""
+_TEMPLATE = re.compile(r"\s*(?:[A-Z_][A-Z0-9_]*(?:\s*\([^()]*\))?\s+)*template\s*<")
 _DATA = re.compile(r"\benum\b|=\s*\Z")
+_OPERATOR = re.compile(r"\boperator\s*(?:\(\)|[^\s\w(]+)")
+_PARENTHESES = re.compile(r"\([^()]*\)")
+_ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
+_LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)")
+_BRACES = re.compile(r"[{}]")
+_SIGN = re.compile(r"[][(){};]")
 _GLOBAL = re.compile(r"\b(?:__global__|CUTLASS_GLOBAL|\w*KERNEL_ATTRIBUTES)\b")
 _CALLED_OF_TYPES = re.compile(r"\b(?:__align__|alignas|__attribute__|decltype)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
 _CALLED = re.compile(r"(operator\s*(?:[^\s\w(]{1,3}|\(\)|[\w:* ]+?)|~?[A-Za-z_]\w*)\s*(?:<[^()]*>)?\s*(?=\()")
@@ -70,7 +80,19 @@ class Snippet:
     signature: str  # what stands before the body, on one line
     comment: str  # its words alone
     code: str
-    line: int  # in the cleaned file, from 1
+    line: int  # of the definition in the cleaned file, from 1
+    first: int = 1  # the line where the code begins, with the comment
+    lines: tuple[int, ...] = ()  # of a model's piece: each line's number in the cleaned file, 0 between its parts
+
+    @property
+    def cut_by(self) -> str:
+        """Who cut it: model or rules."""
+        return "model" if self.lines else "rules"
+
+    @property
+    def last(self) -> int:
+        """The line where a piece that rules cut ends."""
+        return self.first + self.code.strip("\n").count("\n")
 
 
 def licence(text: str, otherwise: str) -> str:
@@ -100,9 +122,15 @@ def clean(text: str) -> str:
 
 def snippets(text: str) -> list[Snippet]:
     """The definitions of a cleaned file that are worth reading, in their order."""
+    return [snippet for snippet in definitions(text) if worth(snippet.code)]
+
+
+def definitions(text: str, *, enter: bool = True) -> list[Snippet]:
+    """All definitions of a cleaned file, in their order. enter: types over MOST_CHARS give their members instead."""
     bare = blank(text, CPP_TOKEN)
-    found = [*_macros(text, bare), *_definitions(text, _countable(bare), 0, len(text))]
-    return [snippet for snippet in sorted(found, key=lambda snippet: snippet.line) if _worth(snippet.code)]
+    most = MOST_CHARS if enter else len(text)
+    found = [*_macros(text, bare), *_definitions(text, countable(bare), 0, len(text), most)]
+    return sorted(found, key=lambda snippet: snippet.line)
 
 
 def words_of(comment: str) -> str:
@@ -118,11 +146,11 @@ def words_of(comment: str) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def _countable(bare: str) -> str:
-    """The blanked text without directives, and with one branch of each #if whose branches differ in open braces."""
+def countable(bare: str) -> str:
+    """The blanked text without directives, and with one branch of each #if whose branches leave something open."""
     directives = [(m.start(), m.end(), m.group(1)) for m in _DIRECTIVE.finditer(bare)]
     without = _DIRECTIVE.sub(_spaces, bare)
-    text = list(_NAMESPACE_MACRO.sub(_spaces, without))
+    text = list(_STRINGIFIED.sub(_spaces, _NAMESPACE_MACRO.sub(_spaces, without)))
     stack: list[list[tuple[int, int]]] = []  # of each open #if: its branches so far, the last still open
     for start, end, name in directives:
         if name in ("if", "ifdef", "ifndef"):
@@ -133,8 +161,9 @@ def _countable(bare: str) -> str:
         elif name == "endif" and stack:
             branches = stack.pop()
             branches[-1] = (branches[-1][0], start)
-            opens = [text[a:b].count("{") - text[a:b].count("}") for a, b in branches]
-            if any(opens):
+            if any(
+                text[a:b].count(opening) != text[a:b].count(closing) for a, b in branches for opening, closing in PAIRS
+            ):
                 for a, b in branches[1:]:
                     text[a:b] = [c if c == "\n" else " " for c in text[a:b]]
     return "".join(text)
@@ -144,8 +173,8 @@ def _spaces(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match.group())
 
 
-def _definitions(text: str, bare: str, start: int, end: int) -> Iterator[Snippet]:
-    """Those between two positions, namespaces entered, types entered that are too large to be one snippet."""
+def _definitions(text: str, bare: str, start: int, end: int, most: int) -> Iterator[Snippet]:
+    """Those between two positions, namespaces entered, types of more characters than `most` entered."""
     last = position = start
     while match := _next(bare, position, end):
         position = match.end()
@@ -156,13 +185,20 @@ def _definitions(text: str, bare: str, start: int, end: int) -> Iterator[Snippet
         if _TRANSPARENT.search(head.rstrip()):
             last = position
             continue
+        declared = _without_parentheses(head)
+        if "(" in declared:  # the brace is of a value in an argument
+            position = _pair_end(bare, match.start(), end)
+            continue
+        if _ASSIGNMENT.search(declared):  # of an alias or a variable
+            last = position = _statement_end(bare, match.start(), end)
+            continue
         close = _body_end(bare, match.start(), end)
         if close < 0:
             return
         begin = last + len(head) - len(head.lstrip())
         snippet = _snippet(text, bare, last, begin, match.start(), close)
-        if snippet is not None and len(snippet.code) > MOST_CHARS and snippet.kind in ("type", "template"):
-            yield from _definitions(text, bare, match.end(), close - 1)
+        if snippet is not None and len(snippet.code) > most and is_type(head):
+            yield from _definitions(text, bare, match.end(), close - 1, most)
         elif snippet is not None:
             yield snippet
         last = position = close
@@ -179,7 +215,7 @@ def _body_end(bare: str, brace: int, end: int) -> int:
     """Where the definition ends whose first brace is here; -1 where it does not."""
     while True:
         depth, position = 0, brace
-        for match in re.compile(r"[{}]").finditer(bare, brace, end):
+        for match in _BRACES.finditer(bare, brace, end):
             depth += 1 if match.group() == "{" else -1
             if not depth:
                 position = match.end()
@@ -199,6 +235,49 @@ def _body_end(bare: str, brace: int, end: int) -> int:
             return position
 
 
+def _without_parentheses(head: str) -> str:
+    """The declaration before a brace without what stands in parentheses; one stays that is still open."""
+    _, declared = _apart(" ".join(head.split()))
+    declared = _OPERATOR.sub("", declared)
+    while (shorter := _PARENTHESES.sub("", declared)) != declared:
+        declared = shorter
+    return declared
+
+
+def opens_body(head: str) -> bool:
+    """Whether a brace after this opens a function's body, a value or an enum: neither a namespace nor a type."""
+    return not (_TRANSPARENT.search(head.rstrip()) or is_type(head))
+
+
+def is_type(head: str) -> bool:
+    """Whether what stands before a brace declares a type and no function."""
+    _, declared = _apart(" ".join(head.split()))
+    return "(" not in _CALLED_OF_TYPES.sub("", declared) and bool(_TYPE.search(declared))
+
+
+def _statement_end(bare: str, brace: int, end: int) -> int:
+    """Behind the semicolon of the statement that this brace is in; before what closes around it, if there is none."""
+    depth = 0
+    for match in _SIGN.finditer(bare, brace, end):
+        sign = match.group()
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == ";" and not depth:
+            return match.end()
+        if depth < 0:
+            return match.start()
+    return end
+
+
+def _pair_end(bare: str, brace: int, end: int) -> int:
+    """Behind the brace that closes this one; behind this one where none does."""
+    depth = 0
+    for match in _BRACES.finditer(bare, brace, end):
+        depth += 1 if match.group() == "{" else -1
+        if not depth:
+            return match.end()
+    return brace + 1
+
+
 def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int) -> Snippet | None:
     head = " ".join(bare[begin:brace].split())
     if not head or _DATA.search(head):
@@ -214,13 +293,14 @@ def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int
     comment = _comment_before(text, last, begin)
     code = _dedented(text[begin - len(comment) : close])
     line = text.count("\n", 0, begin) + 1
-    return Snippet(kind, _name(declared, function), _signature(head), words_of(comment), code, line)
+    first = line - comment.count("\n")
+    return Snippet(kind, _name(declared, function), _signature(head), words_of(comment), code, line, first)
 
 
 def _apart(head: str) -> tuple[str, str]:
     """What stands before the declaration proper, to the end of `template <...>`, and the declaration."""
     end = 0
-    while match := re.compile(r"\s*(?:[A-Z_][A-Z0-9_]*\s+)?template\s*<").match(head, end):
+    while match := _TEMPLATE.match(head, end):
         depth, end = 1, match.end()
         while depth and end < len(head):
             depth += {"<": 1, ">": -1}.get(head[end], 0) if head[end - 1] not in "-=<" or head[end] == "<" else 0
@@ -230,7 +310,7 @@ def _apart(head: str) -> tuple[str, str]:
 
 def _name(declared: str, function: bool) -> str:
     if function:
-        for match in _CALLED.finditer(declared):
+        for match in _CALLED.finditer(_LAUNCH_BOUNDS.sub("", declared)):
             name = match.group(1)
             if name not in _NO_NAMES and not name.startswith(("_CCCL_", "_LIBCUDACXX_")):
                 return " ".join(name.split())
@@ -266,7 +346,7 @@ def _macros(text: str, bare: str) -> Iterator[Snippet]:
             named = re.match(r"\s*#\s*define\s+(\w+(?:\([^()]*\))?)", code)
             if named:
                 line = text.count("\n", 0, match.start()) + 1
-                yield Snippet("macro", named.group(1).partition("(")[0], named.group(1), "", code, line)
+                yield Snippet("macro", named.group(1).partition("(")[0], named.group(1), "", code, line, line)
 
 
 def _dedented(code: str) -> str:
@@ -276,7 +356,8 @@ def _dedented(code: str) -> str:
     return "\n".join([first, *(line[depth:] if line.strip() else "" for line in rest)]).strip("\n") + "\n"
 
 
-def _worth(code: str) -> bool:
+def worth(code: str) -> bool:
+    """Whether a snippet is of a size to learn from, and no table."""
     lines = code.strip().split("\n")
     if len(lines) < LEAST_LINES or not LEAST_CHARS <= len(code) <= MOST_CHARS:
         return False

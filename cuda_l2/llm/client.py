@@ -29,7 +29,7 @@ class Question:
 
 
 class Client:
-    """One model, asked for one purpose."""
+    """One model and one budget. purpose: what is asked for, where a question does not say."""
 
     def __init__(self, model: Model, log: ExchangeLog, settings: ModelSettings, purpose: str = "propose") -> None:
         self.model, self.log, self.settings, self.purpose = model, log, settings, purpose
@@ -42,13 +42,24 @@ class Client:
         """Of the last question that was not answered: why."""
         self._asked: collections.Counter[str] = collections.Counter()
 
-    def ask(self, task: str, machine: str, questions: Sequence[Question], deadline: float = math.inf) -> list[Exchange]:
+    def ask(
+        self,
+        task: str,
+        machine: str,
+        questions: Sequence[Question],
+        deadline: float = math.inf,
+        *,
+        purpose: str = "",
+    ) -> list[Exchange]:
         """The exchanges, in order; fewer than questions where the budget does not pay for all.
+
+        purpose: another than the client's.
 
         UserError where the model has never answered and asking again would not help (a wrong key, an unknown host), or
         where the budget does not pay for the first question.
         """
-        keys = [self._key(question) for question in questions]
+        purpose = purpose or self.purpose
+        keys = [self._key(question, purpose) for question in questions]
         found = [self.log.answered(key) for key in keys]
         new = self._affordable([i for i, stored in enumerate(found) if stored is None], questions)
         self.reused += len(questions) - found.count(None)
@@ -59,12 +70,13 @@ class Client:
 
         def keep(index: int, reply: Reply) -> None:
             i = new[index]
-            found[i] = self._keep((task, machine), keys[i], questions[i], self._clean(reply))
+            found[i] = self._keep((purpose, task, machine), keys[i], questions[i], self._clean(reply))
 
-        try:
-            self.model.ask(requests, keep, deadline)
-        finally:
-            self.budget.seconds += time.perf_counter() - start
+        if requests:
+            try:
+                self.model.ask(requests, keep, deadline)
+            finally:
+                self.budget.seconds += time.perf_counter() - start
         exchanges = [exchange for exchange in found if exchange is not None]
         self._judge([exchange for i, exchange in enumerate(found) if exchange is not None and i in new])
         return exchanges
@@ -117,7 +129,7 @@ class Client:
             " --answer-tokens or --prompt-tokens"
         )
 
-    def _keep(self, about: tuple[str, str], key: str, question: Question, reply: Reply) -> Exchange:
+    def _keep(self, about: tuple[str, str, str], key: str, question: Question, reply: Reply) -> Exchange:
         if reply.outcome is Outcome.TIMED_OUT or reply.billed:  # it may be paid for all the same
             spent = (self._count(question.messages), self.settings.answer_tokens)
         elif reply.outcome is Outcome.ANSWERED:
@@ -131,9 +143,9 @@ class Client:
         self.outcomes[reply.outcome] += 1
         exchange = Exchange(
             key=key,
-            purpose=self.purpose,
-            task=about[0],
-            machine=about[1],
+            purpose=about[0],
+            task=about[1],
+            machine=about[2],
             model=self.model.name,
             address=self.model.where,
             messages=question.messages,
@@ -158,10 +170,10 @@ class Client:
     def _sampling(self) -> dict[str, float]:
         return {"temperature": self.settings.temperature, "answer_tokens": self.settings.answer_tokens}
 
-    def _key(self, question: Question) -> str:
+    def _key(self, question: Question, purpose: str) -> str:
         """Hash of the question and of how often it was asked before: each asking has an answer of its own."""
         messages = [asdict(message) for message in question.messages]
-        asked = [self.model.name, self.model.where, self.purpose, self._sampling(), messages]
+        asked = [self.model.name, self.model.where, purpose, self._sampling(), messages]
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
         number = self._asked[digest]
         self._asked[digest] += 1

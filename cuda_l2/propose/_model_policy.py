@@ -22,12 +22,23 @@ from cuda_l2.targets._base import Target
 
 
 class ModelPolicy:
-    """A model, its budget and the log of exchanges. UserError where any of it cannot be used."""
+    """A model, its budget and the log of exchanges. UserError where any of it cannot be used.
 
-    def __init__(self, policy: str, settings: ModelSettings, archive: Path, purpose: str = "propose") -> None:
+    hidden: whether a piece of headers or of the user's folders must not be shown, as it is held out.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        settings: ModelSettings,
+        archive: Path,
+        purpose: str = "propose",
+        hidden: Callable[[str], bool] = lambda text: False,
+    ) -> None:
         require_sandbox(settings.without_sandbox)
         self._templates = Templates(settings.prompts)
         self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings, purpose)
+        self._hidden = hidden
         self._index = _index() if settings.reference_tokens else None
 
     def proposer(
@@ -71,7 +82,7 @@ class ModelPolicy:
         if self._index is None:
             return []
         model, tokens = self._client.model, self._client.settings.reference_tokens
-        return excerpts(self._index, target, query, tokens, model.count_tokens)
+        return excerpts(self._index, target, query, tokens, model.count_tokens, self._hidden)
 
 
 def require_sandbox(without: bool) -> None:

@@ -121,16 +121,20 @@ class Templates:
         return Message("system", self._texts["system.md"]), Message("user", text)
 
 
-def copy_templates(folder: Path) -> list[Path]:
-    """Write the packaged templates for a user to change; UserError where one of them is there already."""
-    paths = [folder / name for name in PLACES]
+def copy_templates(folder: Path, others: Sequence[Path] = ()) -> list[Path]:
+    """Write the packaged templates for a user to change; UserError where one of them is there already.
+
+    others: templates of other rooms, copied beside them.
+    """
+    sources = {folder / path.name: path for path in (*(PACKAGED / name for name in PLACES), *others)}
+    paths = [*sources]
     there = next((path for path in paths if path.exists()), None)
     if there:
         raise UserError(f"{there} exists already; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
-            shutil.copyfile(PACKAGED / path.name, path)
+            shutil.copyfile(sources[path], path)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}; choose another place") from None
     return paths

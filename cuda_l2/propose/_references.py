@@ -42,11 +42,23 @@ def query(task: Task, target: Target, failures: Sequence[Trial]) -> str:
     return f"{topic} {said}".strip()
 
 
-def excerpts(index: Index, target: Target, text: str, tokens: int, count_tokens: Callable[[str], int]) -> list[str]:
-    """Pieces of headers for a query, fenced and named, of at most so many tokens together; the nearest first."""
+def excerpts(
+    index: Index,
+    target: Target,
+    text: str,
+    tokens: int,
+    count_tokens: Callable[[str], int],
+    hidden: Callable[[str], bool] = lambda text: False,
+) -> list[str]:
+    """Pieces of headers for a query, fenced and named, of at most so many tokens together; the nearest first.
+
+    hidden: whether a piece must not be shown.
+    """
     chosen: list[str] = []
     left = tokens
     for piece in index.search(text, PIECES, SOURCES[target.name]):
+        if hidden(piece.text):
+            continue
         name = one_line(piece.name.replace("`", ""), NAME_CHARS)
         excerpt = f"{name}, line {piece.line}:\n{fenced(piece.text, 'cpp', PIECE_CHARS)}"
         size = count_tokens(excerpt)

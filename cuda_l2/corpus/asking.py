@@ -1,0 +1,68 @@
+"""How the corpus asks a language model: templates that a user may change, many questions, each answer by its index."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from cuda_l2.errors import UserError
+from cuda_l2.llm._base import Message, Outcome
+from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm.exchanges import Exchange
+
+CODE = "{code}"
+"""The place that every template must have."""
+MOST_DEAD = 6
+"""Groups of questions one after the other that are refused or reach no server: a network's pause is shorter."""
+
+
+def packaged_templates() -> list[Path]:
+    """The templates that come with the package."""
+    return sorted(Path(__file__).parent.glob("*.md"))
+
+
+class Template:
+    """A text with places in braces, from the package or the user's folder. UserError where it cannot be used."""
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
+        path = Path(__file__).with_name(name)
+        if folder is not None and (folder / name).exists():
+            path = folder / name
+        try:
+            self.text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the template {path}: {error}") from None
+        if CODE not in self.text:
+            raise UserError(f"{path} has no place {CODE}")
+
+    def filled(self, places: Mapping[str, str]) -> str:
+        """With its places filled, in one pass: a filled text's own braces are left alone."""
+        pattern = "|".join(re.escape(f"{{{name}}}") for name in places)
+        return re.sub(pattern, lambda match: places[match.group()[1:-1]], self.text)
+
+
+def answers(
+    client: Client, purpose: str, prompts: Sequence[str], on_answer: Callable[[int], None] = lambda done: None
+) -> Iterator[tuple[int, Exchange]]:
+    """What a model answered, with the prompt's index; what it did not answer is left out.
+
+    What was answered in an earlier run is not asked again, and is used after the budget's end too. Where group after
+    group is refused, or the server stays away, no more is asked. UserError where the model never answers anything.
+    """
+    size = client.settings.concurrency
+    dead = 0
+    for start in range(0, len(prompts), size):
+        questions = [Question((Message("user", prompt),)) for prompt in prompts[start : start + size]]
+        exchanges = client.ask("corpus", "", questions, purpose=purpose)  # in order; fewer where the budget ends
+        place = 0
+        for exchange in exchanges:
+            while questions[place].messages != exchange.messages:
+                place += 1
+            if exchange.reply.outcome is Outcome.ANSWERED:
+                yield start + place, exchange
+            place += 1
+        on_answer(min(start + size, len(prompts)))
+        dead = dead + 1 if exchanges and all(exchange.reply.permanent for exchange in exchanges) else 0
+        if dead == MOST_DEAD:
+            return
