@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -230,14 +230,14 @@ def test_the_clock_runs_before_a_process_goes_on() -> None:
         def __init__(self) -> None:
             self.ordered = self.stopped = False
 
-        def _order(self, runs: int, repeats: int = 1) -> None:
+        def _order(self, repeats: int) -> None:
             self.ordered = True
 
         def thaw(self) -> None:
             assert self.ordered
             time.sleep(0.02)
 
-        def _await_run(self, meanwhile: Callable[[], None] = lambda: None) -> tuple[float, float]:
+        def _await_run(self) -> tuple[float, float]:
             now = time.perf_counter()
             return now, now
 
