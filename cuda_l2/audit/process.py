@@ -213,11 +213,15 @@ class Module:
         for index in range(len(self._calls)):
             _copy(self._inputs(index))
 
-    def _inputs(self, index: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of a call: where each lies, and what it is."""
+    def _inputs(self, index: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of a call, as bytes: where each lies, and what it is.
+
+        NumPy copies them on one thread: PyTorch's own threads would go on to spin beside the process that is timed.
+        """
         call, places = self._calls[index], self._places[index]
         real = [tensor for tensor in call.task.inputs if tensor.name in places]
-        return [(self._view(tensor, places[tensor.name]), call.tensors[tensor.name]) for tensor in real]
+        pairs = [(self._view(tensor, places[tensor.name]), call.tensors[tensor.name]) for tensor in real]
+        return [(_raw(place).numpy(), _raw(values).numpy()) for place, values in pairs]
 
     def play(self, sequence: Sequence[int], *, graph: bool) -> None:
         """Have runs launch prepared calls in this order, and give the last one's results alone; the process is stopped.
@@ -299,28 +303,31 @@ class Module:
             return
         self._counters[runner.AWAITED] = 1
         while self._counters[counter] < number:
-            try:
-                said = self._process.signal(NAP_S)
-            except TimeoutError as error:
-                if time.perf_counter() - start > self._resources.timeout_s:
-                    raise self._fault(error) from None
-                continue
-            except Gone as error:
-                raise self._fault(error) from None
-            if said != b"T":
+            said = self._heard(start)
+            if said not in (b"", b"T"):
                 self._raise_said(said)
         self._counters[runner.AWAITED] = 0
 
     def _end_turns(self) -> None:
         """Read what it says at last, and what woke nobody before."""
-        said = b"T"
-        while said == b"T":
-            try:
-                said = self._process.signal(self._resources.timeout_s)
-            except (Gone, TimeoutError) as error:
-                raise self._fault(error) from None
+        start, said = time.perf_counter(), b""
+        while said in (b"", b"T"):
+            said = self._heard(start)
         if said != b"C":
             self._raise_said(said)
+
+    def _heard(self, start: float) -> bytes:
+        """The next byte that it sends, if one comes soon; Fault once the time since then is up, whatever it sends."""
+        try:
+            if time.perf_counter() - start > self._resources.timeout_s:
+                raise TimeoutError
+            return self._process.signal(NAP_S)
+        except TimeoutError as error:
+            if time.perf_counter() - start > self._resources.timeout_s:
+                raise self._fault(error) from None
+            return b""
+        except Gone as error:
+            raise self._fault(error) from None
 
     def sampled(self, seconds: float, most_s: float, enough: Callable[[Samples], bool]) -> Sampled | None:
         """Samples of where it is as it launches what was prepared again and again, reading results too; None without.
@@ -391,12 +398,15 @@ class Module:
 
     def _result(self, index: int) -> Tensors:
         places = self._places[index]
-        return {t.name: self._view(t, places[t.name]).clone() for t in self._calls[index].task.outputs}
+        outputs = {tensor: self._view(tensor, places[tensor.name]) for tensor in self._calls[index].task.outputs}
+        copies = {tensor: torch.from_numpy(_raw(view).numpy().copy()) for tensor, view in outputs.items()}
+        return {t.name: raw.view(outputs[t].dtype).view(t.shape) for t, raw in copies.items()}
 
     def require_untouched(self) -> None:
-        """Fault where a call changed its inputs."""
-        self.thaw()
-        self._raise_error(self._ask({"op": "give_inputs_back"}), "its inputs cannot be read")
+        """Fault where a call changed its inputs. A stopped process on the CPU stays so."""
+        if not self.on_cpu:
+            self.thaw()
+            self._raise_error(self._ask({"op": "give_inputs_back"}), "its inputs cannot be read")
         for call, places in zip(self._calls, self._places, strict=True):
             for tensor in call.task.inputs:
                 if tensor.name in places:
@@ -475,9 +485,9 @@ class Module:
         self._bytes[offset : offset + tensor.bytes].numpy().reshape(-1, len(pattern))[:] = pattern
 
 
-def _copy(inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for place, tensor in inputs:
-        place.copy_(tensor)
+def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for place, values in inputs:
+        place[:] = values
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
