@@ -100,8 +100,9 @@ class _ModuleRounds(Rounds):
                 module.freeze()
         keys = set(self.case.keys.values())
         if keys and keys <= self.modules[CANDIDATE].state:  # others come from the seed it was made under
-            others = range(17, 16 + WEIGHTS)
-            self.cases += [self.book.get("timed", weights_seed=number, **wanted) for number in others]
+            for number in range(17, 16 + WEIGHTS):
+                other = self.book.get("timed", weights_seed=number, **wanted)
+                self.cases.append(replace(other, tensors={name: other.tensors[name] for name in other.keys}))
 
     @property
     def most(self) -> int:
