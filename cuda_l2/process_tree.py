@@ -21,24 +21,25 @@ def processes(root: int) -> list[int]:
     return list(_walked(root))
 
 
-def stop(root: int) -> None:
-    """Stop every process of a tree, those that are started meanwhile too: none runs on when this returns.
+def stop(root: int) -> list[int]:
+    """Stop every process of a tree, those that are started meanwhile too: none runs on when this returns them.
 
     Each at once when it is found: looking at all of them takes longer than a small task's work.
     """
-    stopped: set[int] = set()
+    stopped: dict[int, None] = {}
     while True:
         before = len(stopped)
         for pid in _walked(root):
             if pid not in stopped:
                 _send(pid, signal.SIGSTOP)
-                stopped.add(pid)
+                stopped[pid] = None
         if len(stopped) == before:
-            return
+            return list(stopped)
 
 
-def resume(root: int) -> None:
-    for pid in _walked(root):
+def resume(stopped: Iterable[int]) -> None:
+    """Let go on what `stop` returned, the tree's first process last."""
+    for pid in reversed(list(stopped)):
         _send(pid, signal.SIGCONT)
 
 

@@ -2,13 +2,14 @@
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import torch
 
+from cuda_l2.audit.onlooker import Onlooker
 from cuda_l2.audit.process import Call, Module
 from cuda_l2.errors import UserError
 from cuda_l2.records import VerdictStatus
@@ -72,15 +73,11 @@ def _bytes(case: Case | None) -> int:
 
 @dataclass
 class ModuleSession:
-    """One candidate in its process.
-
-    beside: opens another file's ModelNew in such a process. allowed: PyTorch's operators that it may call, without
-    `aten::`, or `all`.
-    """
+    """One candidate in its process. allowed: PyTorch's operators that it may call, without `aten::`, or `all`."""
 
     module: Module
     cases: CaseBook
-    beside: Callable[[str], Module]
+    onlooker: Onlooker
     allowed: frozenset[str] = frozenset()
     one_shape: bool = False
     notes: list[str] = field(default_factory=list)

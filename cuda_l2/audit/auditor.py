@@ -12,6 +12,7 @@ import torch
 import cuda_l2
 from cuda_l2 import sandbox
 from cuda_l2.audit._base import CaseBook, ModuleSession, module_checks
+from cuda_l2.audit.onlooker import Onlooker
 from cuda_l2.audit.process import Call, Module, Resources
 from cuda_l2.audit.rounds import CALLS_BYTES, MOST_CALLS, measure_module
 from cuda_l2.errors import UserError
@@ -23,7 +24,7 @@ from cuda_l2.records import Build, BuildStatus, Candidate, Timing, Trial, Verdic
 from cuda_l2.reward import count_tokens, reward
 from cuda_l2.targets import cpu, cuda
 from cuda_l2.tasks.examined import Readiness
-from cuda_l2.tasks.kernelbench import Effort, Entry, References
+from cuda_l2.tasks.kernelbench import Case, Effort, Entry, References
 from cuda_l2.verify import verify
 
 CLASS = "ModelNew"
@@ -87,10 +88,12 @@ class Auditor:
                 seconds=time.perf_counter() - start,
             )
             if not failure:
-                session = ModuleSession(module, self._book, self._candidate, frozenset(allowed), one_shape)
+                onlooker = Onlooker(module, allowed, self._shown_case, self._candidate)
+                session = ModuleSession(module, self._book, onlooker, frozenset(allowed), one_shape)
                 verdict = replace(verify(lambda: session, module_checks()), notes=tuple(session.notes))
             if verdict and verdict.status is VerdictStatus.CORRECT:
-                timing = measure_module(module, self._timed_baselines(), self._book, CPU_PROTOCOLS[protocol])
+                chosen = CPU_PROTOCOLS[protocol]
+                timing = measure_module(module, self._timed_baselines(), self._book, chosen, onlooker)
                 timing.conditions.update({"left out": self._left_out} if self._left_out else {})
         return Trial(
             task=self.task,
@@ -116,6 +119,9 @@ class Auditor:
 
     def _candidate(self, source: str) -> Module:
         return self._module(source.encode(errors="replace"), CLASS)
+
+    def _shown_case(self) -> Case:
+        return self._book.get("state 0", weights_seed=13)
 
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -27,6 +27,11 @@ from cuda_l2.tasks.kernelbench import Tensors
 LINE = 64
 MOST_AHEAD, AHEAD_S = 64, 0.1
 """Runs that are ordered at once where samples are taken, and how long they may take together."""
+SPIN_S, NAP_S = 0.001, 0.02
+"""How long we look at a counter of its all the time, leaving the core to whoever wants it, before it is to wake us."""
+MOST_RUNNING_BYTES = 64 << 10
+"""Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
+OPEN = 1 << 62
 RUNNER_BYTES = 1 << 30
 """What a process with torch loaded may take beside what its module does."""
 
@@ -98,6 +103,7 @@ class Module:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self._fd, resources.arena_bytes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._counters = memoryview(self._map)[: runner.COUNTERS_BYTES].cast("q")
         on_gpu = resources.device != "cpu"
         settings = {
             "arena_fd": self._fd,
@@ -123,6 +129,8 @@ class Module:
         self.own_processes = len(process_tree.processes(self._process.pid))
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
+        self._given: list[Tensors] = []  # results of calls that took turns
+        self._stopped: list[int] = []
         self.state: set[str] = set()
 
     @property
@@ -150,13 +158,16 @@ class Module:
         state = answer.get("state")
         self.state = {name for name in state if isinstance(name, str)} if isinstance(state, list) else set()
 
-    def prepare(self, calls: Sequence[Call], weights: Mapping[str, torch.Tensor], *, static: bool = False) -> None:
+    def prepare(
+        self, calls: Sequence[Call], weights: Mapping[str, torch.Tensor], *, static: bool = False, turns: bool = False
+    ) -> None:
         """Put inputs, weights by their keys, and poison for outputs into the shared memory; the process is stopped.
 
         On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs. static: a
         GPU has the inputs of each call where it had those of the same call before, so that its graphs stay right.
+        turns: for `take_turns`, which shows inputs itself.
         """
-        end = 0
+        end = runner.COUNTERS_BYTES
 
         def place(dtype: str, shape: Sequence[int]) -> dict[str, Any]:
             nonlocal end
@@ -173,7 +184,7 @@ class Module:
                 self._view(Tensor("w", placed[key]["dtype"], tuple(value.shape)), placed[key]["offset"]).copy_(value)
             return placed
 
-        self._calls, self._places = list(calls), []
+        self._calls, self._places, self._given = list(calls), [], []
         message: list[dict[str, Any]] = []
         for call in calls:
             inputs = [
@@ -195,13 +206,22 @@ class Module:
             "its weights cannot be set",
         )
         self.freeze()
-        self._write_inputs()
+        if not turns:
+            self._write_inputs()
 
     def _write_inputs(self) -> None:
-        for call, places in zip(self._calls, self._places, strict=True):
-            for tensor in call.task.inputs:
-                if tensor.name in places:
-                    self._view(tensor, places[tensor.name]).copy_(call.tensors[tensor.name])
+        for index in range(len(self._calls)):
+            _copy(self._inputs(index))
+
+    def _inputs(self, index: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of a call, as bytes: where each lies, and what it is.
+
+        NumPy copies them on one thread: PyTorch's own threads would go on to spin beside the process that is timed.
+        """
+        call, places = self._calls[index], self._places[index]
+        real = [tensor for tensor in call.task.inputs if tensor.name in places]
+        pairs = [(self._view(tensor, places[tensor.name]), call.tensors[tensor.name]) for tensor in real]
+        return [(_raw(place).numpy(), _raw(values).numpy()) for place, values in pairs]
 
     def play(self, sequence: Sequence[int], *, graph: bool) -> None:
         """Have runs launch prepared calls in this order, and give the last one's results alone; the process is stopped.
@@ -221,12 +241,93 @@ class Module:
 
         repeats: how often in a row, where an order of calls is played.
         """
-        self._order(1, repeats)
+        self._order(repeats)
         start = time.perf_counter()  # before any of its threads runs on
         self.thaw()
         done, collected = self._await_run()
         self.freeze()
         return Spent(done - start, collected - done)
+
+    def take_turns(self, *, empty: bool = False) -> Spent:
+        """Launch what was prepared for it, on a CPU: the inputs of each call are shown when we have the results of the
+        one before, so that no calls can be computed together. Afterwards every process is stopped.
+
+        The clock of a call runs from before its inputs are there. They come while the process waits where that takes
+        microseconds, else while it is stopped, as whatever comes between calls. empty: nothing is called, and results
+        are none: what showing, waiting and being woken take.
+        """
+        calls = range(len(self._calls))
+        running = [sum(t.bytes for t in (*c.task.inputs, *c.task.outputs)) <= MOST_RUNNING_BYTES for c in self._calls]
+        inputs = [self._inputs(index) for index in calls]
+        self._given = []
+        self._set_counters(0)
+        self._send({"op": "take_turns", "empty": empty})
+        self.thaw()
+        run_s = collect_s = 0.0
+        for index in calls:
+            self._await(runner.ARRIVED, index + 1)
+            if not running[index]:
+                self.freeze()
+                _copy(inputs[index])
+            start = time.perf_counter()
+            if running[index]:
+                _copy(inputs[index])
+            self._counters[runner.SHOWN] = index + 1
+            if not running[index]:
+                self.thaw()
+            self._await(runner.DONE, index + 1)
+            done = time.perf_counter()
+            self._await(runner.GIVEN, index + 1)
+            collect_s += time.perf_counter() - done
+            run_s += done - start
+            if not empty:
+                self._given.append(self._result(index))
+        self._end_turns()
+        self.freeze()
+        return Spent(run_s, collect_s)
+
+    def _set_counters(self, shown: int) -> None:
+        """As they are before turns, while the process is stopped. shown: of the calls, those whose inputs are there."""
+        for counter in range(len(self._counters)):
+            self._counters[counter] = 0
+        self._counters[runner.SHOWN] = shown
+
+    def _await(self, counter: int, number: int) -> None:
+        """Wait until a counter of its has reached a number: on the core first, where a message would come too late."""
+        start = time.perf_counter()
+        while self._counters[counter] < number:
+            os.sched_yield()
+            if time.perf_counter() - start > SPIN_S:
+                break
+        else:
+            return
+        self._counters[runner.AWAITED] = 1
+        while self._counters[counter] < number:
+            said = self._heard(start)
+            if said not in (b"", b"T"):
+                self._raise_said(said)
+        self._counters[runner.AWAITED] = 0
+
+    def _end_turns(self) -> None:
+        """Read what it says at last, and what woke nobody before."""
+        start, said = time.perf_counter(), b""
+        while said in (b"", b"T"):
+            said = self._heard(start)
+        if said != b"C":
+            self._raise_said(said)
+
+    def _heard(self, start: float) -> bytes:
+        """The next byte that it sends, if one comes soon; Fault once the time since then is up, whatever it sends."""
+        try:
+            if time.perf_counter() - start > self._resources.timeout_s:
+                raise TimeoutError
+            return self._process.signal(NAP_S)
+        except TimeoutError as error:
+            if time.perf_counter() - start > self._resources.timeout_s:
+                raise self._fault(error) from None
+            return b""
+        except Gone as error:
+            raise self._fault(error) from None
 
     def sampled(self, seconds: float, most_s: float, enough: Callable[[Samples], bool]) -> Sampled | None:
         """Samples of where it is as it launches what was prepared again and again, reading results too; None without.
@@ -235,6 +336,7 @@ class Module:
         Runs are ordered ahead of their turn, so that it always has work. It cannot tell them from those that are timed,
         but by looking for who traces it, at orders that wait, or at inputs that it has seen.
         """
+        self._set_counters(OPEN)
         self.thaw()
         runs, ahead = 0, 1
         before, began = self.cpu_seconds(), time.perf_counter()
@@ -243,53 +345,68 @@ class Module:
                 start = time.perf_counter()
                 if start - began > (seconds if enough(sampler.counts) else most_s):
                     break
-                self._order(ahead)
                 for _ in range(ahead):
-                    self._await_run(lambda: sampler.until(self._process.waiting))
+                    self._send({"op": "take_turns", "empty": False})
+                for _ in range(ahead):
+                    sampler.until(self._process.waiting)
+                    self._end_turns()
                 runs += ahead
                 ahead = max(1, min(MOST_AHEAD, int(ahead * AHEAD_S / (time.perf_counter() - start))))
         cpu_s = self.cpu_seconds() - before
         self.freeze()
         return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
 
-    def _order(self, runs: int, repeats: int = 1) -> None:
+    def _order(self, repeats: int) -> None:
+        self._send({"op": "run", "repeats": repeats})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            for _ in range(runs):
-                self._process.send({"op": "run", "repeats": repeats})
+            self._process.send(message)
         except Gone as error:
             raise self._fault(error) from None
 
-    def _await_run(self, meanwhile: Callable[[], None] = lambda: None) -> tuple[float, float]:
+    def _await_run(self) -> tuple[float, float]:
         """When the launches of a run were done, and when their results were read, by our clock."""
         timeout_s = self._resources.timeout_s
         try:
-            meanwhile()
             said = self._process.signal(timeout_s)
             done = time.perf_counter()
             if said == b"D":
-                meanwhile()
                 said = self._process.signal(timeout_s)
             collected = time.perf_counter()
+        except (Gone, TimeoutError) as error:
+            raise self._fault(error) from None
+        if said != b"C":
+            self._raise_said(said)
+        return done, collected
+
+    def _raise_said(self, said: bytes) -> NoReturn:
+        """Why a run did not end as it should."""
+        try:
             if said == b"X":
-                answer = self._process.answer(timeout_s)
+                answer = self._process.answer(self._resources.timeout_s)
                 if "refused" in answer:
                     raise Fault(VerdictStatus.FORBIDDEN, self._said(answer["refused"]))
                 self._raise_error(answer, "its forward fails")
-            if said != b"C":
-                raise Gone
+            raise Gone
         except (Gone, TimeoutError) as error:
             raise self._fault(error) from None
-        return done, collected
 
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""
+        return self._given[index] if self._given else self._result(index)
+
+    def _result(self, index: int) -> Tensors:
         places = self._places[index]
-        return {t.name: self._view(t, places[t.name]).clone() for t in self._calls[index].task.outputs}
+        outputs = {tensor: self._view(tensor, places[tensor.name]) for tensor in self._calls[index].task.outputs}
+        copies = {tensor: torch.from_numpy(_raw(view).numpy().copy()) for tensor, view in outputs.items()}
+        return {t.name: raw.view(outputs[t].dtype).view(t.shape) for t, raw in copies.items()}
 
     def require_untouched(self) -> None:
-        """Fault where a call changed its inputs."""
-        self.thaw()
-        self._raise_error(self._ask({"op": "give_inputs_back"}), "its inputs cannot be read")
+        """Fault where a call changed its inputs. A stopped process on the CPU stays so."""
+        if not self.on_cpu:
+            self.thaw()
+            self._raise_error(self._ask({"op": "give_inputs_back"}), "its inputs cannot be read")
         for call, places in zip(self._calls, self._places, strict=True):
             for tensor in call.task.inputs:
                 if tensor.name in places:
@@ -324,10 +441,12 @@ class Module:
         return process_tree.cpu_seconds(self._process.pid)
 
     def freeze(self) -> None:
-        process_tree.stop(self._process.pid)
+        self._stopped = process_tree.stop(self._process.pid)
 
     def thaw(self) -> None:
-        process_tree.resume(self._process.pid)
+        """Let every process go on that was stopped: none began since, and they need not be looked for."""
+        process_tree.resume(self._stopped)
+        self._stopped = []
 
     def close(self) -> None:
         self._process.close()
@@ -364,6 +483,11 @@ class Module:
     def _poison(self, tensor: Tensor, offset: int) -> None:
         pattern = np.frombuffer(POISONS[tensor.dtype], dtype=np.uint8)
         self._bytes[offset : offset + tensor.bytes].numpy().reshape(-1, len(pattern))[:] = pattern
+
+
+def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for place, values in inputs:
+        place[:] = values
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,19 +2,24 @@
 
 A sample is so many calls, each on inputs that its process has not seen. The clock runs until the calls are done and
 the device is idle, then on until their results lie in memory that we read. What reading takes longer than it typically
-takes for the eager reference counts as work that was put off.
+takes for the eager reference counts as work that was put off. On a CPU a call's inputs come when the results of the one
+before are read; what this conversation takes where nothing is called, in eager's process, is taken off every arm.
+
+The instance that is timed is looked at as checks look at others, at random rounds: its inputs stay, its weights change
+in place in all arms, and what it leaves to PyTorch is watched and sampled.
 """
 
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from cuda_l2.audit._base import CaseBook
-from cuda_l2.audit.process import Call, Module
+from cuda_l2.audit.onlooker import Onlooker
+from cuda_l2.audit.process import Call, Module, Spent
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
@@ -26,51 +31,78 @@ from cuda_l2.targets import cpu
 from cuda_l2.tasks.kernelbench import Case, Tensors
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
+from cuda_l2.verify._base import CheckFailed
 
 MOST_CALLS = 32
 CALLS_BYTES = 64 << 20
 """Inputs and results of a sample's calls together take at most this, one call more."""
 AT_ONCE = 4
+LEAST_S = 1e-6
+"""What is left of a call once the conversation is taken off: Python calls nothing in less."""
+LOOKS = 4
+WEIGHTS = 3
+CHANGED_SHARE = 1 / 3
+"""Of rounds, those that begin with other weights, of so many, beside one of the first."""
 OTHER_INTEGERS = 1e-3
 """Share of integers that may differ from the eager reference's, where rounding decides."""
 
 
-def measure_module(candidate: Module, baselines: Mapping[str, Module], book: CaseBook, protocol: Protocol) -> Timing:
+def measure_module(
+    candidate: Module, baselines: Mapping[str, Module], book: CaseBook, protocol: Protocol, onlooker: Onlooker
+) -> Timing:
     """Time a module that was found correct; the reference is the strongest baseline of this run."""
     start = time.perf_counter()
-    rounds = _ModuleRounds({**baselines, CANDIDATE: candidate}, book, protocol)
+    rounds = _ModuleRounds({**baselines, CANDIDATE: candidate}, book, protocol, onlooker)
     try:
         rounds.set_up()
         rounds.run()
         empty_call_us = rounds.empty_call_us()
+        onlooker.require_own_work()
+    except CheckFailed as failure:
+        return failed(Fault(failure.status, failure.reason), protocol, start)
     except (Fault, WrongOutput) as error:
         return failed(error, protocol, start)
     return rounds.timing(empty_call_us, time.perf_counter() - start)
 
 
 class _ModuleRounds(Rounds):
-    def __init__(self, modules: Mapping[str, Module], book: CaseBook, protocol: Protocol) -> None:
+    def __init__(self, modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, onlooker: Onlooker) -> None:
         super().__init__(list(modules), Terms(protocol, book.rng))
-        self.modules, self.book = modules, book
-        self.case: Case = book.get("timed", weights_seed=16)
+        self.modules, self.book, self._onlooker = modules, book, onlooker
+        self._looks = sorted(self.rng.random(LOOKS).tolist())
+        """When to look, as shares of the rounds that are taken at least, or of the time."""
+        self._surely_changed = int(self.rng.integers(1, protocol.min_rounds + 1))
+        self._started = time.perf_counter()
+        self.cases: list[Case] = [book.get("timed", weights_seed=16)]
+        """With other weights each; of this round, and of the last that each module has."""
+        self.case = self.cases[0]
+        self._has: dict[str, Case] = {}
         self.eager = next(iter(modules))
         self._distribution: Distribution | None = None
         last_level = max(cpu.detect().cache_bytes) or LAST_LEVEL_BYTES
         self._evicted = torch.zeros(2 * last_level, dtype=torch.uint8) if protocol.evict else None  # a GPU's stay
         self._collect_s: dict[int, list[float]] = {}
+        self._empty_s: dict[int, list[float]] = {}
         self.begin_round()
 
     def set_up(self) -> None:
         first, second = self._drawn(2)
         if all(torch.equal(tensor, second[name]) for name, tensor in first.items()):
             self._distribution = Distribution.NORMAL  # a file that always gives the same would be known by heart
-            self.case = self.book.get("timed", weights_seed=16, distribution=self._distribution)
+        wanted = {"distribution": self._distribution} if self._distribution else {}
+        self.cases = [self.book.get("timed", weights_seed=16, **wanted)]
+        self.case = self.cases[0]
         for name, module in self.modules.items():
             with _blaming(name):
                 module.make(self.book.weights_seed(16), self.case.initial)
-                module.prepare([self._call(self.case.tensors)], self._weights())
-                module.run()
+                self._prepare(name, [self.case.tensors])
+                self._run(module)
                 module.freeze()
+        keys = set(self.case.keys.values())
+        if keys and keys <= self.modules[CANDIDATE].state:  # others come from the seed it was made under
+            for number in range(17, 16 + WEIGHTS):
+                other = self.book.get("timed", weights_seed=number, **wanted)
+                self.cases.append(replace(other, tensors={name: other.tensors[name] for name in other.keys}))
 
     @property
     def most(self) -> int:
@@ -81,27 +113,58 @@ class _ModuleRounds(Rounds):
         self._used = dict.fromkeys(self.modules, 0)
         self._right: dict[int, Tensors] = {}  # a baseline's results by the number of their inputs
         self._found: dict[int, Tensors] = {}
+        others = [case for case in self.cases if case is not self.case]
+        if others and (self.number == self._surely_changed or self.rng.random() < CHANGED_SHARE):
+            self.case = others[int(self.rng.integers(len(others)))]
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         module = self.modules[name]
         with _blaming(name):
             if warm:
-                module.prepare([self._call(self._next(name))], {})
-                module.run()
+                self._prepare(name, [self._next(name)])
+                self._run(module)
             first = self._used[name]
-            module.prepare([self._call(self._next(name)) for _ in range(count)], {})
+            self._prepare(name, [self._next(name) for _ in range(count)])
             if self._evicted is not None:
                 self._evicted += 1
             time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
-            spent = module.run()
+            spent = self._run(module)
+            if name == CANDIDATE and module.on_cpu:
+                module.require_untouched()
         kept = self._found if name == CANDIDATE else self._right
         kept.update({first + index: module.output(index) for index in range(count)})
         self._check()
-        known = self._collect_s.setdefault(count, [])
+        if name == CANDIDATE:
+            self._look(first, count)
+        collect_s, empty_s = (known.setdefault(count, []) for known in (self._collect_s, self._empty_s))
         if name == self.eager:
-            known.append(spent.collect_s)
-        typical = statistics.median(known) if known else 0.0
-        return (spent.run_s + max(0.0, spent.collect_s - typical)) / count
+            collect_s.append(spent.collect_s)
+            if module.on_cpu:
+                empty_s.append(module.take_turns(empty=True).run_s)
+        put_off_s = max(0.0, spent.collect_s - _typical(collect_s))
+        return max(LEAST_S, (spent.run_s + put_off_s - _typical(empty_s)) / count)
+
+    def _prepare(self, name: str, inputs: Sequence[Tensors]) -> None:
+        """Calls of a module, with the round's weights."""
+        module = self.modules[name]
+        has, self._has[name] = self._has.get(name), self.case
+        weights = {key: self.case.tensors[each] for each, key in self.case.keys.items()} if has is not self.case else {}
+        calls = [Call(self.case.task, tensors, self.case.numbers) for tensors in inputs]
+        module.prepare(calls, weights, turns=module.on_cpu)
+
+    def _run(self, module: Module) -> Spent:
+        return module.take_turns() if module.on_cpu else module.run()
+
+    def _look(self, first: int, count: int) -> None:
+        """Where it is time to: what is the candidate's own work, on inputs that it was just timed on."""
+        protocol = self.protocol
+        share = self.number / protocol.min_rounds
+        if protocol.measure_s:
+            share = (time.perf_counter() - self._started) / (protocol.warmup_s + protocol.measure_s)
+        while self._looks and share >= self._looks[0]:
+            self._looks.pop(0)
+            inputs = self._inputs[first : first + count]
+            self._onlooker.look([Call(self.case.task, tensors, self.case.numbers) for tensors in inputs], LOOKS)
 
     def _check(self) -> None:
         """WrongOutput where a result is not the reference's own for the same inputs, as near as that errs."""
@@ -111,7 +174,10 @@ class _ModuleRounds(Rounds):
                 self._require(name, limit, found, right)
 
     def empty_call_us(self) -> float:
+        """On a CPU what was taken off a call, else what is in a sample."""
         module = self.modules[CANDIDATE]
+        if module.on_cpu:
+            return _typical([seconds / count for count, known in self._empty_s.items() for seconds in known]) * 1e6
         module.prepare([], {})
         return statistics.median(module.run().run_s for _ in range(9)) * 1e6
 
@@ -148,11 +214,9 @@ class _ModuleRounds(Rounds):
         seeds = [int(seed) for seed in self.rng.integers(1 << 31, size=count)]
         return self.book.file.inputs(seeds=seeds, sizes=self.book.sizes, distribution=self._distribution)
 
-    def _call(self, tensors: Tensors) -> Call:
-        return Call(self.case.task, tensors, self.case.numbers)
 
-    def _weights(self) -> Tensors:
-        return {key: self.case.tensors[name] for name, key in self.case.keys.items()}
+def _typical(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else 0.0
 
 
 @contextlib.contextmanager

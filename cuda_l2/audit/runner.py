@@ -26,6 +26,11 @@ LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 MAX_REASON = 300
 MOST_GRAPHS = 32
+COUNTERS_BYTES = 128
+SHOWN, AWAITED, ARRIVED, DONE, GIVEN = 0, 1, 8, 9, 10
+"""Numbers of calls at the start of the shared memory: whose inputs are there, and whether the judge sleeps; on another
+cache line where this process waits, which launch is done, whose results are there.
+"""
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
     **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
@@ -54,10 +59,16 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells the user
         answer = {"error": line_of(error)}
     connection.sendall(json.dumps(answer).encode() + b"\n")
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # what the file prints could fill a disk
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
     for line in connection.makefile("r", encoding="utf-8"):
         job = json.loads(line)
         if job["op"] == "run":
             runner.run(job["repeats"])
+            continue
+        if job["op"] == "take_turns":
+            runner.take_turns(empty=job["empty"])
             continue
         try:
             answer = getattr(runner, job["op"])(job)
@@ -89,6 +100,8 @@ class Runner:
         warm_vector_math()
         self._map = mmap.mmap(settings["arena_fd"], settings["arena_bytes"])
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._counters = memoryview(self._map)[:COUNTERS_BYTES].cast("q")
+        self._let_others_run = os.sched_yield
         if self._device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
             set_full_precision()
@@ -241,12 +254,41 @@ class Runner:
             results = self._launch(repeats)
             self._synchronize()
             self._send(b"D")
-            self._collect(results)
+            self._collect(results, self._given_calls())
             self._send(b"C")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
-            kind = "refused" if isinstance(error, Refused) else "error"
-            text = str(error) if kind == "refused" else line_of(error)
-            self._send(b"X" + json.dumps({kind: text}).encode() + b"\n")
+            self._send_failure(error)
+
+    def take_turns(self, *, empty: bool) -> None:
+        """Each call once its inputs are shown, its results where the judge finds them before it goes on; at last C, or
+        X and a line. empty: call nothing and give nothing, for what the rest takes.
+        """
+        try:
+            with self.torch.no_grad():
+                for number, (function, call) in enumerate(zip(self._functions, self._calls, strict=True), 1):
+                    self._tell(ARRIVED, number)
+                    while self._counters[SHOWN] < number:
+                        self._let_others_run()
+                    if empty:
+                        self._tell(DONE, number)
+                    else:
+                        result = function(*call[0])
+                        self._tell(DONE, number)
+                        self._collect([result], [call])
+                    self._tell(GIVEN, number)
+            self._send(b"C")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
+            self._send_failure(error)
+
+    def _tell(self, counter: int, number: int) -> None:
+        self._counters[counter] = number
+        if self._counters[AWAITED]:
+            self._send(b"T")
+
+    def _send_failure(self, error: BaseException) -> None:
+        kind = "refused" if isinstance(error, Refused) else "error"
+        text = str(error) if kind == "refused" else line_of(error)
+        self._send(b"X" + json.dumps({kind: text}).encode() + b"\n")
 
     def give_inputs_back(self, _: dict[str, Any]) -> dict[str, Any]:
         """Put what the inputs are now where they came from."""
@@ -273,7 +315,7 @@ class Runner:
             results = self._launch()
             self._synchronize()
             seconds = time.perf_counter() - start
-        self._collect(results)
+        self._collect(results, self._given_calls())
         outer: dict[str, list[float]] = {}
         kernels: dict[str, float] = {}
         for event in profile.events():
@@ -307,8 +349,11 @@ class Runner:
         with self.torch.no_grad():
             return [function(*call[0]) for function, call in zip(self._functions, self._calls, strict=True)]
 
-    def _collect(self, results: list[Any]) -> None:
-        calls = self._calls if self._sequence is None else [self._calls[index] for index in self._sequence[-1:]]
+    def _given_calls(self) -> list[tuple[list[Any], list[Any], list[Any]]]:
+        """Those whose results a launch gives."""
+        return self._calls if self._sequence is None else [self._calls[index] for index in self._sequence[-1:]]
+
+    def _collect(self, results: list[Any], calls: list[tuple[list[Any], list[Any], list[Any]]]) -> None:
         for result, (_, _, places) in zip(results, calls, strict=True):
             leaves = [result] if type(result) is self._tensor else self._leaves(result)
             if len(leaves) != len(places):

@@ -1,0 +1,199 @@
+"""Looks at a module while it runs for what it leaves to PyTorch: in its check, and on the instance that is timed.
+
+The profiler's word is that of the module's own process. So program counters are sampled from outside too, in runs like
+those that are timed: on the CPU what is inside PyTorch's libraries is seen there. Tensors are made there as well,
+which is most of what a small task takes: a module that makes its results and computes nothing is sampled beside the
+candidate, and what it spends inside PyTorch is taken off.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cuda_l2.audit.process import Call, Module, Watched
+from cuda_l2.audit.samples import Samples
+from cuda_l2.audit.symbols import functions
+from cuda_l2.errors import UserError
+from cuda_l2.execute.worker import Fault
+from cuda_l2.records import VerdictStatus
+from cuda_l2.tasks.kernelbench import Case
+from cuda_l2.verify._base import CheckFailed
+
+SAMPLING_S, MOST_SAMPLING_S, LEAST_SAMPLES = 2.0, 12.0, 100
+CALLS_SAMPLED, SAMPLED_BYTES = 32, 64 << 20
+TOLD_SHARE, MOST_SHARE = 0.1, 0.3
+"""Of computing time in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was
+seen. Filling and copying do not count."""
+_TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
+_WAITING = re.compile(r"/lib(gomp|c|m|pthread|stdc\+\+|python[\w.]*|torch_python|c10\w*)\.so|/python[\d.]*$|/ld-|^\[v")
+"""Waiting, the interpreter, memory: of whoever called."""
+EMPTY = """
+import torch
+
+
+class ModelNew:
+    def __init__(self, *_, **__):
+        pass
+
+    def __call__(self, *inputs):
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                value.contiguous().data_ptr()
+        return [RESULTS]
+"""
+LOADING_S = 60.0
+FREE = set(
+    re.findall(
+        r"\w+",
+        """
+        empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like new_zeros zero_ ones
+        ones_like new_ones full full_like new_full fill_ copy_ clone contiguous to _to_copy cuda cpu detach
+        detach_ alias lift lift_fresh view _unsafe_view reshape _reshape_alias view_as reshape_as as_strided
+        as_strided_ flatten unflatten squeeze squeeze_ unsqueeze unsqueeze_ t transpose permute movedim
+        swapaxes mT expand expand_as slice select narrow split chunk unbind unsafe_split split_with_sizes
+        diagonal resize_ set_ size stride numel is_contiguous data_ptr item _local_scalar_dense is_nonzero
+        record_stream pin_memory is_pinned result_type resolve_conj resolve_neg requires_grad_ scalar_tensor
+        is_same_size sym_size sym_numel sym_stride storage_offset data set_data
+        """,
+    )
+)
+"""Operators that make, move or look at tensors and compute nothing."""
+_MAKING = rb"(11fill_kernel|11copy_kernel|18direct_copy_kernel|24reduced_float_copy_kernel)"
+"""Functions that fill and copy, in the names of libtorch_cpu.so. Where it was stripped they count as work."""
+
+
+class Onlooker:
+    """Of one candidate. beside: opens another file's ModelNew in such a process. case: what is computed.
+
+    allowed: PyTorch's operators that it may call, without `aten::`, or `all`.
+    """
+
+    def __init__(
+        self, module: Module, allowed: Collection[str], case: Callable[[], Case], beside: Callable[[str], Module]
+    ) -> None:
+        self._module, self._allowed, self._case, self._beside = module, allowed, case, beside
+        self._free_us: float | None = None
+        self._spent: list[_Spent] = []
+
+    def look(self, calls: Sequence[Call], looks: int) -> None:
+        """Watch these calls, and sample them for its part of so many looks; CheckFailed where that is not allowed."""
+        if "all" in self._allowed:
+            return
+        self._module.prepare(calls, {})
+        self.require_allowed(computing_operators(self._module.profile())[0])
+        if not self._allowed:
+            self.sample(looks)
+
+    def require_allowed(self, operators: Sequence[str]) -> None:
+        """CheckFailed where one is not."""
+        forbidden = [name for name in operators if name not in self._allowed]
+        if forbidden and "all" not in self._allowed:
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"calls {listed(forbidden)}; allow them where that is meant")
+
+    def sample(self, looks: int = 1) -> None:
+        """Where it is as it runs what it is prepared for again and again; nothing where no threads can be traced."""
+        if self._module.on_cpu:
+            self._spent.append(_spent(self._module, MOST_SAMPLING_S, looks))
+
+    def require_own_work(self) -> str:
+        """What to say of the time inside PyTorch in the samples since the last time, or nothing.
+
+        CheckFailed where it is too much; nothing where too few samples lie in code that computes.
+        """
+        spent, self._spent = _together(self._spent), []
+        if spent.samples < LEAST_SAMPLES or spent.share() < TOLD_SHARE:
+            return ""  # taking off only makes it less
+        if self._free_us is None:
+            self._free_us = self._making_us()
+        inside = spent.share(self._free_us)
+        if inside < TOLD_SHARE:
+            return ""
+        told = f"spends {inside:.0%} of its time inside PyTorch's libraries, seen from outside"
+        if inside > MOST_SHARE and not self._allowed:
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"{told}, where no profiler watches")
+        return told
+
+    def _making_us(self) -> float:
+        """Inside PyTorch, of a call that makes results alone."""
+        case = self._case()
+        try:
+            with self._beside(_making_results(case)) as empty:
+                if failure := empty.load(LOADING_S):
+                    raise Fault(VerdictStatus.CRASHED, failure)
+                empty.make(0, case.initial)
+                empty.prepare(calls_sampled(case), {})
+                return _spent(empty, SAMPLING_S, 1).inside_us
+        except Fault as fault:  # no candidate's
+            raise UserError(f"a module that computes nothing fails beside the candidate: {fault.reason}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Microseconds of processor time a call: in PyTorch's libraries, and in other code that computes."""
+
+    inside_us: float
+    outside_us: float
+    samples: int
+
+    def share(self, free_us: float = 0.0) -> float:
+        """Of what computes, what is inside PyTorch beyond what is free."""
+        inside = max(0.0, self.inside_us - free_us)
+        return inside / (inside + self.outside_us) if inside else 0.0
+
+
+def computing_operators(watched: Watched) -> tuple[list[str], float]:
+    """PyTorch's operators that compute, and what share of the time they take."""
+    names = [name for name in watched.operators if name not in FREE]
+    return names, min(1.0, sum(watched.operators[name] for name in names) / max(watched.total_us, 1e-3))
+
+
+def calls_sampled(case: Case) -> list[Call]:
+    """As many as a timed sample has, on one case."""
+    calls = max(1, min(CALLS_SAMPLED, SAMPLED_BYTES // max(1, case.task.bytes)))
+    return [Call(case.task, case.tensors, case.numbers)] * calls
+
+
+def _spent(module: Module, most_s: float, looks: int) -> _Spent:
+    """Of what the module is prepared for, in one of so many looks."""
+    sampled = module.sampled(SAMPLING_S / looks, most_s / looks, lambda counts: _enough(counts, looks))
+    if not sampled or not sampled.counts:
+        return _Spent(0.0, 0.0, 0)
+    inside, outside = _computing(sampled.counts)
+    us = sampled.cpu_s * 1e6 / sampled.counts.total() / sampled.calls
+    return _Spent(inside * us, outside * us, inside + outside)
+
+
+def _together(looks: Sequence[_Spent]) -> _Spent:
+    """The mean of looks that saw something; of all their samples."""
+    seen = [look for look in looks if look.samples] or [_Spent(0.0, 0.0, 0)]
+    inside, outside = (sum(times) / len(seen) for times in ([s.inside_us for s in seen], [s.outside_us for s in seen]))
+    return _Spent(inside, outside, sum(look.samples for look in seen))
+
+
+def _computing(counts: Samples) -> tuple[int, int]:
+    """Samples of code that computes: in PyTorch's libraries, and elsewhere."""
+    making = functions(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so", _MAKING)
+    inside = outside = 0
+    for (path, offset), count in counts.items():
+        if _TORCH.search(path):
+            inside += count if Path(path).name != "libtorch_cpu.so" or offset not in making else 0
+        elif not _WAITING.search(path):
+            outside += count
+    return inside, outside
+
+
+def _enough(counts: Samples, looks: int) -> bool:
+    return looks * sum(_computing(counts)) >= LEAST_SAMPLES
+
+
+def _making_results(case: Case) -> str:
+    """A module that looks at its inputs and gives results in which nothing was written."""
+    results = ", ".join(f"torch.empty({list(t.shape)}, dtype=torch.{t.dtype})" for t in case.task.outputs)
+    return EMPTY.replace("RESULTS", results)
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(f"aten::{name}" for name in names[:8])
