@@ -49,6 +49,8 @@ class Evaluator:
         self.best_speedup = 0.0
         """The best known: what jumps are measured by."""
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
+        self.queued_s = 0.0
+        """Spent waiting for others' turns on this machine; of no stage."""
 
     def recall(self, trials: Sequence[Trial]) -> None:
         """What earlier runs found: a jump is one from the best of it."""
@@ -56,9 +58,10 @@ class Evaluator:
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; waits only for the one asked for."""
-        lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext()
-        start = time.perf_counter()
-        with lock:
+        lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext(0.0)
+        with lock as queued_s:
+            self.queued_s += queued_s
+            start = time.perf_counter()
             builds = self._bench.build(candidates)
         for _ in candidates:
             build = next(builds)
@@ -74,7 +77,8 @@ class Evaluator:
         verdict: Verdict | None = None
         timing: Timing | None = None
         review: Review | None = None
-        with machine_lock(self.rig.gpu):
+        with machine_lock(self.rig.gpu) as queued_s:
+            self.queued_s += queued_s
             if build.status is BuildStatus.BUILT:
                 start = time.perf_counter()
                 verdict = self._bench.verify(candidate, build, full=full)

@@ -24,7 +24,8 @@ class Progress:
     rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # by status
     best: Trial | None = None
     last: Trial | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # without those queued
+    queued_s: float = 0.0  # waiting for other searches' turns on this machine
     stage_seconds: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
     summary: str = ""  # of what the proposer has learnt
@@ -57,12 +58,14 @@ def search(
     """
     progress = Progress()
     evaluator.recall(archive.best(evaluator.task, evaluator.target.machine, SEARCH.name))
-    before = dict(evaluator.stage_seconds)
+    before, queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
     start = time.perf_counter()
     proposer.deadline = start + budget_s
 
     def spent() -> bool:
-        progress.seconds = time.perf_counter() - start
+        progress.queued_s = evaluator.queued_s - queued_before
+        progress.seconds = time.perf_counter() - start - progress.queued_s
+        proposer.deadline = start + budget_s + progress.queued_s
         progress.stage_seconds = {stage: s - before[stage] for stage, s in evaluator.stage_seconds.items()}
         if proposer.waited_s:
             progress.stage_seconds["waiting"] = proposer.waited_s

@@ -307,8 +307,11 @@ def test_a_lock_holds_the_machine_or_one_gpu_of_it(held: str, asked: str, waits:
     monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
     entered = threading.Event()
 
+    waited_s: list[float] = []
+
     def enter() -> None:
-        with machine_lock(asked):
+        with machine_lock(asked) as seconds:
+            waited_s.append(seconds)
             entered.set()
 
     thread = threading.Thread(target=enter)
@@ -317,3 +320,4 @@ def test_a_lock_holds_the_machine_or_one_gpu_of_it(held: str, asked: str, waits:
         assert entered.wait(0.3 if waits else 30) is not waits
     thread.join(30)
     assert entered.is_set()
+    assert waited_s[0] > 0.25 or not waits

@@ -206,6 +206,22 @@ def test_no_arm_is_left_out_for_a_cold_first_sample(name: str, seldom: list[str]
     assert {arm.name for arm in timing.baselines if arm.rounds > 1} == {"usual", "other"}
 
 
+def test_no_arm_is_left_out_because_the_machine_was_busy_for_a_moment() -> None:
+    class Busy(ColdFirst):
+        taken = 0
+
+        def sample(self, name: str, count: int, warm: bool = True) -> float:
+            self.taken += name == "usual"
+            return 2e-3 if name == "usual" and self.taken <= 4 else self.LATER[name]
+
+    protocol = dataclasses.replace(brief(CPU_PROTOCOLS["offline"]), halfwidth=-1.0)
+    rounds = Busy([CANDIDATE, "usual", "other", "slow"], Terms(protocol, np.random.default_rng(0)))
+    rounds.run()
+    timing = rounds.timing(0.0, 0.0)
+    assert timing.reference == "usual" and timing.speedup.estimate == pytest.approx(5 / 5.5)
+    assert len(rounds.samples["slow"]) == 1
+
+
 def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() -> None:
     protocol = dataclasses.replace(brief(CPU_PROTOCOLS["offline"]), round_s=0, halfwidth=-1.0)
     rounds = Scripted([CANDIDATE, "usual", "other"], Terms(protocol, np.random.default_rng(0)), seldom=["other"])

@@ -1,5 +1,6 @@
 """search.py: the loop end to end, resumed, shared, killed and interrupted."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,18 @@ def test_the_budget_ends_a_search(evaluator, archive, space) -> None:
     assert progress.proposed > 0 and progress.seconds >= 0.5
     one_more = max(sum(progress.stage_seconds.values()) / progress.proposed, 1.0)
     assert progress.seconds < 0.5 + 20 * one_more
+
+
+def test_waiting_for_others_on_the_machine_is_not_searching(evaluator, archive, monkeypatch) -> None:
+    @contextlib.contextmanager
+    def queued(gpu: str = "") -> Iterator[float]:
+        yield 50.0
+
+    monkeypatch.setattr("cuda_l2.evaluator.machine_lock", queued)
+    before = time.perf_counter()
+    progress = search(evaluator, Listed([honest_source()] * 2), archive, budget_s=60, max_trials=2)
+    assert progress.queued_s >= 50.0 and progress.queued_s % 50.0 == 0
+    assert progress.seconds < time.perf_counter() - before - 49.0
 
 
 def test_a_proposer_that_the_time_did_not_reach_says_what_it_did(evaluator, archive) -> None:

@@ -17,6 +17,15 @@ CHOICES = {"count_positive", "greedy_token", "argmin_columns", "speculative_acce
 """Whose outputs are integers that rounded inputs may leave as they are."""
 
 
+def test_two_tasks_of_one_name_are_said_with_their_file(monkeypatch) -> None:
+    from cuda_l2.tasks import _base  # noqa: PLC0415
+    from cuda_l2.tasks.own import attention  # noqa: PLC0415
+
+    monkeypatch.setattr(attention, "TASKS", (*attention.TASKS, attention.TASKS[0]))
+    with pytest.raises(UserError, match=rf"two tasks are named {attention.TASKS[0].name}.*attention\.py"):
+        _base.definitions.__wrapped__()
+
+
 def test_there_are_tasks_of_every_group() -> None:
     groups = {known.group for known in OWN.values()}
     assert len(OWN) >= 60

@@ -1,6 +1,7 @@
 """What several commands share: readers of option values, and how an interrupted run ends."""
 
 import enum
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -47,6 +48,16 @@ def require_target(name: str) -> None:
     """UserError where the target is not one this version has."""
     if name not in TARGETS:
         raise UserError(f"there is no target {name!r}; choose from {', '.join(TARGETS)}")
+
+
+def require_cuda_packages() -> None:
+    """UserError where what a command on a GPU needs is not installed."""
+    try:
+        importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise UserError(
+            f"this needs an NVIDIA GPU; {error.name} is not installed: pip install 'cuda-l2[cuda]'"
+        ) from None
 
 
 def require_writable(path: Path) -> None:

@@ -52,16 +52,16 @@ def command() -> None:
     )
     for good, what, found in _gpu():
         lines.append(("ok" if good else "--", what, found))
-    for package, needed_for in (
-        ("torch", "baselines and references"),
-        ("optuna", "--policy tpe"),
-        ("openai", "--policy openai:NAME@URL"),
-        ("transformers", "--policy hf:PATH_OR_ID"),
-        ("bm25s", "cuda-l2 index"),
+    for package, needed_for, source in (
+        ("torch", "baselines and references", "torch"),
+        ("optuna", "--policy tpe", "'cuda-l2[tpe]'"),
+        ("openai", "--policy openai:NAME@URL", "'cuda-l2[llm]'"),
+        ("transformers", "--policy hf:PATH_OR_ID", "'cuda-l2[llm]'"),
+        ("bm25s", "cuda-l2 index", "'cuda-l2[llm]'"),
     ):
         present = importlib.util.find_spec(package) is not None
         fatal |= package == "torch" and not present
-        line(present, package, "installed" if present else "missing", f"needed for {needed_for}: pip install {package}")
+        line(present, package, "installed" if present else "missing", f"needed for {needed_for}: pip install {source}")
     for name, folder in (("cache", paths.cache_dir()), ("archive", paths.default_archive().parent)):
         parent = next(p for p in (folder, *folder.parents) if p.exists())
         free = shutil.disk_usage(parent).free

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import end_interrupted, require_writable
+from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
 from cuda_l2.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def command(
 
 def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple[bool, bool]:
     """Prove what the folder holds no proof of; whether an interrupt left nothing, and nothing is found to be wrong."""
+    require_cuda_packages()
+
     from cuda_l2 import lines
     from cuda_l2.execute.cuda_driver import bus_id
     from cuda_l2.execute.lock import machine_lock

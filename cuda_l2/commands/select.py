@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import member, require_writable, seconds
+from cuda_l2.commands._options import member, require_cuda_packages, require_writable, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.records import Accumulate, Layout
 
@@ -77,6 +77,8 @@ def _select(
     budget_s: float,
 ) -> None:
     """Time what the folder holds no times of, then choose from all that are there."""
+    require_cuda_packages()
+
     import time
 
     from cuda_l2 import selection

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from cuda_l2.errors import UserError
 from cuda_l2.execute.fills import GUARD_BYTE, SCRATCH_BYTE
 
 ALIGN = 4096
@@ -53,8 +54,15 @@ class HostArena:
     def _map(self, name: str, size: int) -> None:
         """name: as the system's lists of open files show it."""
         self.size, self.fd = size, os.memfd_create(name)
-        os.ftruncate(self.fd, size)
-        self._bytes: Bytes = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
+        try:
+            os.ftruncate(self.fd, size)
+            self._bytes: Bytes = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
+        except OSError as error:
+            os.close(self.fd)
+            raise UserError(
+                f"no {size / 2**20:.0f} MiB of memory can be had ({error.strerror}): choose smaller sizes, or raise the"
+                " limits (ulimit -f, -v)"
+            ) from None
 
     def poison_workspace(self, used_bytes: int) -> None:
         """Fill a candidate's workspace with garbage and set the guards, the workspace's own end among them."""

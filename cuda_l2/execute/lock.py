@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,16 +10,18 @@ from cuda_l2 import paths, scratch
 
 
 @contextmanager
-def machine_lock(gpu: str = "") -> Iterator[None]:
+def machine_lock(gpu: str = "") -> Iterator[float]:
     """Hold the machine, or one GPU of it by its PCI address; waits for another search to finish its candidate.
 
+    Gives the seconds that it waited, which are nobody's work.
     What runs on the CPU holds the whole machine; several GPUs may be at work at once. A killed holder releases it.
     """
+    start = time.perf_counter()
     with contextlib.ExitStack() as held:
         _hold(held, "machine.lock", fcntl.LOCK_SH if gpu else fcntl.LOCK_EX)
         if gpu:
             _hold(held, f"gpu-{gpu.replace(':', '-')}.lock", fcntl.LOCK_EX)
-        yield
+        yield time.perf_counter() - start
 
 
 def _hold(held: contextlib.ExitStack, name: str, kind: int) -> None:

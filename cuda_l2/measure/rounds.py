@@ -15,11 +15,13 @@ from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, Tim
 
 CANDIDATE = "candidate"
 SLOW_FACTOR = 5.0
-"""A baseline this many times slower than the best is left out of the rounds, after one sample or two short ones."""
+"""A baseline this many times slower than the best is left out of the rounds, after one sample or five short ones."""
 CLOSE_FACTOR = 2.0
 """An arm that is at most so much slower than the best needs no second sample where that decides nothing else: where it
 is timed seldom, or a round has one launch anyway."""
 SHORT_S = 1.0
+LOOKS_S = (0.003, 0.01, 0.03)
+"""Pauses before what looks slow is sampled again."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,12 @@ class Rounds(ABC):
             if not needless and (close or once[name] < SHORT_S):
                 again(name)
         while short := [name for name in slow() if name in unsure and once[name] < SHORT_S]:
+            for name in short:
+                again(name)
+        for pause_s in LOOKS_S:  # a machine that was busy for a moment must not cost a run its strongest baseline
+            short = [name for name in slow() if once[name] < SHORT_S]
+            if short:
+                time.sleep(pause_s)
             for name in short:
                 again(name)
         left_out = slow()

@@ -126,7 +126,10 @@ def _or_absent(family: Family, choice: Choice) -> Choice:
 def space_for(families: Sequence[Family], task: Task, target: Target) -> "FamilySpace | UnionSpace":
     """All schedules of these families for a task; UserError where no family serves it."""
     if not families:
-        raise UserError(f"no kernel family serves {task} on {target.machine}")
+        raise UserError(
+            f"no kernel family serves {task} on {target.machine}; a language model can write for it:"
+            " --policy openai:MODEL@URL or hf:PATH (docs/llm.md)"
+        )
     if len(families) == 1:
         return FamilySpace(families[0], task, target)
     return UnionSpace(tuple(families), task, target)

@@ -53,7 +53,9 @@ def print_result(result: Result) -> None:
     console.print(
         f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
         f" {search.known} known before, rejected: {rejected}; {search.seconds:.0f} s,"
-        f" of which the loop itself {search.overhead:.1%}" + (f"; policy: {search.summary}" if search.summary else "")
+        f" of which the loop itself {search.overhead:.1%}"
+        + (f"; {search.queued_s:.0f} s more for others' turns on this machine" if search.queued_s >= 1 else "")
+        + (f"; policy: {search.summary}" if search.summary else "")
     )
     if search.reviews:
         reviewed = ", ".join(f"{count} {status}" for status, count in sorted(search.reviews.items()))

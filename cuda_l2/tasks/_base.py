@@ -133,9 +133,15 @@ def definitions() -> dict[str, Definition]:
     package = importlib.import_module("cuda_l2.tasks.own")
     found: dict[str, Definition] = {}
     for info in pkgutil.iter_modules(package.__path__):
-        for definition in importlib.import_module(f"{package.__name__}.{info.name}").TASKS:
+        try:
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+        except SyntaxError as error:
+            raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+        for definition in module.TASKS:
             if definition.name in found:
-                raise ValueError(f"two tasks are named {definition.name}")
+                raise UserError(
+                    f"two tasks are named {definition.name}, one of them in {module.__file__}: rename that one"
+                )
             found[definition.name] = replace(definition, group=info.name.replace("_", " "))
     return found
 

@@ -34,6 +34,10 @@ READ_TIMEOUT_S = 600.0
 """A server that is silent for so long is given up; deadlines are usually earlier."""
 
 
+_HOST = re.compile(r"@(localhost$|\[|[^@]*[/:]|[\w-]+(\.[\w-]+)*\.[a-z]{2,}$|\d+(\.\d+){3}$)", re.IGNORECASE)
+"""What looks like an address without its http://: taken for a part of the name it would send the prompt elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How a server wants to be asked, as far as it has said."""
@@ -48,7 +52,7 @@ class OpenAiModel(Model):
 
     def __init__(self, rest: str, settings: ModelSettings) -> None:
         match = re.fullmatch(r"(.+?)(?:@(https?://.*))?", rest)
-        if not match or (match.group(2) is None and "://" in rest):
+        if not match or (match.group(2) is None and ("://" in rest or _HOST.search(rest))):
             raise UserError(
                 f"cannot read the model {rest!r}: write openai:NAME@URL, as in openai:m@http://localhost:8000/v1"
             )
