@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -188,6 +189,27 @@ def test_a_cute_kernel_with_tensor_maps_compiles() -> None:
     result = build(source(CUTE, "sm_90a", "map_a map_b c n k", MAPS))
     assert result.status is BuildStatus.BUILT, result.reason
     assert result.kernels[0].tensor_instructions == ("HGMMA.64x64x16.F32",)
+
+
+def checked(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cuda_l2.cli", "check", str(file), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_check_compiles_for_an_architecture_without_a_gpu(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "wgmma_tma.cu"
+    done = checked(example, "512x512x512:tn", "--compile-only", "sm_90a")
+    assert done.returncode == 0 and "registers, 0 bytes spilled" in done.stdout and "launch   " in done.stdout
+    done = checked(example, "512x512x511:tn", "--compile-only", "sm_90a")
+    assert done.returncode == 1 and "contract refused" in done.stdout
+    wrong = tmp_path / "wrong.cu"
+    wrong.write_text(source(KERNEL + " { c[0] = nothing; }"))
+    done = checked(wrong, "64x64x64", "--compile-only", "sm_80", "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 1 and told["build"]["status"] == "failed" and "nothing" in told["build"]["log"]
+    assert told["plan"]["launches"][0]["block"] == [128, 1, 1]
+    done = checked(wrong, "64x64x64", "--compile-only", "volta")
+    assert done.returncode == 2 and "no architecture" in done.stderr
 
 
 def test_nvcc_builds_the_same_kernels() -> None:

@@ -4,14 +4,14 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.errors import UserError
-from cuda_l2.records import Candidate, TimingStatus, Trial
+from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
 
 
 @Parameter(name="*", group="KernelBench")
@@ -37,6 +37,7 @@ def command(
     protocol: str = "offline",
     target: str = "auto",
     full: Annotated[bool, Parameter(negative=())] = False,
+    compile_only: str | None = None,
     kernelbench: Path | None = None,
     audit: AuditSettings | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -55,6 +56,8 @@ def command(
         offline, server, paper, or search; on a GPU also rotating and server-10ms.
     target
         The machine to judge it on: cpu, cuda, or auto for the one its contract names.
+    compile_only
+        An architecture as in sm_90a: build a CUDA kernel for it and say what is launched. Needs no GPU, judges nothing.
     kernelbench
         Folder of a KernelBench checkout: judge on its file TASK, which is named as kernelbench/level1/19_ReLU, or
         kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract.
@@ -67,6 +70,8 @@ def command(
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    if compile_only is not None:
+        _compile(text, task, compile_only, kernelbench, json)
     if kernelbench and file.suffix == ".py":
         trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
     elif audit and audit != AuditSettings():
@@ -81,6 +86,29 @@ def command(
     else:
         print_trial(trial)
     sys.exit(0 if trial.timing and trial.timing.status is TimingStatus.MEASURED else 1)
+
+
+def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool) -> NoReturn:
+    """Build for an architecture and plan the launches; exits with 1 where either is refused."""
+    from cuda_l2 import contract
+    from cuda_l2.build.cuda import build_all
+    from cuda_l2.report.tables import build_json, print_build
+    from cuda_l2.targets.cuda import compile_only
+
+    if not re.fullmatch(r"sm_\d{2,3}a?", arch):
+        raise UserError(f"{arch!r} is no architecture: give one as in sm_80 or sm_90a")
+    wanted, target = tasks.parse(task, "cuda", checkout), compile_only(arch)
+    (build,) = build_all([Candidate(text)], target)
+    plan, refused = None, ""
+    try:
+        plan = contract.plan_cuda(text, wanted, target.sms)
+    except contract.ContractError as error:
+        refused = str(error)
+    if json:
+        print(build_json(build, plan, refused))
+    else:
+        print_build(build, plan, refused)
+    sys.exit(0 if build.status is BuildStatus.BUILT and plan else 1)
 
 
 def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:

@@ -2,16 +2,18 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from cuda_l2 import contract
+from cuda_l2.contract.cuda import Plan
 from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
 from cuda_l2.plain import plain
-from cuda_l2.records import Arm, Candidate, Gemm, Interval, Review, Task, Timing, Trial, to_json
+from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, to_json
 
 CONSOLE_WIDTH = 110
 
@@ -91,9 +93,7 @@ def print_trial(trial: Trial) -> None:
     """What became of one candidate, stage by stage."""
     console = _console()
     build, verdict, timing = trial.build, trial.verdict, trial.timing
-    console.print(f"build    {build.status}{_because(build.reason)} ({build.seconds:.2f} s, {build.sandbox})")
-    if build.status != "built" and build.log:
-        console.print(build.log.rstrip())
+    _print_stage(console, build)
     if verdict:
         check = f" in the check '{verdict.check}'" if verdict.check else ""
         console.print(f"verdict  {verdict.status}{check}{_because(verdict.reason)} ({verdict.seconds:.2f} s)")
@@ -115,6 +115,46 @@ def print_trial(trial: Trial) -> None:
     if trial.review:
         console.print(_review(trial.review))
     console.print(f"reward   {trial.reward:.4f}")
+
+
+def _print_stage(console: Console, build: Build) -> None:
+    console.print(f"build    {build.status}{_because(build.reason)} ({build.seconds:.2f} s, {build.sandbox})")
+    if build.status != "built" and build.log:
+        console.print(build.log.rstrip())
+
+
+def print_build(build: Build, plan: Plan | None, refused: str) -> None:
+    """What compiling a CUDA kernel gave, and what is launched for a task, or why its contract refuses that."""
+    console = _console()
+    _print_stage(console, build)
+    for kernel in build.kernels:
+        tensor = f"; {', '.join(kernel.tensor_instructions)}" if kernel.tensor_instructions else ""
+        console.print(
+            f"         {kernel.name}: {kernel.registers} registers, {kernel.spill_bytes} bytes spilled,"
+            f" {kernel.shared_bytes} bytes of static shared memory, {kernel.instructions} instructions{tensor}"
+        )
+    for warning in build.warnings:
+        console.print(f"         {warning}")
+    if refused:
+        console.print(f"contract refused: {refused}")
+    for launch in plan.launches if plan else ():
+        console.print(
+            f"launch   {launch.kernel}: {_times(launch.grid)} blocks of {_times(launch.block)} threads,"
+            f" {launch.shared_bytes} bytes of dynamic shared memory"
+            + (f", clusters of {_times(launch.cluster)}" if math.prod(launch.cluster) > 1 else "")
+        )
+
+
+def build_json(build: Build, plan: Plan | None, refused: str) -> str:
+    """The same as JSON."""
+    fields = {"build": json.loads(to_json(build)), "plan": plan and json.loads(to_json(plan)), "refused": refused}
+    return json.dumps(fields, indent=2)
+
+
+def _times(sizes: Sequence[int]) -> str:
+    """Sizes as they multiply, ones at the end left out."""
+    last = max((i for i, size in enumerate(sizes) if size > 1), default=0)
+    return " x ".join(map(str, sizes[: last + 1]))
 
 
 def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
