@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -232,20 +233,23 @@ def test_a_candidate_for_the_gpu_ends_as_its_file_says(path, gpu_audit) -> None:
 def test_the_clock_runs_before_a_process_goes_on() -> None:
     """What its threads do before they find the order counts."""
 
-    class Slow(Module):
-        def __init__(self) -> None:
-            self.ordered = self.stopped = False
+    messages: list[Mapping[str, Any]] = []
 
-        def _order(self, repeats: int) -> None:
-            self.ordered = True
+    class Ordered:
+        def send(self, message: Mapping[str, Any]) -> None:
+            messages.append(message)
 
-        def thaw(self) -> None:
-            assert self.ordered
-            time.sleep(0.02)
-
-        def _await_run(self) -> tuple[float, float]:
+        def await_run(self) -> tuple[float, float]:
             now = time.perf_counter()
             return now, now
+
+    class Slow(Module):
+        def __init__(self) -> None:
+            self._talk, self.stopped = Ordered(), False  # type: ignore[assignment]
+
+        def thaw(self) -> None:
+            assert messages == [{"op": "run", "repeats": 1}]
+            time.sleep(0.02)
 
         def freeze(self) -> None:
             self.stopped = True

@@ -10,28 +10,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from cuda_l2 import process_tree, sandbox
 from cuda_l2.audit import runner
+from cuda_l2.audit.conversation import ALL_SHOWN, Conversation, one_line
 from cuda_l2.audit.samples import Sampler, Samples
 from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
-from cuda_l2.tasks.foreign_process import ForeignProcess, Gone
+from cuda_l2.tasks.foreign_process import ForeignProcess
 from cuda_l2.tasks.kernelbench import Tensors
 
 LINE = 64
 MOST_AHEAD, AHEAD_S = 64, 0.1
 """Runs that are ordered at once where samples are taken, and how long they may take together."""
-SPIN_S, NAP_S = 0.001, 0.02
-"""How long we look at a counter of its all the time, leaving the core to whoever wants it, before it is to wake us."""
 MOST_RUNNING_BYTES = 64 << 10
 """Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
-OPEN = 1 << 62
 RUNNER_BYTES = 1 << 30
 """What a process with torch loaded may take beside what its module does."""
 
@@ -103,7 +101,6 @@ class Module:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self._fd, resources.arena_bytes)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._counters = memoryview(self._map)[: runner.COUNTERS_BYTES].cast("q")
         on_gpu = resources.device != "cpu"
         settings = {
             "arena_fd": self._fd,
@@ -126,6 +123,8 @@ class Module:
         except BaseException:
             os.close(self._fd)
             raise
+        counters = memoryview(self._map)[: runner.COUNTERS_BYTES].cast("q")
+        self._talk = Conversation(self._process, counters, resources.timeout_s)
         self.own_processes = len(process_tree.processes(self._process.pid))
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
@@ -144,17 +143,16 @@ class Module:
     def load(self, timeout_s: float) -> str:
         """Execute the file; why that fails, in one line, or nothing."""
         try:
-            return self._said(
-                self._ask({"op": "load", "file": "module.py", "class": self._class}, timeout_s).get("error", "")
-            )
+            answer = self._talk.ask({"op": "load", "file": "module.py", "class": self._class}, timeout_s)
+            return one_line(answer.get("error", ""))
         except Fault as fault:
             return fault.reason
 
     def make(self, seed: int, initial: Any) -> None:
         """A new instance whose weights come from a seed."""
         self.thaw()
-        answer = self._ask({"op": "make", "seed": seed, "initial": initial, "compile": self._compiled})
-        self._raise_error(answer, "its module cannot be made")
+        message = {"op": "make", "seed": seed, "initial": initial, "compile": self._compiled}
+        answer = self._talk.require(message, "its module cannot be made")
         state = answer.get("state")
         self.state = {name for name in state if isinstance(name, str)} if isinstance(state, list) else set()
 
@@ -185,7 +183,7 @@ class Module:
             return placed
 
         self._calls, self._places, self._given = list(calls), [], []
-        message: list[dict[str, Any]] = []
+        placed_calls: list[dict[str, Any]] = []
         for call in calls:
             inputs = [
                 {"number": call.numbers[t.name]} if t.name in call.numbers else place(t.dtype, t.shape)
@@ -196,15 +194,13 @@ class Module:
                 self._poison(tensor, given["offset"])
             named = zip((*call.task.inputs, *call.task.outputs), (*inputs, *outputs), strict=True)
             self._places.append({t.name: int(given["offset"]) for t, given in named if "offset" in given})
-            message.append({"inputs": inputs, "outputs": outputs, "weights": put(call.weights)})
+            placed_calls.append({"inputs": inputs, "outputs": outputs, "weights": put(call.weights)})
         placed = put(weights)
         if not self.on_cpu:
             self._write_inputs()
         self.thaw()
-        self._raise_error(
-            self._ask({"op": "prepare", "calls": message, "weights": placed, "static": static}),
-            "its weights cannot be set",
-        )
+        message = {"op": "prepare", "calls": placed_calls, "weights": placed, "static": static}
+        self._talk.require(message, "its weights cannot be set")
         self.freeze()
         if not turns:
             self._write_inputs()
@@ -232,8 +228,8 @@ class Module:
             for tensor in self._calls[index].task.outputs:
                 self._poison(tensor, self._places[index][tensor.name])
         self.thaw()
-        answer = self._ask({"op": "play", "sequence": list(sequence), "graph": graph})
-        self._raise_error(answer, "its forward cannot be captured" if graph else "its forward fails")
+        message = {"op": "play", "sequence": list(sequence), "graph": graph}
+        self._talk.require(message, "its forward cannot be captured" if graph else "its forward fails")
         self.freeze()
 
     def run(self, repeats: int = 1) -> Spent:
@@ -241,10 +237,10 @@ class Module:
 
         repeats: how often in a row, where an order of calls is played.
         """
-        self._order(repeats)
+        self._talk.send({"op": "run", "repeats": repeats})
         start = time.perf_counter()  # before any of its threads runs on
         self.thaw()
-        done, collected = self._await_run()
+        done, collected = self._talk.await_run()
         self.freeze()
         return Spent(done - start, collected - done)
 
@@ -260,74 +256,31 @@ class Module:
         running = [sum(t.bytes for t in (*c.task.inputs, *c.task.outputs)) <= MOST_RUNNING_BYTES for c in self._calls]
         inputs = [self._inputs(index) for index in calls]
         self._given = []
-        self._set_counters(0)
-        self._send({"op": "take_turns", "empty": empty})
+        self._talk.begin_turns()
+        self._talk.send({"op": "take_turns", "empty": empty})
         self.thaw()
         run_s = collect_s = 0.0
         for index in calls:
-            self._await(runner.ARRIVED, index + 1)
+            self._talk.await_turn(runner.ARRIVED, index + 1)
             if not running[index]:
                 self.freeze()
                 _copy(inputs[index])
             start = time.perf_counter()
             if running[index]:
                 _copy(inputs[index])
-            self._counters[runner.SHOWN] = index + 1
+            self._talk.show(index + 1)
             if not running[index]:
                 self.thaw()
-            self._await(runner.DONE, index + 1)
+            self._talk.await_turn(runner.DONE, index + 1)
             done = time.perf_counter()
-            self._await(runner.GIVEN, index + 1)
+            self._talk.await_turn(runner.GIVEN, index + 1)
             collect_s += time.perf_counter() - done
             run_s += done - start
             if not empty:
                 self._given.append(self._result(index))
-        self._end_turns()
+        self._talk.end_turns()
         self.freeze()
         return Spent(run_s, collect_s)
-
-    def _set_counters(self, shown: int) -> None:
-        """As they are before turns, while the process is stopped. shown: of the calls, those whose inputs are there."""
-        for counter in range(len(self._counters)):
-            self._counters[counter] = 0
-        self._counters[runner.SHOWN] = shown
-
-    def _await(self, counter: int, number: int) -> None:
-        """Wait until a counter of its has reached a number: on the core first, where a message would come too late."""
-        start = time.perf_counter()
-        while self._counters[counter] < number:
-            os.sched_yield()
-            if time.perf_counter() - start > SPIN_S:
-                break
-        else:
-            return
-        self._counters[runner.AWAITED] = 1
-        while self._counters[counter] < number:
-            said = self._heard(start)
-            if said not in (b"", b"T"):
-                self._raise_said(said)
-        self._counters[runner.AWAITED] = 0
-
-    def _end_turns(self) -> None:
-        """Read what it says at last, and what woke nobody before."""
-        start, said = time.perf_counter(), b""
-        while said in (b"", b"T"):
-            said = self._heard(start)
-        if said != b"C":
-            self._raise_said(said)
-
-    def _heard(self, start: float) -> bytes:
-        """The next byte that it sends, if one comes soon; Fault once the time since then is up, whatever it sends."""
-        try:
-            if time.perf_counter() - start > self._resources.timeout_s:
-                raise TimeoutError
-            return self._process.signal(NAP_S)
-        except TimeoutError as error:
-            if time.perf_counter() - start > self._resources.timeout_s:
-                raise self._fault(error) from None
-            return b""
-        except Gone as error:
-            raise self._fault(error) from None
 
     def sampled(self, seconds: float, most_s: float, enough: Callable[[Samples], bool]) -> Sampled | None:
         """Samples of where it is as it launches what was prepared again and again, reading results too; None without.
@@ -336,7 +289,7 @@ class Module:
         Runs are ordered ahead of their turn, so that it always has work. It cannot tell them from those that are timed,
         but by looking for who traces it, at orders that wait, or at inputs that it has seen.
         """
-        self._set_counters(OPEN)
+        self._talk.begin_turns(shown=ALL_SHOWN)
         self.thaw()
         runs, ahead = 0, 1
         before, began = self.cpu_seconds(), time.perf_counter()
@@ -346,51 +299,15 @@ class Module:
                 if start - began > (seconds if enough(sampler.counts) else most_s):
                     break
                 for _ in range(ahead):
-                    self._send({"op": "take_turns", "empty": False})
+                    self._talk.send({"op": "take_turns", "empty": False})
                 for _ in range(ahead):
                     sampler.until(self._process.waiting)
-                    self._end_turns()
+                    self._talk.end_turns()
                 runs += ahead
                 ahead = max(1, min(MOST_AHEAD, int(ahead * AHEAD_S / (time.perf_counter() - start))))
         cpu_s = self.cpu_seconds() - before
         self.freeze()
         return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
-
-    def _order(self, repeats: int) -> None:
-        self._send({"op": "run", "repeats": repeats})
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        try:
-            self._process.send(message)
-        except Gone as error:
-            raise self._fault(error) from None
-
-    def _await_run(self) -> tuple[float, float]:
-        """When the launches of a run were done, and when their results were read, by our clock."""
-        timeout_s = self._resources.timeout_s
-        try:
-            said = self._process.signal(timeout_s)
-            done = time.perf_counter()
-            if said == b"D":
-                said = self._process.signal(timeout_s)
-            collected = time.perf_counter()
-        except (Gone, TimeoutError) as error:
-            raise self._fault(error) from None
-        if said != b"C":
-            self._raise_said(said)
-        return done, collected
-
-    def _raise_said(self, said: bytes) -> NoReturn:
-        """Why a run did not end as it should."""
-        try:
-            if said == b"X":
-                answer = self._process.answer(self._resources.timeout_s)
-                if "refused" in answer:
-                    raise Fault(VerdictStatus.FORBIDDEN, self._said(answer["refused"]))
-                self._raise_error(answer, "its forward fails")
-            raise Gone
-        except (Gone, TimeoutError) as error:
-            raise self._fault(error) from None
 
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""
@@ -406,7 +323,7 @@ class Module:
         """Fault where a call changed its inputs. A stopped process on the CPU stays so."""
         if not self.on_cpu:
             self.thaw()
-            self._raise_error(self._ask({"op": "give_inputs_back"}), "its inputs cannot be read")
+            self._talk.require({"op": "give_inputs_back"}, "its inputs cannot be read")
         for call, places in zip(self._calls, self._places, strict=True):
             for tensor in call.task.inputs:
                 if tensor.name in places:
@@ -417,22 +334,21 @@ class Module:
     def profile(self) -> Watched:
         """Launch what was prepared as a profiler watches; what it says of that."""
         self.thaw()
-        answer = self._ask({"op": "profile"})
+        answer = self._talk.require({"op": "profile"}, "its forward fails where it is watched")
         self.freeze()
-        self._raise_error(answer, "its forward fails where it is watched")
         try:
-            kernels = {self._said(name): float(us) for name, us in answer["kernels"].items()}
+            kernels = {one_line(name): float(us) for name, us in answer["kernels"].items()}
             column = 1 if kernels else 0
-            operators = {self._said(name): float(us[column]) for name, us in answer["operators"].items()}
+            operators = {one_line(name): float(us[column]) for name, us in answer["operators"].items()}
             return Watched(sum(kernels.values()) or float(answer["us"]), operators, kernels)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-            raise self._fault(Gone()) from None
+            raise self._talk.unreadable() from None
 
     def replaced(self) -> list[str]:
         """What it says of functions that its file replaced."""
         self.thaw()
-        names = self._ask({"op": "replaced"}).get("replaced", [])
-        return [self._said(name) for name in names] if isinstance(names, list) else []
+        names = self._talk.ask({"op": "replaced"}).get("replaced", [])
+        return [one_line(name) for name in names] if isinstance(names, list) else []
 
     def processes(self) -> int:
         return len(process_tree.processes(self._process.pid))
@@ -457,24 +373,6 @@ class Module:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _ask(self, message: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
-        try:
-            return self._process.ask(message, timeout_s or self._resources.timeout_s)
-        except (Gone, TimeoutError) as error:
-            raise self._fault(error) from None
-
-    def _fault(self, error: Gone | TimeoutError) -> Fault:
-        if isinstance(error, TimeoutError):
-            return Fault(VerdictStatus.TIMED_OUT, "did not answer in time")
-        return Fault(VerdictStatus.CRASHED, error.reason or "its process ended, or said what cannot be read")
-
-    def _raise_error(self, answer: Mapping[str, Any], what: str) -> None:
-        if "error" in answer:
-            raise Fault(VerdictStatus.CRASHED, f"{what}: {self._said(answer['error'])}")
-
-    def _said(self, text: object) -> str:
-        return "".join(c for c in str(text) if c.isprintable())[: runner.MAX_REASON]
 
     def _view(self, tensor: Tensor, offset: int) -> torch.Tensor:
         raw = self._bytes[offset : offset + tensor.bytes]
