@@ -5,6 +5,8 @@ starts them shares nothing with them but that pipe: Python's threads would share
 """
 
 import json
+import math
+import os
 import subprocess
 import sys
 import threading
@@ -16,18 +18,22 @@ from cuda_l2.errors import UserError
 from cuda_l2.records import Build, Candidate, from_json
 from cuda_l2.targets.cuda import CudaTarget
 
-CORES_A_SERVER = 4
-BATCH = 4
-"""Candidates sent at once: few, so that the first are ready early."""
+CORES_A_SERVER = 2
+AT_ONCE = 4
+"""Candidates that a server compiles at once: more than its cores, which wait as another server reads machine code."""
+MOST_A_BATCH = 8
+"""Candidates sent at once: reading machine code takes longer to start than one of them takes to compile."""
+NICENESS = 5
+"""Judging goes first where cores are short: there is one GPU, and builds are ahead of it."""
 
 
 class BuildServers:
     """As many processes as the host's cores can feed. A context manager; they start on first use."""
 
     def __init__(self, target: CudaTarget) -> None:
-        self._target = replace(target, cores=CORES_A_SERVER)
-        count = max(1, target.cores // CORES_A_SERVER)
-        self._pool = ThreadPoolExecutor(count)
+        self._target = replace(target, cores=min(AT_ONCE, target.cores))
+        self._count = max(1, target.cores // CORES_A_SERVER)
+        self._pool = ThreadPoolExecutor(self._count)
         self._local, self._lock = threading.local(), threading.Lock()
         self._processes: list[subprocess.Popen[str]] = []
         self._under_way: dict[str, Future[dict[str, Build]]] = {}
@@ -39,8 +45,9 @@ class BuildServers:
         with self._lock:
             self._under_way = {source: batch for source, batch in self._under_way.items() if not batch.done()}
             new = [source for source in dict.fromkeys(sources) if source not in self._under_way]
-            for start in range(0, len(new), BATCH):
-                batch = new[start : start + BATCH]
+            size = min(MOST_A_BATCH, math.ceil(len(new) / self._count)) or 1
+            for start in range(0, len(new), size):
+                batch = new[start : start + size]
                 self._under_way |= dict.fromkeys(batch, self._pool.submit(self._send, batch))
             asked = [(source, self._under_way[source]) for source in sources]
         return (batch.result()[source] for source, batch in asked)
@@ -85,6 +92,7 @@ def main() -> None:
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415 - only in a server's own process
     from cuda_l2.records import to_json  # noqa: PLC0415
 
+    os.nice(NICENESS)
     for line in sys.stdin:
         message = json.loads(line)
         fields = message["target"] | {"capability": tuple(message["target"]["capability"])}
