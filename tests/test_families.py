@@ -47,14 +47,17 @@ def test_every_prefix_has_a_valid_value_and_the_default_is_valid(family, shape, 
     for machine in [target, *OTHER_MACHINES, *GPUS]:
         if not family.serves(gemm, machine):
             continue
-        Schedule(family, gemm, machine, family.default(gemm, machine))
+        defaults = family.defaults(gemm, machine)
+        assert defaults[0] == family.default(gemm, machine) and len(set(defaults)) == len(defaults)
+        for values in defaults:
+            Schedule(family, gemm, machine, values)
         for _ in range(50):
-            values: list[int] = []
+            drawn: list[int] = []
             for choice in family.choices:
-                valid = family.valid_values(gemm, machine, values)
+                valid = family.valid_values(gemm, machine, drawn)
                 assert valid and set(valid) <= set(choice.values)
-                values.append(int(rng.choice(valid)))
-            Schedule(family, gemm, machine, tuple(values))
+                drawn.append(int(rng.choice(valid)))
+            Schedule(family, gemm, machine, tuple(drawn))
 
 
 @pytest.mark.parametrize("family", PRODUCTS, ids=lambda family: family.name)
@@ -71,11 +74,22 @@ def test_an_invalid_schedule_cannot_be_constructed(family, target) -> None:
         Schedule(family, gemm, machine, (*default[:-1], 12345))
 
 
+@pytest.mark.parametrize(
+    ("shape", "shared"), [("512x512x512", 1), ("256x256x256", 1), ("64x4096x4096:tn", 0), ("512x100x512", 0)]
+)
+def test_the_second_default_shares_columns_where_every_thread_gets_a_panel(shape, shared) -> None:
+    machine = CpuTarget("four cores, 512 bits", 4, 512, (48 << 10, 2 << 20, 32 << 20))
+    gemm = Gemm.parse(shape)
+    first, second = (Schedule(CPU_GEMM, gemm, machine, values).named for values in CPU_GEMM.defaults(gemm, machine))
+    assert first["SPLIT_COLUMNS"] == 0 and second["SPLIT_COLUMNS"] == shared
+    assert (second["NV"], second["MR"]) == (4, 6)
+
+
 def test_several_families_make_one_space_that_keeps_each_ones_rules() -> None:
     gemm, machine = Gemm(512, 512, 512), compile_only("sm_90a")
     families = families_for(gemm, machine)
     space = space_for(families, gemm, machine)
-    assert len(families) > 1 and len(space.defaults()) == len(families)
+    assert len(families) > 1 and len(space.defaults()) == len(families)  # one each, of the GPU's families
     for values, family in zip(space.defaults(), families, strict=True):
         candidate = space.render(values, "test")
         assert candidate.family == family.name

@@ -66,6 +66,10 @@ class Family(ABC):
     def default(self, task: Any, target: Target) -> tuple[int, ...]:
         """The values an engineer would try first."""
 
+    def defaults(self, task: Any, target: Target) -> list[tuple[int, ...]]:
+        """What a search tries before it proposes: the default, then others that win on some machines."""
+        return [self.default(task, target)]
+
     def ranked(self, task: Any, target: Target, count: int) -> list[tuple[int, ...]]:
         """Up to `count` schedules' values by the family's own model, the default first."""
         return [self.default(task, target)][:count]

@@ -45,8 +45,24 @@ class CpuGemm(Family):
 
     def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
         assert isinstance(target, CpuTarget)
+        return self.nearest(self._wanted(gemm, target), gemm, target)
+
+    def defaults(self, gemm: Gemm, target: Target) -> list[tuple[int, ...]]:
+        """The default, then threads that share columns, where each gets a panel, with a wide and low register tile.
+
+        Each thread then packs a part of Y alone, and X, which all widen, is read in long runs.
+        """
+        assert isinstance(target, CpuTarget)
+        wanted = self._wanted(gemm, target)
+        vectors = 4 if target.vector_bits == 512 else 2
+        columns = gemm.m if wanted["SWAP"] else gemm.n
+        panels = columns // (vectors * target.vector_bits // 32)
+        wanted |= {"SPLIT_COLUMNS": int(panels >= target.cores), "NV": vectors, "MR": 6, "PREFETCH": 4}
+        return list(dict.fromkeys([self.default(gemm, target), self.nearest(wanted, gemm, target)]))
+
+    def _wanted(self, gemm: Gemm, target: CpuTarget) -> dict[str, int]:
         wide = target.vector_bits == 512
-        wanted = {
+        return {
             "VECTOR_BITS": target.vector_bits,
             "THREADS": target.cores,
             "SWAP": int(gemm.layout is Layout.TN and gemm.n > gemm.m),
@@ -60,7 +76,6 @@ class CpuGemm(Family):
             "PREFETCH": 0,
             "PREFETCH_X": int(gemm.k * max(gemm.m, gemm.n) > 1 << 22),
         }
-        return self.nearest(wanted, gemm, target)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         return {"LAYOUT_TN": int(schedule.gemm.layout is Layout.TN), "XPAD": X_PADDING}

@@ -65,7 +65,7 @@ class FamilySpace:
 
     def defaults(self) -> list[Values]:
         """What engineers would try first."""
-        return [self.family.default(self.task, self.target)]
+        return self.family.defaults(self.task, self.target)
 
 
 ABSENT = -1
@@ -112,7 +112,8 @@ class UnionSpace:
 
     def defaults(self) -> list[Values]:
         """What engineers would try first, of each family."""
-        return [self._whole(i, family.default(self.task, self.target)) for i, family in enumerate(self.families)]
+        own = enumerate(family.defaults(self.task, self.target) for family in self.families)
+        return [self._whole(i, values) for i, each in own for values in each]
 
     def _whole(self, chosen: int, own: Values) -> Values:
         parts = [own if i == chosen else (ABSENT,) * len(family.choices) for i, family in enumerate(self.families)]
