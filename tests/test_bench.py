@@ -396,7 +396,7 @@ def test_the_summary_counts_wins_and_losses_by_bucket() -> None:
     assert "| torch.matmul | NN | 3 | +75.0% | 1.500 | 67% | 33% |" in text
     # heuristic, cuBLAS and torch over autotuned, all NN; then the better layouts, 4.4 / 4.0
     assert "| all | 3 | 1.200 | 1.250 | 1.500 | 1.100 |" in text
-    assert "## server, NN" in text and "1 of 4 shapes have no figures: 1 skipped" in text and "driver 580.1" in text
+    assert "## server, NN" in text and "without figures 1 of 4 shapes: 1 skipped" in text and "driver 580.1" in text
 
 
 def test_baselines_alone_are_compared_with_the_autotuned_one() -> None:

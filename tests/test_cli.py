@@ -1,6 +1,7 @@
 """The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,13 @@ def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     assert shown[0]["protocol"] == "offline"
     table = run("show", "64x48x80", "--archive", archive).stdout
     assert "rows of the register tile" in table and "offline" in table
+    lines = run("show", "64x48x80", "--archive", archive, COLUMNS="80").stdout.splitlines()
+    (best,) = (line for line in lines if re.match(r"  [0-9a-f]{16}  offline ", line))
+    told = lines[lines.index(best) + 1]
+    ratios = shown[0]["timing"]["speedups"]
+    assert any(f"[{ratio['low']:.3f}, " in best and f"against {name}; " in told for name, ratio in ratios)
+    assert f"{shown[0]['created'][:16].replace('T', ' ')} UTC" in told
+    assert f"on {shown[0]['machine']}:" in lines
     source = run("show", "64x48x80", "--archive", archive, "--source").stdout
     assert source.startswith("/* cuda-l2")
     mine = tmp_path / "mine.c"
@@ -133,6 +141,21 @@ def test_a_compilers_words_are_printed_as_they_are(tmp_path) -> None:
     done = run("check", str(bad), "45x40x64")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "x[/*c*/ 2]" in done.stdout and "[a[y]]" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("--compile-only", "sm_90a"), ("--target", "cuda"), ("--full", "--json")])
+def test_a_file_without_a_contract_is_told_first_what_it_lacks(arguments, tmp_path) -> None:
+    (tmp_path / "mine.c").write_text("void gemm(void) {}\n")
+    done = run("check", "mine.c", "64x64x64", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    path = re.search(r"\S*/docs/contract\.md", done.stderr)
+    assert path and Path(path[0]).exists() and "begin it with a comment /* cuda-l2" in done.stderr
+
+
+def test_a_python_file_is_judged_with_kernelbench_alone(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("class ModelNew: ...\n")
+    done = run("check", "mine.py", "64x64x64", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--kernelbench" in done.stderr
 
 
 def test_check_names_the_failing_element_and_exits_with_1() -> None:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import grid
 from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
@@ -280,7 +281,8 @@ def _run_grid(settings: BenchSettings) -> None:
                 if settings.choices:
                     sweep.rig.keep_choices(settings.choices, gemms)
                 print(text)
-    print(f"{len(gemms) - len(sweep.pending(gemms, results))} of {len(gemms)} shapes measured; tables are in {out}")
+    measured = len(gemms) - len(sweep.pending(gemms, results))
+    print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:
         print(f"cuda-l2: {missing}", file=sys.stderr)
     if not finished:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 
 
@@ -33,7 +34,7 @@ def command() -> None:
         line(True, "C compiler", version)
         target = cpu.detect()
         gflops, gbytes = target.ceilings()
-        line(True, "CPU", f"{target.model}, {target.cores} cores, {target.vector_bits}-bit vectors")
+        line(True, "CPU", f"{target.model}, {counted(target.cores, 'core')}, {target.vector_bits}-bit vectors")
         line(True, "ceilings", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory, measured")
     except UserError as error:
         fatal = True

@@ -6,6 +6,7 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_writable
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
 
@@ -51,7 +52,8 @@ def command(shape: str, out: Path, /, settings: RecordSettings | None = None) ->
         family = families_for(gemm, optimizer.target)[0]
         schedules = list(grid(family, gemm, optimizer.target, settings.fix, settings.values))
         if not 1 <= len(schedules) <= settings.limit:
-            raise UserError(f"the grid has {len(schedules)} schedules; between 1 and {settings.limit} can be recorded")
+            has = counted(len(schedules), "schedule")
+            raise UserError(f"the grid has {has}; between 1 and {settings.limit} can be recorded")
         space = FamilySpace(family, gemm, optimizer.target)
         rewards = {}
         for start in range(0, len(schedules), BATCH):

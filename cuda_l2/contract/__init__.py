@@ -30,6 +30,11 @@ def parse(source: str) -> CpuContract | CudaContract:
     raise ContractError('the contract must say target = "cpu" or target = "cuda"')
 
 
+def states_contract(source: str) -> bool:
+    """Whether a source begins with the comment that a contract stands in, whatever that says."""
+    return _COMMENT.match(source) is not None
+
+
 def parse_cpu(source: str) -> CpuContract:
     """The contract of a CPU candidate for matrix products."""
     contract = parse_cpu_task(source)
@@ -124,4 +129,5 @@ __all__ = [
     "parse_cuda",
     "parse_cuda_task",
     "plan_cuda",
+    "states_contract",
 ]

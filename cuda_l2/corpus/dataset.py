@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 
 CARD = "README.md"
@@ -90,7 +91,7 @@ def _table(rows: Rows) -> Any:
 def _card(parts: Mapping[str, Rows], about: str) -> str:
     """The card's head names the parts and their files in the Hub's terms."""
     configs = [{"config_name": name, "data_files": [{"split": "train", "path": f"{name}/*.parquet"}]} for name in parts]
-    counts = "\n".join(f"- `{name}`: {len(rows)} rows" for name, rows in parts.items())
+    counts = "\n".join(f"- `{name}`: {counted(len(rows), 'row')}" for name, rows in parts.items())
     head = json.dumps({"configs": configs}, indent=1)  # JSON is YAML
     return f"---\n{head}\n---\n\n# Dataset {MARK}\n\n{about.strip()}\n\n{counts}\n"
 
