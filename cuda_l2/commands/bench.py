@@ -177,6 +177,10 @@ def _run_tasks(settings: BenchSettings) -> None:
                 )
             )
         )
+        _tell(
+            f"{counted(len(wanted), 'task')}, {budget_s:g} s of search each; results go to {out};"
+            f" what {optimizer.archive.path} holds a report of is taken from there"
+        )
         shown = contextlib.ExitStack()
         stack.enter_context(shown)
 
@@ -213,15 +217,24 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
         Settings(budget_s=budget_s, policy=settings.policy, seed=settings.seed, archive=archive, target=settings.target)
     ) as optimizer:
         for gemm in gemms:
-            with LiveProgress(gemm, budget_s) as live:
-                results.append(optimizer.optimize(gemm, live.progress, live.stage))
-            rows = [json.loads(result_json(result)) for result in results]
-            (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
-            if results[-1].search.interrupted:
-                break
-    text = markdown(results)
-    (out / f"table-{stamp}.md").write_text(text)
-    print(text)
+            optimizer.require_feasible(gemm)
+        _tell(
+            f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
+            f" {', '.join(optimizer.rig.reported(optimizer.rig.arms))}; results go to {out}, trials to {archive}"
+        )
+        try:
+            for gemm in gemms:
+                with LiveProgress(gemm, budget_s) as live:
+                    results.append(optimizer.optimize(gemm, live.progress, live.stage))
+                rows = [json.loads(result_json(result)) for result in results]
+                (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
+                if results[-1].search.interrupted:
+                    break
+        finally:  # also where an error ends the run
+            if results:
+                text = markdown(results)
+                (out / f"table-{stamp}.md").write_text(text)
+                print(text)
 
 
 def _run_grid(settings: BenchSettings) -> None:
@@ -270,6 +283,11 @@ def _run_grid(settings: BenchSettings) -> None:
             pending = sweep.pending(own, results)
             if settings.choices and settings.choices.exists():
                 sweep.rig.recall_choices(settings.choices, pending)
+            _tell(
+                f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
+                f" {len(own) - len(pending)} of them done before; under {', '.join(sweep_settings.protocols)};"
+                f" baselines: {', '.join(sweep.rig.reported(sweep.rig.arms))}; results go to {out}"
+            )
             finished = False
             try:
                 with GridProgress(len(own), len(own) - len(pending)) as line:
@@ -287,6 +305,20 @@ def _run_grid(settings: BenchSettings) -> None:
         print(f"cuda-l2: {missing}", file=sys.stderr)
     if not finished:
         end_interrupted()
+
+
+def _kernels(settings: BenchSettings, budget_s: float) -> str:
+    """What is timed over a grid beside the baselines, in a few words."""
+    if settings.baselines_only:
+        return "baselines alone"
+    if settings.library:
+        return f"kernels of {settings.library}"
+    return f"kernels of {budget_s:g} s of search" if budget_s else "the best kernels known, or default ones,"
+
+
+def _tell(text: str) -> None:
+    """At once, and apart from the results."""
+    print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
 
 
 def _shapes(settings: BenchSettings) -> list[Gemm]:

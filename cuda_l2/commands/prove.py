@@ -73,7 +73,7 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
     finished = False
     with ProofFile(out / PROOF, target.machine) as proofs:
         pending = proofs.pending(tasks)
-        line = GridProgress(len(tasks), len(tasks) - len(pending), "proofs")
+        line = GridProgress(len(tasks), len(tasks) - len(pending), "proof")
 
         def keep(proof: Proof) -> None:
             proofs.append(proof)
