@@ -14,17 +14,21 @@ COMMANDS = (
     "optimize",
     "show",
     "check",
+    "profile",
     "doctor",
     "bench",
     "prove",
     "record",
     "replay",
     "select",
+    "choices",
+    "throughput",
     "index",
     "prompts",
     "exchanges",
     "corpus",
     "collect",
+    "train",
     "tasks",
 )
 
@@ -71,6 +75,8 @@ COMMANDS = (
         (["optimize", "64x64x64", "--cheats", "nowhere"], "go with --checker"),
         (["optimize", "64x64x64", "--target", "cpu", "--tuning", "paper"], "--tuning needs one"),
         (["index", "--folder", "nowhere"], "not a folder"),
+        (["corpus", "--out", "/proc/nowhere"], "cannot write"),
+        (["tasks", "softmax", "--out", "found.jsonl"], "goes with --kernelbench"),
         (["exchanges", "--archive", "missing.db"], "docs/llm.md"),
     ],
 )
@@ -170,6 +176,13 @@ def test_check_names_the_failing_element_and_exits_with_1() -> None:
 def test_help_says_what_a_command_does(command) -> None:
     done = run(command, "--help")
     assert done.returncode == 0 and len(done.stdout.splitlines()) > 4
+    assert not re.search(r"[A-Z] --[a-z]|--empty-", done.stdout)  # options are options alone, each under one name
+
+
+def test_help_fills_its_lines_however_the_code_is_wrapped() -> None:
+    done = run("bench", "--help", COLUMNS="400")
+    assert "what works and what is faster, by group and baseline: tasks.md and tasks.csv." in done.stdout
+    assert "over a grid the one that optimize keeps." in done.stdout
 
 
 def test_importing_the_package_and_its_help_stays_light() -> None:

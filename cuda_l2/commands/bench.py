@@ -80,7 +80,7 @@ class BenchSettings:
     """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     part: str = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
-    also: tuple[Path, ...] = ()
+    also: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
     """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
@@ -100,7 +100,7 @@ class BenchSettings:
     """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
 
 
-def command(shapes: list[str] | None = None, /, settings: BenchSettings | None = None) -> None:
+def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | None = None) -> None:
     """Search each shape, report the winners, print the table; or, with --grid or --sample, run arms over many shapes.
 
     With --tasks, search each task and tell mean, median, 75 %, largest speedup, what works and what is faster, by group

@@ -56,7 +56,7 @@ class CollectSettings:
     review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
 
 
-def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: CollectSettings) -> None:
+def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settings: CollectSettings) -> None:
     """Let models write kernels, keep few verified ones a task and model, with how they were asked and timed.
 
     Parameters

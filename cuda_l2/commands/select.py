@@ -49,7 +49,7 @@ class SelectSettings:
     """Folder for every stage's result. An interrupted run goes on from its pool and times."""
 
 
-def command(settings: SelectSettings | None = None) -> None:
+def command(*, settings: SelectSettings | None = None) -> None:
     """Time a pool of kernels on every shape, and keep the best few for all of them.
 
     Writes pool.csv and times.jsonl, from which an interrupted run goes on, builds.jsonl with what became of each build,

@@ -4,8 +4,8 @@
 """
 
 import json
-import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,11 @@ def require_ours(folder: Path) -> None:
     elif folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose a folder with --out")
     parent = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not os.access(parent, os.W_OK):
-        raise UserError(f"cannot write {folder}; choose another place with --out")
+    try:
+        with tempfile.TemporaryDirectory(dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
 
 
 def _table(rows: Rows) -> Any:
