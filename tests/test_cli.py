@@ -158,6 +158,11 @@ def test_a_file_without_a_contract_is_told_first_what_it_lacks(arguments, tmp_pa
     assert path and Path(path[0]).exists() and "begin it with a comment /* cuda-l2" in done.stderr
 
 
+def test_a_cpu_kernel_is_not_compiled_for_a_gpu(tmp_path) -> None:
+    done = run("check", str(CHEATS / "zero_shortcut.c"), "64x64x64", "--compile-only", "sm_90a")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and 'target = "cpu"' in done.stderr
+
+
 def test_a_python_file_is_judged_with_kernelbench_alone(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("class ModelNew: ...\n")
     done = run("check", "mine.py", "64x64x64", cwd=tmp_path)

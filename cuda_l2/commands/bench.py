@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cuda_l2.records import Operation
+    from cuda_l2.rigs import Rig
     from cuda_l2.search import Progress
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
@@ -220,7 +221,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
             optimizer.require_feasible(gemm)
         _tell(
             f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
-            f" {', '.join(optimizer.rig.reported(optimizer.rig.arms))}; results go to {out}, trials to {archive}"
+            f" {_baselines(optimizer.rig)}; results go to {out}, trials to {archive}"
         )
         try:
             for gemm in gemms:
@@ -286,7 +287,7 @@ def _run_grid(settings: BenchSettings) -> None:
             _tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
                 f" {len(own) - len(pending)} of them done before; under {', '.join(sweep_settings.protocols)};"
-                f" baselines: {', '.join(sweep.rig.reported(sweep.rig.arms))}; results go to {out}"
+                f" {_baselines(sweep.rig)}; results go to {out}"
             )
             finished = False
             try:
@@ -314,6 +315,12 @@ def _kernels(settings: BenchSettings, budget_s: float) -> str:
     if settings.library:
         return f"kernels of {settings.library}"
     return f"kernels of {budget_s:g} s of search" if budget_s else "the best kernels known, or default ones,"
+
+
+def _baselines(rig: "Rig") -> str:
+    """Those that reports time, where a shape has them; names hold commas."""
+    names = rig.reported(rig.arms)
+    return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
 
 
 def _tell(text: str) -> None:

@@ -1,5 +1,6 @@
 """cuda-l2 check: judge a kernel of one's own."""
 
+import contextlib
 import re
 import sys
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
 
     if not re.fullmatch(r"sm_\d{2,3}a?", arch):
         raise UserError(f"{arch!r} is no architecture: give one as in sm_80 or sm_90a")
+    with contextlib.suppress(contract.ContractError):  # what is wrong with it the build says
+        if isinstance(contract.parse(text), contract.CpuContract):
+            raise UserError('--compile-only is for CUDA kernels, and this one says target = "cpu"')
     wanted, target = tasks.parse(task, "cuda", checkout), compile_only(arch)
     (build,) = build_all([Candidate(text)], target)
     plan, refused = None, ""

@@ -102,8 +102,9 @@ def kernel_id(source: str, terms: CudaContract | None = None) -> str:
 
 
 def _fields(source: str) -> dict[str, Any]:
+    text = _match(source).group(1)
     try:
-        return tomllib.loads(_match(source).group(1))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
         raise ContractError(f"the contract is not TOML: {error}") from None
 
