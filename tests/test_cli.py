@@ -197,6 +197,15 @@ def test_importing_the_package_and_its_help_stays_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_doctor_says_which_folder_cannot_be_written(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    for variable, name in (("CUDA_L2_HOME", "archive"), ("CUDA_L2_CACHE", "cache")):
+        done = run("doctor", **{variable: str(tmp_path / "file" / "folder")})
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"--  {name} "))
+        assert done.returncode == 2 and "cannot be written" in line and variable in line
+        assert "apt install gcc" not in done.stdout  # which is there
+
+
 def test_doctor_passes_here() -> None:
     command = [sys.executable, "-m", "cuda_l2.cli", "doctor"]  # as from a shell
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
