@@ -204,6 +204,7 @@ def test_doctor_says_which_folder_cannot_be_written(tmp_path) -> None:
         (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"--  {name} "))
         assert done.returncode == 2 and "cannot be written" in line and variable in line
         assert "apt install gcc" not in done.stdout  # which is there
+    assert "cannot write the cache" in run("doctor", CUDA_L2_CACHE="/proc/nowhere").stdout
 
 
 def test_doctor_passes_here() -> None:
