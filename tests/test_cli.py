@@ -59,6 +59,8 @@ COMMANDS = (
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),
         (["record", "64x64x64", "out.jsonl", "--fix.NOTHING", "1"], "NOTHING"),
+        (["record", "64x64x64", "out.jsonl", "--fix.KC", "64"], "choose from"),
+        (["record", "64x64x64", "out.jsonl", "--limit", "3"], "raise --limit"),
         (["replay", "missing.jsonl"], "record"),
         (["prove", "missing.csv"], "missing.csv"),
         (["optimize", "64x64x64", "--seed", "-1"], "seed"),

@@ -51,9 +51,11 @@ def command(shape: str, out: Path, /, *, settings: RecordSettings | None = None)
     with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
         family = families_for(gemm, optimizer.target)[0]
         schedules = list(grid(family, gemm, optimizer.target, settings.fix, settings.values))
-        if not 1 <= len(schedules) <= settings.limit:
+        if not schedules:
+            raise UserError(f"no schedule of {family.name} for {gemm} is as --fix says; fix fewer choices")
+        if len(schedules) > settings.limit:
             has = counted(len(schedules), "schedule")
-            raise UserError(f"the grid has {has}; between 1 and {settings.limit} can be recorded")
+            raise UserError(f"the grid has {has}, more than {settings.limit}: fix choices with --fix, or raise --limit")
         space = FamilySpace(family, gemm, optimizer.target)
         rewards = {}
         for start in range(0, len(schedules), BATCH):
