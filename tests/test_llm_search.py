@@ -239,7 +239,7 @@ def test_bench_refuses_a_model_whose_spending_nothing_bounds(tmp_path) -> None:
     for options in ({}, {"grid": "64x64x64", "budget": "1s"}):
         settings = BenchSettings(policy="openai:stub@http://localhost:9/v1", out=tmp_path / "out", **options)
         with pytest.raises(UserError, match="cuda-l2 optimize"):
-            bench(["64x64x64"] if not options else None, settings)
+            bench(["64x64x64"] if not options else None, settings=settings)
 
 
 def test_a_message_cannot_close_the_turn_of_a_local_model(tiny) -> None:
