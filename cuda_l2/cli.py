@@ -38,7 +38,7 @@ app = App(
         "A shape is MxNxK, then a layout if B is column-major (tn) and an accumulator if fp16 is enough:"
         " 512x512x512, 64x4096x4096:tn, 256x256x256:nn:fp16."
     ),
-    help_format="plaintext",
+    help_format="markdown",
 )
 for module in (
     optimize,

@@ -32,12 +32,12 @@ def compiled(source: Path, *flags: str) -> Path:
                     f"the C compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
                 )
             out.replace(target)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.filename != paths.compiler_name():
+            raise scratch.unwritable(error) from None
         raise UserError(
             f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC"
         ) from None
-    except OSError as error:
-        raise scratch.unwritable(error) from None
     return target
 
 

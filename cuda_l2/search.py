@@ -19,7 +19,8 @@ class Progress:
 
     proposed: int = 0
     built: int = 0
-    known: int = 0  # proposed again, answered from the archive
+    known: int = 0  # in the archive before the run, which answered
+    repeated: int = 0  # met before in this run, and not judged again
     correct: int = 0
     rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # by status
     best: Trial | None = None
@@ -61,6 +62,7 @@ def search(
     before, queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
     start = time.perf_counter()
     proposer.deadline = start + budget_s
+    met: set[str] = set()  # ids of this run's candidates
 
     def spent() -> bool:
         progress.queued_s = evaluator.queued_s - queued_before
@@ -76,7 +78,8 @@ def search(
             trials = []
             for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
-                _count(progress, trial, known)
+                _count(progress, trial, known, repeated=known and trial.candidate.id in met)
+                met.add(trial.candidate.id)
                 ended = spent()
                 on_progress(progress)
                 if ended:
@@ -136,9 +139,11 @@ def judge_group(
         yield trials[candidate.id], known
 
 
-def _count(progress: Progress, trial: Trial, known: bool) -> None:
+def _count(progress: Progress, trial: Trial, known: bool, repeated: bool) -> None:
+    """known: not judged now. repeated: the run has met it before, so that it counts as that alone."""
     progress.proposed += 1
-    progress.known += known
+    progress.known += known and not repeated
+    progress.repeated += repeated
     progress.last = trial
     progress.trials.append(trial)
     if trial.review and not known:

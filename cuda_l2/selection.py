@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from cuda_l2.counted import counted
 from cuda_l2.library.choose import choose
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
 from cuda_l2.records import Accumulate, Gemm, Layout
@@ -94,7 +95,7 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
     families = {kernel: rows[use.arm.row].family for use in selection.kept.values() for kernel in (use.arm.kernel,)}
     counts = ", ".join(f"{count} {family}" for family, count in sorted(Counter(families.values()).items()))
     lines = [
-        f"{len(selection.kernels)} distinct kernels kept of {selection.offered} timed: {counts}.",
+        f"{counted(len(selection.kernels), 'distinct kernel')} kept of {selection.offered} timed: {counts}.",
         "",
         "What is left of the speed of the best kernel known: mean over shapes, 5th percentile, least; shapes that no"
         " kept kernel serves.",

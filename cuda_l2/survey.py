@@ -21,6 +21,7 @@ from typing import Any
 
 from cuda_l2 import grid
 from cuda_l2.build.build_server import BuildServers
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.lock import machine_lock
@@ -130,7 +131,7 @@ class Survey:
             for option in [*self._options[gemm], *self._finalists.get(_size(gemm), [])]:
                 if option.kernel not in needed:
                     needed[option.kernel] = shortlist.candidate(option, gemm)
-        self.on_stage(f"{len(needed)} kernels to try ({time.monotonic() - start:.0f} s)")
+        self.on_stage(f"{counted(len(needed), 'kernel')} to try ({time.monotonic() - start:.0f} s)")
         servers, failed = BuildServers(self.target), 0
         try:
             with (self.settings.out / BUILDS).open("a") as file:
@@ -145,7 +146,9 @@ class Survey:
                         self.on_stage(f"{number} of {len(needed)} kernels built ({time.monotonic() - start:.0f} s)")
         finally:
             servers.close()
-        self.on_stage(f"{len(self.artifacts)} kernels built, {failed} refused ({time.monotonic() - start:.0f} s)")
+        self.on_stage(
+            f"{counted(len(self.artifacts), 'kernel')} built, {failed} refused ({time.monotonic() - start:.0f} s)"
+        )
 
     def load(self) -> None:
         """What an earlier run timed."""

@@ -6,29 +6,33 @@
 
 For a sample of a dispatch table's shapes the kernel that serves each is built from every folder and timed,
 interleaved, as `cuda-l2 select` does: plain launches back to back, or with --cold single ones with nothing cached.
-Prints how many times as fast as the original each folder's are, by family and size. Needs an NVIDIA GPU of the table's
-kind.
+Prints how many times as fast as the original each folder's are, shape by shape as it goes, then by family and size:
+of what was compared, where Ctrl-C or a time limit ends it. Needs an NVIDIA GPU of the table's kind.
 """
 
 import argparse
+import contextlib
+import itertools
 import math
 import pickle
+import signal
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cuda_l2 import contract, grid
 from cuda_l2.build.build_server import BuildServers
-from cuda_l2.errors import UserError
+from cuda_l2.counted import counted
+from cuda_l2.errors import MachineError, UserError
 from cuda_l2.execute.cuda_driver import bus_id
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.families._base import inlined
 from cuda_l2.library.table import COLD, PLAIN, Row, family_of, read_table
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.quick import Item, QuickTimer
-from cuda_l2.records import Accumulate, BuildStatus, Candidate
+from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate
 from cuda_l2.report.library import BUCKETS
 from cuda_l2.targets import cuda
 from cuda_l2.targets.cuda import CudaTarget
@@ -57,37 +61,43 @@ def sampled(rows: Iterable[Row], count: int, seed: int, edge: str) -> list[Row]:
 
 def compare(
     rows: Sequence[Row], folders: Sequence[Path], target: CudaTarget, cold: bool
-) -> dict[Path, list[tuple[Row, float]]]:
-    """By folder: how many times as fast as the first folder's each row's kernel is."""
+) -> Iterator[tuple[Row, dict[Path, float]]]:
+    """Row by row, how many times as fast as the first folder's kernel each other folder's is; not those that fail.
+
+    Kernels of later rows are built, by several processes, while earlier ones are timed.
+    """
+    candidates = [[edited(row, target, folder) for folder in folders] for row in rows]
     servers = BuildServers(target)
     try:
-        candidates = {(row, folder): edited(row, target, folder) for row in rows for folder in folders}
-        built = dict(zip(candidates, servers.build(list(candidates.values())), strict=True))
+        builds = servers.build(list(itertools.chain(*candidates)))
+        with machine_lock(bus_id()), QuickTimer(0, FINALISTS, cold=cold) as timer:
+            for row, own in zip(rows, candidates, strict=True):
+                built = zip(own, itertools.islice(builds, len(own)), strict=True)
+                times = _times(row, dict(zip(folders, built, strict=True)), target, timer)
+                base = times.get(folders[0], math.nan)
+                ratios = {folder: base / us for folder, us in times.items() if folder != folders[0]}
+                yield row, {folder: ratio for folder, ratio in ratios.items() if math.isfinite(ratio)}
     finally:
         servers.close()
-    found: dict[Path, list[tuple[Row, float]]] = defaultdict(list)
-    with machine_lock(bus_id()), QuickTimer(0, FINALISTS, cold=cold) as timer:
-        for row in rows:
-            items, places = [], []
-            for folder in folders:
-                build = built[row, folder]
-                if build.status is not BuildStatus.BUILT:
-                    print(f"{row.gemm} {folder}: {build.reason}", file=sys.stderr)
-                    continue
-                gemm = row.gemm
-                plan = contract.parse_cuda(candidates[row, folder].source).plan(gemm.m, gemm.n, gemm.k, target.sms)
-                items.append(Item(gemm.layout, build.artifact, pickle.dumps(plan), dependent=False))
-                places.append(folder)
-            times = {}
-            for folder, sample in zip(places, timer.time(row.gemm, items), strict=True):
-                if sample.reason:
-                    print(f"{row.gemm} {folder}: {sample.reason}", file=sys.stderr)
-                times[folder] = sample.final[0]
-            base = times.get(folders[0], math.nan)
-            for folder in folders[1:]:
-                if math.isfinite(base / times.get(folder, math.nan)):
-                    found[folder].append((row, base / times[folder]))
-    return found
+
+
+def _times(
+    row: Row, built: Mapping[Path, tuple[Candidate, Build]], target: CudaTarget, timer: QuickTimer
+) -> dict[Path, float]:
+    """Microseconds by folder; says why one has none."""
+    items: dict[Path, Item] = {}
+    for folder, (candidate, build) in built.items():
+        if build.status is BuildStatus.BUILT:
+            gemm = row.gemm
+            plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+            items[folder] = Item(gemm.layout, build.artifact, pickle.dumps(plan), dependent=False)
+        else:
+            print(f"{row.gemm} {folder}: {build.reason}", file=sys.stderr)
+    samples = dict(zip(items, timer.time(row.gemm, list(items.values())), strict=True))
+    for folder, sample in samples.items():
+        if sample.reason:
+            print(f"{row.gemm} {folder}: {sample.reason}", file=sys.stderr)
+    return {folder: sample.final[0] for folder, sample in samples.items()}
 
 
 def table(found: Sequence[tuple[Row, float]]) -> str:
@@ -116,16 +126,33 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cold", action="store_true", help="single launches with nothing cached")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit ends it as Ctrl-C does
+    found: dict[Path, list[tuple[Row, float]]] = defaultdict(list)
     try:
         rows = read_table(options.table)
         edge = COLD if options.cold and any(row.edge == COLD for row in rows) else PLAIN
         chosen = sampled(rows, options.sample, options.seed, edge)
-        found = compare(chosen, [ORIGINAL, *options.folders], cuda.detect(), options.cold)
-    except UserError as error:
-        parser.exit(2, f"{error}\n")
-    for folder, ratios in found.items():
-        print(f"{folder}: times as fast as the original\n\n{table(ratios)}\n")
-    return 0
+        folders = list(dict.fromkeys([ORIGINAL, *options.folders]))
+        if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+            raise UserError(f"{missing[0]} is not a folder: give copies of {ORIGINAL}")
+        kernels = counted(len(chosen) * len(folders), "kernel")
+        print(f"{counted(len(chosen), 'shape')} to compare, {kernels} to build", file=sys.stderr, flush=True)
+        with contextlib.closing(compare(chosen, folders, cuda.detect(), options.cold)) as compared:
+            for number, (row, ratios) in enumerate(compared, 1):
+                for folder, ratio in ratios.items():
+                    found[folder].append((row, ratio))
+                said = ", ".join(f"{folder} {ratio:.4f}" for folder, ratio in ratios.items()) or "not compared"
+                print(f"{number} of {len(chosen)}: {row.gemm} {row.family}: {said}", file=sys.stderr, flush=True)
+        status = 0
+    except KeyboardInterrupt:
+        print("interrupted: of what was compared so far", file=sys.stderr)
+        status = 130
+    except (UserError, MachineError, OSError) as error:
+        print(error, file=sys.stderr)
+        status = 2
+    for folder, pairs in found.items():
+        print(f"{folder}: times as fast as the original\n\n{table(pairs)}\n")
+    return status
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ REASONS = {
     "lazy_tensor": "gives a Later",
     "patched_timer": "torch.cuda.synchronize",
     "patched_empty": "torch.empty",
-    "process_left": "processes",
+    "process_left": "process of its own",
     "thread_left": "cores busy",
     "changed_input": "changed its input x",
     "folded_weight": "weights changed in place",

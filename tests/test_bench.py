@@ -396,7 +396,7 @@ def test_the_summary_counts_wins_and_losses_by_bucket() -> None:
     assert "| torch.matmul | NN | 3 | +75.0% | 1.500 | 67% | 33% |" in text
     # heuristic, cuBLAS and torch over autotuned, all NN; then the better layouts, 4.4 / 4.0
     assert "| all | 3 | 1.200 | 1.250 | 1.500 | 1.100 |" in text
-    assert "## server, NN" in text and "1 of 4 shapes have no figures: 1 skipped" in text and "driver 580.1" in text
+    assert "## server, NN" in text and "without figures 1 of 4 shapes: 1 skipped" in text and "driver 580.1" in text
 
 
 def test_baselines_alone_are_compared_with_the_autotuned_one() -> None:
@@ -463,8 +463,23 @@ def test_a_run_killed_in_the_middle_goes_on_and_measures_nothing_twice(tmp_path)
     assert len(shapes) == len(set(shapes)) == 24
     assert len(read_csv(tmp_path / CSV)) == 24 and "24 of 24 shapes measured" in done.stdout
     everything = (tmp_path / RESULTS).read_bytes()
+    whole = before.count(b"\n") - 1
+    assert f"baselines alone on 24 shapes, {whole} of them done before" in done.stderr
     again = run(*bench(tmp_path, MANY, *QUICK))
+    assert "24 of them done before" in again.stderr
     assert again.returncode == 0 and (tmp_path / RESULTS).read_bytes() == everything
+
+
+def test_a_run_over_a_grid_says_at_once_what_it_will_do(tmp_path) -> None:
+    process = started(bench(tmp_path, MANY, "--target", "cpu", "--protocols", "offline,server"))
+    assert process.stderr
+    first, second = process.stderr.readline(), process.stderr.readline()
+    measured = len(stored(tmp_path))
+    process.kill()
+    process.communicate()
+    assert "the best kernels known, or default ones, on 24 shapes, 0 of them done before" in first
+    assert "under offline, server; 3 baselines (" in first and "torch fp16" in first and str(tmp_path) in first
+    assert second.startswith("0 of 24 shapes; ") and measured == 0
 
 
 def test_parts_measured_apart_make_one_table(tmp_path) -> None:
@@ -548,8 +563,14 @@ def test_without_a_grid_the_table_of_searched_shapes_is_made(tmp_path) -> None:
     out = tmp_path / "out"
     done = run("bench", "24x20x36", "--budget", "1s", "--out", str(out), "--target", "cpu")
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("cuda-l2: 1 shape, 1 s of search each") and str(out) in done.stderr.splitlines()[0]
     assert "| 24x20x36 |" in done.stdout and "geometric mean" in done.stdout
     assert {path.suffix for path in out.iterdir()} >= {".db", ".json", ".md"}
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_any_is_searched(tmp_path) -> None:
+    done = run("bench", "24x20x36", "999999x999999x999999", "--out", str(tmp_path / "out"), "--target", "cpu")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and "memory" in done.stderr
 
 
 def test_baselines_are_timed_alone_against_the_usual_strongest(rig) -> None:

@@ -1,6 +1,7 @@
 """The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,17 +14,21 @@ COMMANDS = (
     "optimize",
     "show",
     "check",
+    "profile",
     "doctor",
     "bench",
     "prove",
     "record",
     "replay",
     "select",
+    "choices",
+    "throughput",
     "index",
     "prompts",
     "exchanges",
     "corpus",
     "collect",
+    "train",
     "tasks",
 )
 
@@ -54,6 +59,8 @@ COMMANDS = (
         (["check", "missing.c", "64x64x64"], "missing.c"),
         (["check", ".", "64x64x64"], "cannot read"),
         (["record", "64x64x64", "out.jsonl", "--fix.NOTHING", "1"], "NOTHING"),
+        (["record", "64x64x64", "out.jsonl", "--fix.KC", "64"], "choose from"),
+        (["record", "64x64x64", "out.jsonl", "--limit", "3"], "raise --limit"),
         (["replay", "missing.jsonl"], "record"),
         (["prove", "missing.csv"], "missing.csv"),
         (["optimize", "64x64x64", "--seed", "-1"], "seed"),
@@ -70,6 +77,8 @@ COMMANDS = (
         (["optimize", "64x64x64", "--cheats", "nowhere"], "go with --checker"),
         (["optimize", "64x64x64", "--target", "cpu", "--tuning", "paper"], "--tuning needs one"),
         (["index", "--folder", "nowhere"], "not a folder"),
+        (["corpus", "--out", "/proc/nowhere"], "cannot write"),
+        (["tasks", "softmax", "--out", "found.jsonl"], "goes with --kernelbench"),
         (["exchanges", "--archive", "missing.db"], "docs/llm.md"),
     ],
 )
@@ -119,6 +128,13 @@ def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     assert shown[0]["protocol"] == "offline"
     table = run("show", "64x48x80", "--archive", archive).stdout
     assert "rows of the register tile" in table and "offline" in table
+    lines = run("show", "64x48x80", "--archive", archive, COLUMNS="80").stdout.splitlines()
+    (best,) = (line for line in lines if re.match(r"  [0-9a-f]{16}  offline ", line))
+    told = lines[lines.index(best) + 1]
+    ratios = shown[0]["timing"]["speedups"]
+    assert any(f"[{ratio['low']:.3f}, " in best and f"against {name}; " in told for name, ratio in ratios)
+    assert f"{shown[0]['created'][:16].replace('T', ' ')} UTC" in told
+    assert f"on {shown[0]['machine']}:" in lines
     source = run("show", "64x48x80", "--archive", archive, "--source").stdout
     assert source.startswith("/* cuda-l2")
     mine = tmp_path / "mine.c"
@@ -135,6 +151,26 @@ def test_a_compilers_words_are_printed_as_they_are(tmp_path) -> None:
     assert "x[/*c*/ 2]" in done.stdout and "[a[y]]" in done.stdout
 
 
+@pytest.mark.parametrize("arguments", [(), ("--compile-only", "sm_90a"), ("--target", "cuda"), ("--full", "--json")])
+def test_a_file_without_a_contract_is_told_first_what_it_lacks(arguments, tmp_path) -> None:
+    (tmp_path / "mine.c").write_text("void gemm(void) {}\n")
+    done = run("check", "mine.c", "64x64x64", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    path = re.search(r"\S*/docs/contract\.md", done.stderr)
+    assert path and Path(path[0]).exists() and "begin it with a comment /* cuda-l2" in done.stderr
+
+
+def test_a_cpu_kernel_is_not_compiled_for_a_gpu(tmp_path) -> None:
+    done = run("check", str(CHEATS / "zero_shortcut.c"), "64x64x64", "--compile-only", "sm_90a")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and 'target = "cpu"' in done.stderr
+
+
+def test_a_python_file_is_judged_with_kernelbench_alone(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("class ModelNew: ...\n")
+    done = run("check", "mine.py", "64x64x64", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--kernelbench" in done.stderr
+
+
 def test_check_names_the_failing_element_and_exits_with_1() -> None:
     done = run("check", str(CHEATS / "zero_shortcut.c"), "45x40x64")
     assert done.returncode == 1
@@ -147,6 +183,13 @@ def test_check_names_the_failing_element_and_exits_with_1() -> None:
 def test_help_says_what_a_command_does(command) -> None:
     done = run(command, "--help")
     assert done.returncode == 0 and len(done.stdout.splitlines()) > 4
+    assert not re.search(r"[A-Z] --[a-z]|--empty-", done.stdout)  # options are options alone, each under one name
+
+
+def test_help_fills_its_lines_however_the_code_is_wrapped() -> None:
+    done = run("bench", "--help", COLUMNS="400")
+    assert "what works and what is faster, by group and baseline: tasks.md and tasks.csv." in done.stdout
+    assert "over a grid the one that optimize keeps." in done.stdout
 
 
 def test_importing_the_package_and_its_help_stays_light() -> None:
@@ -154,6 +197,16 @@ def test_importing_the_package_and_its_help_stays_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import sys, cuda_l2.cli; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_doctor_says_which_folder_cannot_be_written(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    for variable, name in (("CUDA_L2_HOME", "archive"), ("CUDA_L2_CACHE", "cache")):
+        done = run("doctor", **{variable: str(tmp_path / "file" / "folder")})
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"--  {name} "))
+        assert done.returncode == 2 and "cannot be written" in line and variable in line
+        assert "apt install gcc" not in done.stdout  # which is there
+    assert "cannot write the cache" in run("doctor", CUDA_L2_CACHE="/proc/nowhere").stdout
 
 
 def test_doctor_passes_here() -> None:

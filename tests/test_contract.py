@@ -34,6 +34,11 @@ def test_anything_else_is_refused(text: str) -> None:
         evaluate(text, NAMES)
 
 
+def test_a_source_without_a_contract_is_told_that_and_not_of_toml() -> None:
+    with pytest.raises(ContractError, match=r"^the source does not begin with a /\* cuda-l2"):
+        parse("int x;")
+
+
 def test_a_contract_is_read() -> None:
     contract = parse('/* cuda-l2\ntarget = "cpu"\nthreads = 2\nworkspace = "threads * m"\n*/\nvoid gemm(void);')
     assert (contract.entry, contract.threads) == ("gemm", 2)

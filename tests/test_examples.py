@@ -1,5 +1,6 @@
 """The examples of docs/contract.md do what it says of them."""
 
+import contextlib
 import importlib.util
 import shutil
 from pathlib import Path
@@ -11,7 +12,8 @@ from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row
-from cuda_l2.records import BuildStatus, Candidate, Gemm
+from cuda_l2.measure.quick import Sampled
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
 from cuda_l2.targets.cuda import compile_only
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -38,11 +40,17 @@ def test_every_example_has_a_plan_and_is_named_in_the_specification() -> None:
         assert plan.launches[0].grid[0] * plan.launches[0].grid[1] > 1
 
 
-def test_edited_kernels_differ_in_their_familys_source_alone(tmp_path) -> None:
+@pytest.fixture
+def tool():
+    """examples/compare_kernels.py."""
     spec = importlib.util.spec_from_file_location("compare_kernels", EXAMPLES / "compare_kernels.py")
     assert spec and spec.loader
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_edited_kernels_differ_in_their_familys_source_alone(tool, tmp_path) -> None:
     target, gemm = compile_only("sm_90a"), Gemm(256, 256, 2048)
     family = next(family for family in families_for(gemm, target) if family.name == "sm90_wave")
     values = zip((choice.name for choice in family.choices), family.default(gemm, target), strict=True)
@@ -57,6 +65,58 @@ def test_edited_kernels_differ_in_their_familys_source_alone(tmp_path) -> None:
     rows = [row, Row(gemm, PROGRAMMATIC, *(row.family, row.schedule, 3.0))]
     assert tool.sampled(rows, 5, 0, PLAIN) == [row]
     assert "| sm90_wave | 24-27 | 2 | 1.0392 | 1.0400 | 1.0000 | 1.0800 |" in tool.table([(row, 1.0), (row, 1.08)])
+
+
+class Servers:
+    """Build servers that say which kernels were asked for, and when."""
+
+    def __init__(self, target) -> None:
+        self.closed = False
+
+    def build(self, candidates):
+        return (Build(candidate.id, BuildStatus.BUILT, artifact="kernel.cubin") for candidate in candidates)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Timer:
+    """A timer by which the second folder's kernels take half as long, and that Ctrl-C reaches at its third shape."""
+
+    def __init__(self, *_, **__) -> None:
+        self.shapes = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None: ...
+
+    def time(self, gemm, items):
+        self.shapes += 1
+        if self.shapes == 3:
+            raise KeyboardInterrupt
+        return [Sampled(final=[us, 0.0]) for us in (4.0, 2.0)[: len(items)]]
+
+
+def test_an_interrupted_comparison_shows_every_shape_and_the_table_so_far(tool, monkeypatch, tmp_path, capsys) -> None:
+    made = []
+    monkeypatch.setattr(tool, "BuildServers", lambda target: made.append(Servers(target)) or made[0])
+    monkeypatch.setattr(tool, "QuickTimer", Timer)
+    monkeypatch.setattr(tool, "machine_lock", contextlib.nullcontext)
+    monkeypatch.setattr(tool, "bus_id", str)
+    monkeypatch.setattr(tool.cuda, "detect", lambda: compile_only("sm_90a"))
+    monkeypatch.setattr(tool.signal, "signal", lambda *_: None)
+    lean = tmp_path / "lean"
+    shutil.copytree(tool.ORIGINAL, lean, ignore=shutil.ignore_patterns("__pycache__"))
+    table = EXAMPLES.parent / "results" / "h200" / "schedules.csv"
+    monkeypatch.setattr("sys.argv", ["compare_kernels", str(lean), "--table", str(table), "--sample", "4"])
+    assert tool.main() == 130
+    said = capsys.readouterr()
+    first, *shapes, last = said.err.splitlines()
+    assert first == "8 shapes to compare, 16 kernels to build" and "interrupted" in last
+    assert [line.partition(":")[0] for line in shapes] == ["1 of 8", "2 of 8"]
+    assert all(line.endswith(f"{lean} 2.0000") for line in shapes)
+    assert "| all | all | 2 | 2.0000 |" in said.out and made[0].closed
 
 
 @pytest.mark.gpu

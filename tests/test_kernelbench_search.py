@@ -305,7 +305,7 @@ def test_few_verified_kernels_for_a_file_are_collected_but_not_for_one_held_out(
         collect_command.command([f"{QUARTIC}:rows=40,columns=30", SWISH], settings=settings)
         assert len(server.requests) == 1
     said = capsys.readouterr()
-    assert "held out: kernelbench/level2/1_Linear" in said.err and "1 of 1 pairs of task and model done" in said.out
+    assert "held out: kernelbench/level2/1_Linear" in said.err and "1 of 1 pair of task and model done" in said.out
 
 
 def test_a_bench_over_a_checkout_counts_what_works_and_says_what_is_no_task(tmp_path, capsys) -> None:

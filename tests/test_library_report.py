@@ -120,7 +120,7 @@ def test_where_an_earlier_run_was_slower_cublaslt_stands_for_ours(tmp_path) -> N
     found = fallbacks(tmp_path / CSV)
     assert found == {(m.gemm, "offline"): (slower, slower) for m, slower in zip(earlier, (False, True), strict=True)}
     text = summary(header, [replace(m, falls_back=found[m.gemm, "offline"]) for m in earlier])
-    assert "chosen beforehand: 1 shapes" in text and "| >= 34 | 1 | +0.00% | 1.000 | 0.0% | 0.0% | 1.000 |" in text
+    assert "chosen beforehand: 1 shape\n" in text and "| >= 34 | 1 | +0.00% | 1.000 | 0.0% | 0.0% | 1.000 |" in text
     (tmp_path / "no.csv").write_text("m,n\n1,2\n")
     with pytest.raises(UserError, match="is no table"):
         fallbacks(tmp_path / "no.csv")

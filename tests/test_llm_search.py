@@ -143,7 +143,7 @@ def test_bad_answers_are_counted_and_the_search_goes_on(evaluator, archive, tmp_
     progress, server, exchanges = run(evaluator, archive, lambda request, number: says[number % len(says)], 2, settings)
     assert sorted(trial.status for trial in progress.trials) == ["forbidden", "measured"]
     assert len(server.requests) == len(exchanges) == len(answers)
-    for part in ("1 failed", "1 refused", "1 answers without code", "2 answers cut off"):
+    for part in ("1 failed", "1 refused", "1 answer without code", "2 answers cut off"):
         assert part in progress.summary
 
 
@@ -152,12 +152,12 @@ def test_a_model_that_never_gives_code_ends_the_search_with_a_word(evaluator, ar
         progress, server, _ = run(evaluator, archive, script, 50)
         assert progress.proposed == 0 and len(server.requests) == FRUITLESS_ROUNDS
         assert "nothing new" in progress.summary
-    assert "1 answers without code" in progress.summary and "set OPENAI_API_KEY" in progress.summary
+    assert "1 answer without code" in progress.summary and "set OPENAI_API_KEY" in progress.summary
 
 
 def test_a_model_that_repeats_itself_is_not_asked_for_ever(evaluator, archive) -> None:
     progress, server, _ = run(evaluator, archive, [Say(block(honest_source()))], 50)
-    assert len(archive.trials(GEMM)) == 1 and progress.known == len(server.requests) - 1 == FRUITLESS_ROUNDS
+    assert len(archive.trials(GEMM)) == 1 and progress.repeated == len(server.requests) - 1 == FRUITLESS_ROUNDS
 
 
 def test_what_was_paid_for_and_not_judged_is_judged_first_and_not_paid_again(evaluator, archive) -> None:
@@ -239,7 +239,7 @@ def test_bench_refuses_a_model_whose_spending_nothing_bounds(tmp_path) -> None:
     for options in ({}, {"grid": "64x64x64", "budget": "1s"}):
         settings = BenchSettings(policy="openai:stub@http://localhost:9/v1", out=tmp_path / "out", **options)
         with pytest.raises(UserError, match="cuda-l2 optimize"):
-            bench(["64x64x64"] if not options else None, settings)
+            bench(["64x64x64"] if not options else None, settings=settings)
 
 
 def test_a_message_cannot_close_the_turn_of_a_local_model(tiny) -> None:

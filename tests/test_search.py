@@ -20,6 +20,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer, proposer_maker
 from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.report.live import describe
 from cuda_l2.search import Progress, search
 
 GEMM = Gemm(64, 48, 80)
@@ -71,7 +72,18 @@ def test_a_known_candidate_is_not_measured_twice_unless_asked(evaluator, archive
 
 def test_a_candidate_twice_in_a_group_is_judged_once(evaluator, archive) -> None:
     progress = search(evaluator, Listed([honest_source()] * 3), archive, budget_s=60, max_trials=3)
-    assert (progress.proposed, progress.known) == (3, 2)
+    assert (progress.proposed, progress.known, progress.repeated) == (3, 0, 2)
+    assert len(archive.trials(GEMM)) == 1
+
+
+def test_what_a_run_repeats_is_counted_apart_from_what_was_known_before_it(evaluator, archive) -> None:
+    proposer = Listed([honest_source()] * 3)
+    proposer.group = 1  # so that later ones are met in the archive, as those of an earlier run are
+    first = search(evaluator, proposer, archive, budget_s=60, max_trials=3)
+    assert (first.proposed, first.known, first.repeated) == (3, 0, 2)
+    second = search(evaluator, Listed([honest_source()] * 3), archive, budget_s=60, max_trials=3)
+    assert (second.proposed, second.known, second.repeated) == (3, 1, 2)
+    assert "1 known before, 2 repeated" in describe(GEMM, second, 60)
     assert len(archive.trials(GEMM)) == 1
 
 

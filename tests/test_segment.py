@@ -141,7 +141,7 @@ def test_a_piece_is_the_lines_that_were_named_with_what_they_need(folder, tmp_pa
     with ExchangeLog(tmp_path / "data.db") as log:
         (kept,) = log.exchanges(purpose="segment")
         assert kept.key == line["exchange"] and kept.messages[-1].text == prompt
-    assert "1 windows shown to the model: 1 cut" in capsys.readouterr().out
+    assert "1 window shown to the model: 1 cut" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

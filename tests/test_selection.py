@@ -127,4 +127,4 @@ def test_the_table_holds_whole_schedules() -> None:
     both = joined(found, cold)
     assert len(both) == 5 and both[0] == cold[0]
     assert joined(both, [dataclasses.replace(cold[0], us=4.0)])[0].us == 4.0
-    assert "1 distinct kernels kept of 1 timed" in summary(chosen, pool)
+    assert "1 distinct kernel kept of 1 timed" in summary(chosen, pool)

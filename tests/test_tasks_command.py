@@ -82,7 +82,7 @@ def test_a_checkout_is_tried_and_counted(run, tmp_path) -> None:
     status, said, error = run("--kernelbench", str(tmp_path), "--out", str(out), "--timeout", "30s")
     assert status == 0, error
     assert "needs-package    kernelbench/level2/2_Bad: needs the package nobody_has_this" in said
-    assert "1 of 2 files are tasks" in said
+    assert "tasks: 1 of 2 files" in said
     found = [from_json(Examined, line) for line in out.read_text().splitlines()]
     assert [each.status for each in found] == [Readiness.READY, Readiness.NEEDS_PACKAGE]
 

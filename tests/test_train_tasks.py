@@ -220,7 +220,7 @@ def test_the_model_learns_its_own_right_kernels_and_goes_on_where_it_was(folder,
     rows = [row for i in (1, 2) for row in dataset.read(tmp_path / "own" / f"round-{i}" / "collected", "sft")]
     assert [(row["code"], row["round"]) for row in rows] == [(RIGHT, 1), (RIGHT, 2)]
     assert rows[0]["messages"][0]["content"] == QUESTION
-    assert "round 2: 1 kernels of its own" in capsys.readouterr().err
+    assert "round 2: 1 kernel of its own" in capsys.readouterr().err
     assert margin(tmp_path / "own" / "model") > margin(folder / "tuned" / "model") + 0.3
     with pytest.raises(UserError, match=r"collecting.keep = 1, not 2"):
         run("self-supervised", folder, tmp_path / "own", *changes, "collecting.keep=2")

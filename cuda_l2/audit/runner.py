@@ -357,7 +357,7 @@ class Runner:
         for result, (_, _, places) in zip(results, calls, strict=True):
             leaves = [result] if type(result) is self._tensor else self._leaves(result)
             if len(leaves) != len(places):
-                raise Refused(f"gives {len(leaves)} tensors, not {len(places)}")
+                raise Refused(f"number of tensors given: {len(leaves)}, not {len(places)}")
             for leaf, place in zip(leaves, places, strict=True):
                 self._require_plain(leaf, place)
                 self._copy(place, leaf)

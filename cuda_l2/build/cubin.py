@@ -21,6 +21,7 @@ from elftools.elf.sections import Section, SymbolTableSection
 
 from cuda_l2.build.cuda_rules import call_reason, variable_reason
 from cuda_l2.contract.cuda import SCALARS, TENSOR_MAP_BYTES, CudaContract
+from cuda_l2.counted import counted
 from cuda_l2.records import KernelFacts
 
 WORD_BYTES = 16
@@ -203,11 +204,11 @@ def _refuse_words(cubin: Cubin, kernel: Kernel, sass: Mapping[bytes, str], hidde
 
 def _refuse_parameters(kernel: Kernel, kinds: Sequence[str]) -> str:
     if len(kinds) != len(kernel.parameters):
-        return f"{kernel.name} takes {len(kernel.parameters)} parameters, the contract passes {len(kinds)}"
+        return f"{kernel.name} takes {counted(len(kernel.parameters), 'parameter')}, the contract passes {len(kinds)}"
     for position, (kind, size) in enumerate(zip(kinds, kernel.parameters, strict=True), 1):
         if kind != "table" and size != _ARGUMENT_BYTES[kind]:
             passed = f"the contract passes {kind} of {_ARGUMENT_BYTES[kind]}"
-            return f"parameter {position} of {kernel.name} has {size} bytes, {passed}"
+            return f"parameter {position} of {kernel.name} has {counted(size, 'byte')}, {passed}"
     return ""
 
 

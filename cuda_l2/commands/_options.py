@@ -60,6 +60,25 @@ def require_cuda_packages() -> None:
         ) from None
 
 
+def read_source(file: Path, contracted: bool = True) -> str:
+    """A candidate's text; UserError where it cannot be read. contracted: also where it states no launch contract."""
+    from cuda_l2 import contract
+    from cuda_l2.contract.text import document
+
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    if not contracted or contract.states_contract(text):
+        return text
+    if file.suffix == ".py":
+        raise UserError(f"{file} is Python: its ModelNew is judged on a file of KernelBench, with --kernelbench FOLDER")
+    raise UserError(
+        f'{file} states no launch contract: begin it with a comment /* cuda-l2 ... */ that says target = "cpu" or'
+        f' "cuda", and what else {document("contract.md")} describes, with examples'
+    )
+
+
 def require_writable(path: Path) -> None:
     """UserError where a result could not be written to this file; nothing is left behind."""
     existed = path.exists()

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import grid
 from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cuda_l2.records import Operation
+    from cuda_l2.rigs import Rig
     from cuda_l2.search import Progress
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
@@ -79,7 +81,7 @@ class BenchSettings:
     """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     part: str = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
-    also: tuple[Path, ...] = ()
+    also: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
     """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
     fresh: Annotated[bool, Parameter(negative=())] = False
     """Move the results that --out holds aside and begin the grid anew."""
@@ -99,7 +101,7 @@ class BenchSettings:
     """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
 
 
-def command(shapes: list[str] | None = None, /, settings: BenchSettings | None = None) -> None:
+def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | None = None) -> None:
     """Search each shape, report the winners, print the table; or, with --grid or --sample, run arms over many shapes.
 
     With --tasks, search each task and tell mean, median, 75 %, largest speedup, what works and what is faster, by group
@@ -176,6 +178,10 @@ def _run_tasks(settings: BenchSettings) -> None:
                 )
             )
         )
+        _tell(
+            f"{counted(len(wanted), 'task')}, {budget_s:g} s of search each; results go to {out};"
+            f" what {optimizer.archive.path} holds a report of is taken from there"
+        )
         shown = contextlib.ExitStack()
         stack.enter_context(shown)
 
@@ -212,15 +218,24 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
         Settings(budget_s=budget_s, policy=settings.policy, seed=settings.seed, archive=archive, target=settings.target)
     ) as optimizer:
         for gemm in gemms:
-            with LiveProgress(gemm, budget_s) as live:
-                results.append(optimizer.optimize(gemm, live.progress, live.stage))
-            rows = [json.loads(result_json(result)) for result in results]
-            (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
-            if results[-1].search.interrupted:
-                break
-    text = markdown(results)
-    (out / f"table-{stamp}.md").write_text(text)
-    print(text)
+            optimizer.require_feasible(gemm)
+        _tell(
+            f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
+            f" {_baselines(optimizer.rig)}; results go to {out}, trials to {archive}"
+        )
+        try:
+            for gemm in gemms:
+                with LiveProgress(gemm, budget_s) as live:
+                    results.append(optimizer.optimize(gemm, live.progress, live.stage))
+                rows = [json.loads(result_json(result)) for result in results]
+                (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
+                if results[-1].search.interrupted:
+                    break
+        finally:  # also where an error ends the run
+            if results:
+                text = markdown(results)
+                (out / f"table-{stamp}.md").write_text(text)
+                print(text)
 
 
 def _run_grid(settings: BenchSettings) -> None:
@@ -269,6 +284,11 @@ def _run_grid(settings: BenchSettings) -> None:
             pending = sweep.pending(own, results)
             if settings.choices and settings.choices.exists():
                 sweep.rig.recall_choices(settings.choices, pending)
+            _tell(
+                f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
+                f" {len(own) - len(pending)} of them done before; under {', '.join(sweep_settings.protocols)};"
+                f" {_baselines(sweep.rig)}; results go to {out}"
+            )
             finished = False
             try:
                 with GridProgress(len(own), len(own) - len(pending)) as line:
@@ -280,11 +300,32 @@ def _run_grid(settings: BenchSettings) -> None:
                 if settings.choices:
                     sweep.rig.keep_choices(settings.choices, gemms)
                 print(text)
-    print(f"{len(gemms) - len(sweep.pending(gemms, results))} of {len(gemms)} shapes measured; tables are in {out}")
+    measured = len(gemms) - len(sweep.pending(gemms, results))
+    print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:
         print(f"cuda-l2: {missing}", file=sys.stderr)
     if not finished:
         end_interrupted()
+
+
+def _kernels(settings: BenchSettings, budget_s: float) -> str:
+    """What is timed over a grid beside the baselines, in a few words."""
+    if settings.baselines_only:
+        return "baselines alone"
+    if settings.library:
+        return f"kernels of {settings.library}"
+    return f"kernels of {budget_s:g} s of search" if budget_s else "the best kernels known, or default ones,"
+
+
+def _baselines(rig: "Rig") -> str:
+    """Those that reports time, where a shape has them; names hold commas."""
+    names = rig.reported(rig.arms)
+    return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
+
+
+def _tell(text: str) -> None:
+    """At once, and apart from the results."""
+    print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
 
 
 def _shapes(settings: BenchSettings) -> list[Gemm]:

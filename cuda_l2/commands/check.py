@@ -1,5 +1,6 @@
 """cuda-l2 check: judge a kernel of one's own."""
 
+import contextlib
 import re
 import sys
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Annotated, NoReturn
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import require_target
+from cuda_l2.commands._options import read_source, require_target
 from cuda_l2.errors import UserError
 from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
 
@@ -66,13 +67,11 @@ def command(
     json
         Print the trial as JSON.
     """
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    module = kernelbench is not None and file.suffix == ".py"
+    text = read_source(file, contracted=not module)
     if compile_only is not None:
         _compile(text, task, compile_only, kernelbench, json)
-    if kernelbench and file.suffix == ".py":
+    if kernelbench and module:
         trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
     elif audit and audit != AuditSettings():
         raise UserError("--pytorch, --one-shape, --eager and --as-written are for a ModelNew judged with --kernelbench")
@@ -97,6 +96,9 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
 
     if not re.fullmatch(r"sm_\d{2,3}a?", arch):
         raise UserError(f"{arch!r} is no architecture: give one as in sm_80 or sm_90a")
+    with contextlib.suppress(contract.ContractError):  # what is wrong with it the build says
+        if isinstance(contract.parse(text), contract.CpuContract):
+            raise UserError('--compile-only is for CUDA kernels, and this one says target = "cpu"')
     wanted, target = tasks.parse(task, "cuda", checkout), compile_only(arch)
     (build,) = build_all([Candidate(text)], target)
     plan, refused = None, ""

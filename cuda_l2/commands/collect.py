@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
@@ -55,7 +56,7 @@ class CollectSettings:
     review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
 
 
-def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings: CollectSettings) -> None:
+def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settings: CollectSettings) -> None:
     """Let models write kernels, keep few verified ones a task and model, with how they were asked and timed.
 
     Parameters
@@ -103,7 +104,10 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, settings:
                 print(model.summary())
                 model.close()
         done = sum(pair.done(limits) for pair in pairs)
-        print(f"{count} kernels in {settings.out}, part sft; {done} of {len(pairs)} pairs of task and model done")
+        print(
+            f"{counted(count, 'kernel')} in {settings.out}, part sft;"
+            f" {done} of {counted(len(pairs), 'pair')} of task and model done"
+        )
 
 
 def _makers(
@@ -161,5 +165,5 @@ def _say(pair: "Pair") -> None:
     else:
         became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
         best = f", best {pair.best:.3f}x" if pair.kept else ""
-        text = f"{pair.tries} tries ({became}), {pair.kept} kept{best}"
+        text = f"{counted(pair.tries, 'try', 'tries')} ({became}), {pair.kept} kept{best}"
     print(f"{pair.task} {pair.model}: {text}", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import targets, tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 
@@ -141,8 +142,9 @@ def _say(counts: "Counts", out: Path) -> None:
         "of no use": counts.unworthy,
     }
     left_out = _listed({name: count for name, count in dropped.items() if count}) or "none"
-    print(f"{counts.kept} triplets and {counts.texts} texts of {counts.chars / 1e6:.1f} million characters in {out}")
-    print(f"  from {counts.files} files: {_listed(counts.by_source)}")
+    triplets, texts = counted(counts.kept, "triplet"), counted(counts.texts, "text")
+    print(f"{triplets} and {texts} of {counts.chars / 1e6:.1f} million characters in {out}")
+    print(f"  from {counted(counts.files, 'file')}: {_listed(counts.by_source)}")
     print(f"  kinds: {_listed(counts.by_kind)}")
     print(f"  cut by: {_listed(counts.cut_by)}")
     print(f"  instructions by: {_listed(counts.worded_by)}")
@@ -150,6 +152,7 @@ def _say(counts: "Counts", out: Path) -> None:
 
 
 def _say_segmented(segmented: "Segmented", out: Path) -> None:
-    print(f"  {segmented.windows} windows shown to the model: {_listed(segmented.outcomes)}; see {out / SEGMENTS}")
+    windows = counted(segmented.windows, "window")
+    print(f"  {windows} shown to the model: {_listed(segmented.outcomes)}; see {out / SEGMENTS}")
     if segmented.refusals:
         print(f"  pieces of its answers that were refused: {_listed(segmented.refusals)}")

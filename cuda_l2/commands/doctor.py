@@ -4,9 +4,11 @@ import importlib.util
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 
 
@@ -31,13 +33,18 @@ def command() -> None:
     try:
         _, version = cpu.find_compiler()
         line(True, "C compiler", version)
-        target = cpu.detect()
-        gflops, gbytes = target.ceilings()
-        line(True, "CPU", f"{target.model}, {target.cores} cores, {target.vector_bits}-bit vectors")
-        line(True, "ceilings", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory, measured")
     except UserError as error:
         fatal = True
         line(False, "C compiler", str(error), "apt install gcc libc6-dev")
+    else:
+        try:
+            target = cpu.detect()
+            gflops, gbytes = target.ceilings()
+            line(True, "CPU", f"{target.model}, {counted(target.cores, 'core')}, {target.vector_bits}-bit vectors")
+            line(True, "ceilings", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory, measured")
+        except UserError as error:
+            fatal = True
+            line(False, "CPU", str(error))
     kind = sandbox.kind()
     line(kind is not sandbox.Kind.LIMITS, "sandbox", str(kind), "apt install bubblewrap for a stronger one")
     if kind is sandbox.Kind.LIMITS and not shutil.which("setpriv"):
@@ -62,10 +69,18 @@ def command() -> None:
         present = importlib.util.find_spec(package) is not None
         fatal |= package == "torch" and not present
         line(present, package, "installed" if present else "missing", f"needed for {needed_for}: pip install {source}")
-    for name, folder in (("cache", paths.cache_dir()), ("archive", paths.default_archive().parent)):
+    for name, folder, setting in (
+        ("cache", paths.cache_dir(), "CUDA_L2_CACHE"),
+        ("archive", paths.default_archive().parent, "CUDA_L2_HOME"),
+    ):
         parent = next(p for p in (folder, *folder.parents) if p.exists())
-        free = shutil.disk_usage(parent).free
-        line(free > 1 << 28, name, f"{folder}, {free / 2**30:.1f} GiB free", "at least 0.25 GiB is wanted")
+        try:
+            with tempfile.TemporaryDirectory(dir=parent):
+                free = shutil.disk_usage(parent).free
+            line(free > 1 << 28, name, f"{folder}, {free / 2**30:.1f} GiB free", "at least 0.25 GiB is wanted")
+        except OSError as error:
+            fatal = True
+            line(False, name, f"{folder} cannot be written: {error.strerror}", f"set {setting}")
     for mark, what, found in lines:
         print(f"{mark}  {what:<16} {found}")
     if fatal:

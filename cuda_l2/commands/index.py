@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from cuda_l2.counted import counted
+
 
 def command(
     *,
@@ -44,7 +46,7 @@ def command(
         progress = refresh(sources, show, anew=anew)
     names = ", ".join(dict.fromkeys(source.name for source in sources))
     print(
-        f"{progress.pieces} pieces of {progress.files} files ({names}); {progress.read} files read,"
+        f"{counted(progress.pieces, 'piece')} of {counted(progress.files, 'file')} ({names}); {progress.read} read,"
         f" {progress.removed} gone; in {index_folder()}"
     )
     if query is not None:

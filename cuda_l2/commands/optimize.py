@@ -49,7 +49,7 @@ class OptimizeSettings:
 
 
 def command(
-    shapes: Annotated[list[str], Parameter(required=True)], /, settings: OptimizeSettings | None = None
+    shapes: Annotated[list[str], Parameter(required=True)], /, *, settings: OptimizeSettings | None = None
 ) -> None:
     """Search for the fastest correct kernel of each shape, then report it from another run.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
+from cuda_l2.commands._options import read_source
 from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Task, TimingStatus
 
@@ -53,7 +54,7 @@ def command(
 
     with Archive(archive or paths.default_archive()) as opened, open_rig("cuda") as rig:
         find()  # before anything takes time
-        candidate = _best(opened, task, rig.target.machine) if kernel == BEST else _read(Path(kernel))
+        candidate = _best(opened, task, rig.target.machine) if kernel == BEST else Candidate(read_source(Path(kernel)))
         with Evaluator(task, rig) as evaluator:
             (trial,) = evaluator.evaluate([candidate], rig.protocols[OFFLINE.name])
             correct = trial.timing is not None and trial.timing.status is TimingStatus.MEASURED
@@ -67,13 +68,6 @@ def command(
         if correct:
             print("\n".join(f"profile  {line}" for line in summary(trial.profile).splitlines()))
     sys.exit(0 if correct else 1)
-
-
-def _read(file: Path) -> Candidate:
-    try:
-        return Candidate(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _best(archive: "Archive", task: Task, machine: str) -> Candidate:

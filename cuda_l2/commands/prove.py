@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
     finished = False
     with ProofFile(out / PROOF, target.machine) as proofs:
         pending = proofs.pending(tasks)
-        line = GridProgress(len(tasks), len(tasks) - len(pending), "proofs")
+        line = GridProgress(len(tasks), len(tasks) - len(pending), "proof")
 
         def keep(proof: Proof) -> None:
             proofs.append(proof)
@@ -89,5 +90,6 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
         left, wrong = len(proofs.pending(tasks)), failures(tasks, proofs)
     for proof in wrong:
         print(f"{proof.family} {proof.kernel} at {proof.gemm}, {proof.edge}: {proof.status}: {proof.reason}")
-    print(f"{len(kernels)} kernels, {len(tasks) - left} of {len(tasks)} proofs are there; {out / KERNELS} lists them")
+    there = f"{counted(len(kernels), 'kernel')}, {len(tasks) - left} of {counted(len(tasks), 'proof')} done"
+    print(f"{there}; {out / KERNELS} lists them")
     return finished, not wrong

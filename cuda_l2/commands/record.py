@@ -6,6 +6,7 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_writable
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
 
@@ -27,7 +28,7 @@ class RecordSettings:
     """File that keeps the trials; an interrupted recording goes on from it."""
 
 
-def command(shape: str, out: Path, /, settings: RecordSettings | None = None) -> None:
+def command(shape: str, out: Path, /, *, settings: RecordSettings | None = None) -> None:
     """Build, verify and time a grid of one shape's schedules; `cuda-l2 replay` searches the recording.
 
     Parameters
@@ -50,8 +51,11 @@ def command(shape: str, out: Path, /, settings: RecordSettings | None = None) ->
     with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
         family = families_for(gemm, optimizer.target)[0]
         schedules = list(grid(family, gemm, optimizer.target, settings.fix, settings.values))
-        if not 1 <= len(schedules) <= settings.limit:
-            raise UserError(f"the grid has {len(schedules)} schedules; between 1 and {settings.limit} can be recorded")
+        if not schedules:
+            raise UserError(f"no schedule of {family.name} for {gemm} is as --fix says; fix fewer choices")
+        if len(schedules) > settings.limit:
+            has = counted(len(schedules), "schedule")
+            raise UserError(f"the grid has {has}, more than {settings.limit}: fix choices with --fix, or raise --limit")
         space = FamilySpace(family, gemm, optimizer.target)
         rewards = {}
         for start in range(0, len(schedules), BATCH):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 class ReplaySettings:
     """How to compare."""
 
-    policies: tuple[str, ...] = ("schedule", "frozen", "random", "tpe")
+    policies: Annotated[tuple[str, ...], Parameter(negative=())] = ("schedule", "frozen", "random", "tpe")
     """Proposers; frozen is the schedule policy without its updates."""
     seeds: int = 10
     """Searches a proposer."""
@@ -19,7 +20,7 @@ class ReplaySettings:
     """Candidates a search."""
 
 
-def command(recording: Path, /, settings: ReplaySettings | None = None) -> None:
+def command(recording: Path, /, *, settings: ReplaySettings | None = None) -> None:
     """Search a recording with several proposers and print how they compare, with intervals over seeds.
 
     Parameters

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import member, require_cuda_packages, require_writable, seconds
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.records import Accumulate, Layout
 
@@ -48,7 +49,7 @@ class SelectSettings:
     """Folder for every stage's result. An interrupted run goes on from its pool and times."""
 
 
-def command(settings: SelectSettings | None = None) -> None:
+def command(*, settings: SelectSettings | None = None) -> None:
     """Time a pool of kernels on every shape, and keep the best few for all of them.
 
     Writes pool.csv and times.jsonl, from which an interrupted run goes on, builds.jsonl with what became of each build,
@@ -100,7 +101,8 @@ def _select(
     )
     survey = Survey(wanted, cuda.detect(), lambda text: print(text, file=sys.stderr, flush=True))
     finished, interrupted = _timed(survey)
-    print(f"{len(survey.records)} shapes timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
+    shapes = counted(len(survey.records), "shape")
+    print(f"{shapes} timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
     chosen = selection.select(survey.records.values(), settings.most, weights, cold=cold)
     rows = selection.table(chosen, survey.rows)
     if settings.table:

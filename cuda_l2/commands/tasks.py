@@ -1,6 +1,7 @@
 """cuda-l2 tasks: what else than matrix products there is to work on."""
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,9 @@ def command(
         raise UserError("give tasks or a checkout, not both")
     if baselines and not task:
         raise UserError("--baselines needs the tasks to time")
+    for field in dataclasses.fields(settings):
+        if not kernelbench and getattr(settings, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')} goes with --kernelbench")
     if seed < 0:
         raise UserError(f"the seed must not be negative, as {seed} is")
     if kernelbench:

@@ -30,6 +30,11 @@ def parse(source: str) -> CpuContract | CudaContract:
     raise ContractError('the contract must say target = "cpu" or target = "cuda"')
 
 
+def states_contract(source: str) -> bool:
+    """Whether a source begins with the comment that a contract stands in, whatever that says."""
+    return _COMMENT.match(source) is not None
+
+
 def parse_cpu(source: str) -> CpuContract:
     """The contract of a CPU candidate for matrix products."""
     contract = parse_cpu_task(source)
@@ -97,8 +102,9 @@ def kernel_id(source: str, terms: CudaContract | None = None) -> str:
 
 
 def _fields(source: str) -> dict[str, Any]:
+    text = _match(source).group(1)
     try:
-        return tomllib.loads(_match(source).group(1))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
         raise ContractError(f"the contract is not TOML: {error}") from None
 
@@ -124,4 +130,5 @@ __all__ = [
     "parse_cuda",
     "parse_cuda_task",
     "plan_cuda",
+    "states_contract",
 ]

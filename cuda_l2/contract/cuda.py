@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.counted import counted
 from cuda_l2.records import Layout, Task
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
@@ -212,7 +213,8 @@ def _table_bytes(table: Table, values: Mapping[str, int]) -> str:
     code = TABLE_DTYPES[table.dtype]
     length = evaluate(table.length, values)
     if not 1 <= length * struct.calcsize(code) <= MAX_TABLE_BYTES:
-        raise ContractError(f"the table {table.name} has {length} entries; it must take 1 to {MAX_TABLE_BYTES} bytes")
+        has = counted(length, "entry", "entries")
+        raise ContractError(f"the table {table.name} has {has}; it must take 1 to {MAX_TABLE_BYTES} bytes")
     if length * len(table.value) > MAX_TABLE_TEXT:
         raise ContractError(f"the table {table.name} is too long for its expression: {length} entries")
     entries = [evaluate(table.value, {**values, "i": i}) for i in range(length)]

@@ -31,10 +31,14 @@ def contract_text(target: str, task: Task) -> str:
     return "\n\n".join(text.strip() for name, text in sections.items() if name not in left_out)
 
 
+def document(file: str) -> Path:
+    """Where contract.md or tasks.md lies: in a checkout's docs, or beside this file where the package is installed."""
+    return _INSTALLED / file if (_INSTALLED / file).exists() else _IN_REPOSITORY / file
+
+
 def _sections(file: str, chapter: str) -> dict[str, str]:
     """The sections of a chapter by their headings, which they begin with; what comes before the first one is ''."""
-    path = _INSTALLED / file if (_INSTALLED / file).exists() else _IN_REPOSITORY / file
-    chapters = re.split(r"^## (.+)\n", path.read_text(), flags=re.MULTILINE)
+    chapters = re.split(r"^## (.+)\n", document(file).read_text(), flags=re.MULTILINE)
     text = chapters[chapters.index(chapter) + 1]
     parts = re.split(r"^(?=### )", text, flags=re.MULTILINE)
     return {part.partition("\n")[0].removeprefix("### ") if i else "": part for i, part in enumerate(parts)}

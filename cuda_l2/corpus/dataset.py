@@ -4,12 +4,13 @@
 """
 
 import json
-import os
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 
 CARD = "README.md"
@@ -76,8 +77,11 @@ def require_ours(folder: Path) -> None:
     elif folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose a folder with --out")
     parent = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not os.access(parent, os.W_OK):
-        raise UserError(f"cannot write {folder}; choose another place with --out")
+    try:
+        with tempfile.TemporaryDirectory(dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
 
 
 def _table(rows: Rows) -> Any:
@@ -90,7 +94,7 @@ def _table(rows: Rows) -> Any:
 def _card(parts: Mapping[str, Rows], about: str) -> str:
     """The card's head names the parts and their files in the Hub's terms."""
     configs = [{"config_name": name, "data_files": [{"split": "train", "path": f"{name}/*.parquet"}]} for name in parts]
-    counts = "\n".join(f"- `{name}`: {len(rows)} rows" for name, rows in parts.items())
+    counts = "\n".join(f"- `{name}`: {counted(len(rows), 'row')}" for name, rows in parts.items())
     head = json.dumps({"configs": configs}, indent=1)  # JSON is YAML
     return f"---\n{head}\n---\n\n# Dataset {MARK}\n\n{about.strip()}\n\n{counts}\n"
 

@@ -14,6 +14,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import MAX_CLUSTER, TENSOR_MAP_BYTES, LaunchPlan, MapPlan, Plan
+from cuda_l2.counted import counted
 from cuda_l2.errors import MachineError
 
 _DTYPES = {
@@ -174,13 +175,14 @@ class _Kernel:
             for a in self.launch.arguments
         ]
         if len(given) != len(sizes):
-            raise LaunchError(f"{self.launch.kernel} takes {len(sizes)} parameters, the contract passes {len(given)}")
+            takes = counted(len(sizes), "parameter")
+            raise LaunchError(f"{self.launch.kernel} takes {takes}, the contract passes {len(given)}")
         for index, (argument, has, wants) in enumerate(zip(self.launch.arguments, given, sizes, strict=True)):
             # a structure around a table may end in padding, or be declared for the longest of several
             if has != wants and not (argument.kind == "table" and has < wants):
                 raise LaunchError(
-                    f"parameter {index + 1} of {self.launch.kernel} takes {wants} bytes, the contract passes {has}"
-                    f" ({argument.kind} {argument.name})"
+                    f"parameter {index + 1} of {self.launch.kernel} takes {counted(wants, 'byte')}, the contract passes"
+                    f" {has} ({argument.kind} {argument.name})"
                 )
         return sizes
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2 import native
+from cuda_l2.counted import counted
 from cuda_l2.errors import MachineError, UserError
 
 SOURCE = Path(__file__).with_name("cupti_trace.c")
@@ -84,7 +85,7 @@ class KernelTrace:
                 break
             room = 2 * found
         if lost.value:
-            raise TraceError(f"CUPTI lost {lost.value} records")
+            raise TraceError(f"CUPTI lost {counted(lost.value, 'record')}")
         if any(not 0 < span.start_ns <= span.end_ns for span in out[:found]):
             raise TraceError("CUPTI gave a kernel without times; wait for the device before asking")
         spans = [

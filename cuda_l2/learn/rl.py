@@ -15,6 +15,7 @@ import datasets
 from trl import GRPOConfig, GRPOTrainer
 
 from cuda_l2.archive import Archive
+from cuda_l2.counted import counted
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
 from cuda_l2.learn.run import Run
@@ -109,7 +110,8 @@ def contrastive_rl(
     assert rl is not None and sampling is not None
     pupil = models.load(model, tuning.precision)
     by_text = {str(task): task for task in tasks}
-    say(f"{len(tasks)} tasks, {tuning.batch // rl.group} groups of {rl.group} answers a step")
+    step = f"{counted(tuning.batch // rl.group, 'group')} of {counted(rl.group, 'answer')}"
+    say(f"{counted(len(tasks), 'task')}, {step} a step")
 
     def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:
         """Prompts and answers as tokens. texts: each group's task as often as it has answers."""

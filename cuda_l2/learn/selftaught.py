@@ -10,6 +10,7 @@ import torch
 
 from cuda_l2.archive import Archive
 from cuda_l2.collect import Collection, Make, Pair, Settings, collect
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
@@ -70,7 +71,7 @@ class SelfSupervision:
             collection.export()
             for pair in said.values():
                 became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
-                figures = f"{pair.tries} tries ({became}), {pair.kept} kept, best {pair.best:.3f}x"
+                figures = f"{counted(pair.tries, 'try', 'tries')} ({became}), {pair.kept} kept, best {pair.best:.3f}x"
                 self.say(f"round {number}, {pair.task}: {figures}")
             rows = collection.rows()
         if not rows:
@@ -78,7 +79,7 @@ class SelfSupervision:
                 f"round {number} kept no kernel: the model writes none that is correct (see {folder / 'tries.jsonl'});"
                 " train it longer on others' kernels first, with --stage sft, or raise collecting.tries"
             )
-        self.say(f"round {number}: {len(rows)} kernels of its own")
+        self.say(f"round {number}: {counted(len(rows), 'kernel')} of its own")
         return [row["messages"] for row in rows]
 
     def _making(self, model: str, number: int, collection: Collection) -> Make:

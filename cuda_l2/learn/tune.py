@@ -10,6 +10,7 @@ import transformers
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.learn import models
 from cuda_l2.learn.models import Pupil
@@ -25,7 +26,7 @@ def pretrain(model: str, texts: Sequence[str], settings: StageSettings, run: Run
     if not any(texts):
         raise UserError("the text to train on is empty")
     tokens = sum(len(ids) for ids in pupil.tokenizer(list(texts), verbose=False)["input_ids"])
-    say(f"{len(texts)} texts of {tokens:,} tokens; {_size(pupil)}")
+    say(f"{counted(len(texts), 'text')} of {counted(tokens, 'token')}; {_size(pupil)}")
     _fit(pupil, [{"text": text} for text in texts], settings, run, say, packing=True)
 
 
@@ -46,7 +47,7 @@ def fine_tune(
             f"all {len(conversations)} conversations are longer than {limit} tokens; raise tuning.sequence_tokens"
         )
     note = f", {left_out} longer than {limit} tokens left out" if left_out else ""
-    say(f"{len(short)} conversations{note}; {_size(pupil)}")
+    say(f"{counted(len(short), 'conversation')}{note}; {_size(pupil)}")
     rows = [{"prompt": list(turns[:-1]), "completion": [turns[-1]]} for turns in short]
     _fit(pupil, rows, settings, run, say, packing=False)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
@@ -92,11 +93,11 @@ class Client:
     def summary(self) -> str:
         """What was asked and spent, in a few words."""
         asked = sum(self.outcomes.values())
-        parts = [f"{asked} questions to {self.model.name}", f"{self.budget.tokens} tokens"]
+        parts = [f"{counted(asked, 'question')} to {self.model.name}", counted(self.budget.tokens, "token")]
         if self.budget.priced:
             parts.append(f"cost {self.budget.money:.4g}")
         if self.reused:
-            parts.append(f"{self.reused} answers stored before")
+            parts.append(f"{counted(self.reused, 'answer')} stored before")
         failed = {name: count for name, count in self.outcomes.items() if name != Outcome.ANSWERED}
         parts += [f"{count} {name}" for name, count in sorted(failed.items())]
         return ", ".join(parts) + (f"; ended: {self.ended}" if self.ended else "")

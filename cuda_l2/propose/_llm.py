@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cuda_l2.counted import counted
 from cuda_l2.llm._base import Message, Messages, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
@@ -103,7 +104,7 @@ class LlmProposer(Proposer):
         return [(*exchange.messages, Message("assistant", exchange.reply.text)) for exchange in self._group]
 
     def summary(self) -> str:
-        faults = [f"{count} answers {fault}" for fault, count in sorted(self._faults.items())]
+        faults = [f"{counted(count, 'answer')} {fault}" for fault, count in sorted(self._faults.items())]
         return ", ".join([self._client.summary(), *faults]) + (f"; ended: {self._ended}" if self._ended else "")
 
     def _ask(self, questions: Sequence[Question]) -> list[Exchange]:

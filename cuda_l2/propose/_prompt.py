@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages
 from cuda_l2.plain import plain
@@ -145,7 +146,7 @@ def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> s
     text = plain(text).strip("\n")
     if len(text) > limit_chars:
         head, tail = limit_chars * 3 // 4, limit_chars // 4
-        text = f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"
+        text = f"{text[:head]}\n... {counted(len(text) - head - tail, 'character')} left out ...\n{text[-tail:]}"
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

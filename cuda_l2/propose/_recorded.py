@@ -60,6 +60,10 @@ def grid(
     if unknown:
         names = ", ".join(choice.name for choice in family.choices)
         raise UserError(f"{family.name} has no choice {', '.join(sorted(unknown))}; choose from {names}")
+    for choice in family.choices:
+        if fixed.get(choice.name, choice.values[0]) not in choice.values:
+            values = ", ".join(map(str, choice.values))
+            raise UserError(f"{choice.name} of {family.name} cannot be {fixed[choice.name]}; choose from {values}")
 
     def extend(prefix: Values) -> Iterator[Values]:
         if len(prefix) == len(family.choices):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cuda_l2.counted import counted
 from cuda_l2.learn.grpo import GrpoSettings, grpo_loss
 from cuda_l2.propose._base import Exemplar, Proposer, Space, Values
 from cuda_l2.propose._exemplars import sample_exemplars
@@ -107,7 +108,8 @@ class SchedulePolicy(Proposer):
             self._update(group, torch.tensor(advantages))
 
     def summary(self) -> str:
-        return f"{self.updates} updates, {self.skipped_groups} groups without variance skipped"
+        skipped = counted(self.skipped_groups, "group")
+        return f"{counted(self.updates, 'update')}, {skipped} without variance skipped"
 
     def state(self) -> bytes:
         buffer = io.BytesIO()

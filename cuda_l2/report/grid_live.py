@@ -1,23 +1,25 @@
 """What a run over many shapes or kernels shows: how far it is, and how long it will still take."""
 
+import math
 import time
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from cuda_l2.counted import counted
 from cuda_l2.records import Gemm
 
 LINE_EVERY_S = 10.0
-"""Without a terminal, one line this often."""
+"""Without a terminal, one line this often, the first at once."""
 
 
 class GridProgress:
     """One line on standard error: live on a terminal, now and then elsewhere. A context manager."""
 
-    def __init__(self, total: int, done: int, noun: str = "shapes") -> None:
+    def __init__(self, total: int, done: int, noun: str = "shape") -> None:
         self._total, self._before, self._done, self._noun = total, done, done, noun
-        self._start = self._last_line = time.monotonic()
+        self._start, self._last_line = time.monotonic(), -math.inf
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
 
@@ -39,7 +41,7 @@ class GridProgress:
 
     def _show(self, what: str, always: bool) -> None:
         now = time.monotonic()
-        text = f"{self._done} of {self._total} {self._noun}{self._left(now - self._start)}; {what}"
+        text = f"{self._done} of {counted(self._total, self._noun)}{self._left(now - self._start)}; {what}"
         if self._console.is_terminal:
             self._live.update(Text(text))
         elif always or now - self._last_line >= LINE_EVERY_S:

@@ -5,6 +5,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from cuda_l2.counted import counted
 from cuda_l2.grid import bucket, bucket_name
 from cuda_l2.measure.cuda_arms import AUTOTUNED, BLAS, COMPILED, HEURISTIC, TORCH
 from cuda_l2.measure.intervals import geometric_mean
@@ -88,7 +89,10 @@ def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[
         lines += [f"{protocol}: the strongest baseline that reads B alike, and how often: {ranked}.", ""]
     drifted = sum("drifted" in timing.conditions for _, timing in timings)
     if drifted:
-        lines += [f"{protocol}: in {drifted} runs the clocks drifted between arms, after repetitions too.", ""]
+        lines += [
+            f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",
+            "",
+        ]
     return lines + _failures(protocol, measurements)
 
 
@@ -181,7 +185,8 @@ def _failures(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     if not failed:
         return []
     counts = ", ".join(f"{count} {status}" for status, count in Counter(m.status for m in failed).most_common())
-    lines = [f"{protocol}: {len(failed)} of {len(measurements)} shapes have no figures: {counts}.", ""]
+    shapes = counted(len(measurements), "shape")
+    lines = [f"{protocol}: without figures {len(failed)} of {shapes}: {counts}.", ""]
     return lines + [f"- {m.gemm}: {m.reason}" for m in failed[:REASONS_SHOWN]] + [""]
 
 

@@ -9,6 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from cuda_l2.counted import counted
 from cuda_l2.grid import log2_mnk
 from cuda_l2.measure.cuda_arms import AUTOTUNED
 from cuda_l2.measure.intervals import geometric_mean
@@ -102,7 +103,8 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     if not measured:
         return []
     kernels = {kernel.kernel for m in measured for kernel in m.kernels}
-    text = [f"## {protocol}: {len(measured)} shapes, {len(kernels)} distinct kernels", ""]
+    distinct = counted(len(kernels), "distinct kernel")
+    text = [f"## {protocol}: {counted(len(measured), 'shape')}, {distinct}", ""]
     plain = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False)))
     launched = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=True)))
     for title, ratios in (("plain launches", plain), ("dependent launch where it was selected", launched)):
@@ -110,8 +112,8 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     if any(any(m.falls_back) for m in measured):
         for title, index, ratios in (("plain", 0, plain), ("any", 1, launched)):
             served = [(m, Interval(1, 1, 1) if m.falls_back[index] else value) for m, value in ratios]
-            count = sum(m.falls_back[index] for m in measured)
-            text += _by_size(f"{protocol}, {title} launches, cuBLASLt where chosen beforehand: {count} shapes", served)
+            count = counted(sum(m.falls_back[index] for m in measured), "shape")
+            text += _by_size(f"{protocol}, {title} launches, cuBLASLt where chosen beforehand: {count}", served)
     strongest = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False), kind=""))
     text += _by_size(f"{protocol}, plain launches against the fastest of all baselines of the run", strongest)
     text += _totals(protocol, measured)
@@ -125,7 +127,10 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     text += [f"{protocol}: families: " + ", ".join(f"{name} {n}" for name, n in families.most_common()) + ".", ""]
     drifted = sum("drifted" in m.timing.conditions for m in measured if m.timing)
     if drifted:
-        text += [f"{protocol}: in {drifted} runs the clocks drifted between arms, after repetitions too.", ""]
+        text += [
+            f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",
+            "",
+        ]
     return text
 
 
@@ -157,7 +162,8 @@ def _true_fp16(protocol: str, plain: Ratios) -> list[str]:
         error = relative_error(m, kernel)  # not kept by earlier versions
         named.append(f"{m.gemm} {value.estimate:.3f}" + ("" if math.isnan(error) else f" {error:.2%}"))
     return [
-        f"{protocol}: sums in fp16 serve {len(served)} of {len(plain)} shapes as plain launches, and win {len(won)}"
+        f"{protocol}: sums in fp16 serve {len(served)} of {counted(len(plain), 'shape')} as plain launches, and win"
+        f" {len(won)}"
         " (interval above 1). Speedup, and the largest error of an output over its RMS:",
         "",
         ", ".join(named) + ".",

@@ -53,7 +53,7 @@ def describe(task: Task, progress: Progress, budget_s: float) -> str:
     lines = [
         f"{task}: {progress.seconds:.0f} of {budget_s:.0f} s",
         f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct,"
-        f" {progress.known} known before",
+        f" {progress.known} known before, {progress.repeated} repeated",
         f"rejected: {rejected}",
     ]
     if progress.best:

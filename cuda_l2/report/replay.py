@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.propose._base import Maker, proposer_maker
 from cuda_l2.propose._recorded import RecordedSpace
@@ -70,7 +71,7 @@ def table(space: RecordedSpace, curves: dict[str, list[Curve]]) -> str:
     best = max(space.rewards.values())
     names = list(curves)
     lines = [
-        f"{space.gemm}: {len(space.rewards)} recorded schedules, best reward {best:.3f},"
+        f"{space.gemm}: {counted(len(space.rewards), 'recorded schedule')}, best reward {best:.3f},"
         f" mean {statistics.fmean(space.rewards.values()):.3f}; {len(curves[names[0]])} seeds",
         "",
         f"| policy | late mean reward | best so far, mean over the search | {names[0]} minus it, late | best so far |",

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.counted import counted
 from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
 from cuda_l2.plain import plain
@@ -25,9 +26,8 @@ def print_result(result: Result) -> None:
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
-        console.print(
-            f"{result.task}: no correct kernel among {search.proposed} candidates; rejected: {rejected}{said}"
-        )
+        candidates = counted(search.proposed, "candidate")
+        console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected}{said}")
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
     table = Table(title=f"{result.task} on {result.target.model}", title_justify="left")
@@ -54,7 +54,7 @@ def print_result(result: Result) -> None:
     )
     console.print(
         f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
-        f" {search.known} known before, rejected: {rejected}; {search.seconds:.0f} s,"
+        f" {search.known} known before, {search.repeated} repeated, rejected: {rejected}; {search.seconds:.0f} s,"
         f" of which the loop itself {search.overhead:.1%}"
         + (f"; {search.queued_s:.0f} s more for others' turns on this machine" if search.queued_s >= 1 else "")
         + (f"; policy: {search.summary}" if search.summary else "")
@@ -107,7 +107,8 @@ def print_trial(trial: Trial) -> None:
                 + ("" if math.isnan(bound) else f"; the paper's bound from baselines: {bound:.3g}")
             )
     if timing and timing.candidate and timing.speedup:
-        console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {timing.candidate.rounds} rounds")
+        rounds = counted(timing.candidate.rounds, "round")
+        console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {rounds}")
         for name, ratio in timing.speedups:
             console.print(f"         {_ratio(ratio)} against {name} ({_time(_arm(timing, name))})")
     elif timing:
@@ -130,7 +131,7 @@ def print_build(build: Build, plan: Plan | None, refused: str) -> None:
     for kernel in build.kernels:
         tensor = f"; {', '.join(kernel.tensor_instructions)}" if kernel.tensor_instructions else ""
         console.print(
-            f"         {kernel.name}: {kernel.registers} registers, {kernel.spill_bytes} bytes spilled,"
+            f"         {kernel.name}: {kernel.registers} registers, {counted(kernel.spill_bytes, 'byte')} spilled,"
             f" {kernel.shared_bytes} bytes of static shared memory, {kernel.instructions} instructions{tensor}"
         )
     for warning in build.warnings:
@@ -158,21 +159,24 @@ def _times(sizes: Sequence[int]) -> str:
 
 
 def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
-    """The best kernels of a shape and how they were measured."""
+    """The best kernels of a shape and how they were measured, by machine; what may be long ends a line."""
     console = _console()
-    table = Table(title=f"{task} in {archive}", title_justify="left")
-    for name in ("kernel", "protocol", "time", "speedup [95 %]", "against", "written by", "when", "machine"):
-        table.add_column(name)
-    for trial in trials:
-        timing = trial.timing
-        assert timing is not None and timing.candidate is not None and timing.speedup is not None
-        table.add_row(
-            *(trial.candidate.id, trial.protocol, _time(timing.candidate), _ratio(timing.speedup), timing.reference),
-            *(trial.candidate.proposer, trial.created[:19], trial.machine.split(":")[1]),
-        )
-    console.print(table)
+    console.print(f"{task} in {archive}")
+    head = ("kernel", "protocol", "time", "speedup [95 %]")
+    rows = [(trial, _known_cells(trial)) for trial in trials]
+    widths = [max(map(len, column)) for column in zip(head, *(cells for _, cells in rows), strict=True)]
+    for machine in dict.fromkeys(trial.machine for trial in trials):
+        console.print(f"on {machine}:")
+        console.print("  " + _aligned(head, widths))
+        for trial, cells in rows:
+            if trial.machine == machine and trial.timing:
+                when = trial.created[:16].replace("T", " ")
+                console.print("  " + _aligned(cells, widths))
+                console.print(
+                    f"    against {trial.timing.reference}; {when} UTC, written by {trial.candidate.proposer}"
+                )
     best = trials[0]
-    console.print(f"the first, on {best.machine}:")
+    console.print("the first:")
     family = next((f for f in all_families() if f.name == best.candidate.family), None)
     meanings = {choice.name: choice.help for choice in family.choices} if family else {}
     if family:
@@ -180,6 +184,16 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     for name, value in best.candidate.schedule:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
     console.print(f"source of the first: cuda-l2 show {task} --source")
+
+
+def _known_cells(trial: Trial) -> tuple[str, ...]:
+    timing = trial.timing
+    assert timing and timing.candidate and timing.speedup
+    return trial.candidate.id, trial.protocol, _time(timing.candidate), _ratio(timing.speedup)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def result_json(result: Result) -> str:
@@ -193,6 +207,7 @@ def result_json(result: Result) -> str:
             "built": result.search.built,
             "correct": result.search.correct,
             "known": result.search.known,
+            "repeated": result.search.repeated,
             "rejected": dict(result.search.rejected),
             "reviews": dict(result.search.reviews),
             "checker": result.search.checker,

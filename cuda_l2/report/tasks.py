@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from cuda_l2.counted import counted
 from cuda_l2.records import Arm, Operation, Timing
 from cuda_l2.tasks._base import Definition
 from cuda_l2.tasks.examined import Examined, Readiness
@@ -25,7 +26,7 @@ def print_own(known: Iterable[Definition]) -> None:
         count += 1
     console = _console()
     console.print(table)
-    console.print(f"{count} tasks; one in full: cuda-l2 tasks NAME, at other sizes NAME:rows=1000:float16")
+    console.print(f"{counted(count, 'task')}; one in full: cuda-l2 tasks NAME, at other sizes NAME:rows=1000:float16")
 
 
 def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: Timing | None) -> None:
@@ -49,7 +50,7 @@ def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: T
     console.print(table)
     if timing and timing.candidate:
         for arm in (timing.candidate, *timing.baselines):
-            console.print(f"  {arm.name:<14} {_time(arm)} over {arm.rounds} rounds ({timing.protocol})")
+            console.print(f"  {arm.name:<14} {_time(arm)} over {counted(arm.rounds, 'round')} ({timing.protocol})")
         for name, reason in timing.conditions.get("left out", {}).items():
             console.print(f"  {name:<14} left out: {reason}")
 
@@ -61,8 +62,8 @@ def print_examined(found: Examined) -> None:
         return
     tried = str(found.task).partition("@")[2].partition(":")[2]
     notes = [f"at {tried}"] if tried else []
-    notes += [f"{found.seconds * 1e3:.3g} ms", f"{len(found.task.weights)} weights"]
-    notes += [f"{len(found.parts)} parts"] if found.parts else []
+    notes += [f"{found.seconds * 1e3:.3g} ms", counted(len(found.task.weights), "weight")]
+    notes += [counted(len(found.parts), "part")] if found.parts else []
     notes += [f"not cut: {found.untraceable}"] if found.untraceable else []
     print(f"{found.status:<16} {found.name}: {', '.join(notes)}", flush=True)
 
@@ -84,9 +85,9 @@ def print_counts(found: Sequence[Examined]) -> None:
     parts = [len(each.parts) for each in ready if each.parts]
     smaller = sum(1 for each in ready if each.task and each.task.sizes)
     console.print(
-        f"{len(ready)} of {len(found)} files are tasks"
+        f"tasks: {len(ready)} of {counted(len(found), 'file')}"
         + (f", {smaller} of them tried at smaller sizes than written" if smaller else "")
-        + (f"; {sum(parts)} parts to fuse, {statistics.median(parts):g} in the middle file" if parts else "")
+        + (f"; {counted(sum(parts), 'part')} to fuse, {statistics.median(parts):g} in the middle file" if parts else "")
     )
 
 

@@ -3,6 +3,7 @@
 import time
 
 from cuda_l2.audit._base import ModuleCheck, ModuleSession
+from cuda_l2.counted import counted
 from cuda_l2.records import VerdictStatus
 from cuda_l2.verify._base import CheckFailed
 
@@ -30,7 +31,8 @@ class Surroundings(ModuleCheck):
         extra = module.processes() - module.own_processes
         module.freeze()
         if extra > 0:
-            raise CheckFailed(VerdictStatus.FORBIDDEN, f"leaves {extra} processes of its own running")
+            own = counted(extra, "process", "processes")
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"leaves {own} of its own running")
         if used > MOST_CPU_SHARE * IDLE_S:
             raise CheckFailed(VerdictStatus.FORBIDDEN, f"works on after its result: {used / IDLE_S:.1f} cores busy")
 
