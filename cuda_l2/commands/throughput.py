@@ -30,6 +30,7 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
         raise UserError(f"the number of candidates must be at least 1, not {candidates}")
 
     import collections
+    import sys
     import time
 
     import numpy as np
@@ -37,9 +38,11 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.families._base import families_for
     from cuda_l2.propose._base import proposer_maker, space_for
+    from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.rigs import open_rig
 
     with open_rig(target) as rig, Evaluator(gemm, rig) as evaluator:
+        print(f"cuda-l2: {gemm} on {rig.target.model}: warming up ...", file=sys.stderr, flush=True)
         space = space_for(families_for(gemm, rig.target), gemm, rig.target)
         proposer = proposer_maker("random")(space, list, np.random.default_rng(seed))
         list(evaluator.evaluate([space.render(values, "default") for values in space.defaults()]))
@@ -51,7 +54,11 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
             raise UserError(f"{gemm} has too few distinct schedules; ask for {len(chosen)}")
         before = dict(evaluator.stage_seconds)
         start = time.perf_counter()
-        statuses = collections.Counter(trial.status for trial in evaluator.evaluate(chosen))
+        statuses: collections.Counter[str] = collections.Counter()
+        with GridProgress(candidates, 0, "candidate") as line:
+            for trial in evaluator.evaluate(chosen):
+                statuses[trial.status] += 1
+                line.done(gemm)
         seconds = time.perf_counter() - start
         stages = {stage: total - before[stage] for stage, total in evaluator.stage_seconds.items()}
         print(f"{candidates / seconds:.1f} candidates a second: {candidates} of {gemm} on {rig.target.model}")
