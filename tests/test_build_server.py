@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from cuda_l2.build.build_server import BuildServers
+from cuda_l2.build.build_server import CORES_A_SERVER, MOST_A_BATCH, BuildServers
 from cuda_l2.families._base import Schedule, families_for
-from cuda_l2.records import Build, BuildStatus, Gemm
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
 from cuda_l2.targets.cuda import compile_only
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
@@ -44,3 +44,15 @@ def test_what_is_under_way_is_not_built_again() -> None:
         assert len(servers.sent) == 3
     finally:
         servers.close()
+
+
+def test_what_is_built_is_shared_out_to_all_servers(monkeypatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(BuildServers, "_send", lambda _, sources: sent.append(len(sources)) or {})
+    servers = BuildServers(replace(TARGET, cores=3 * CORES_A_SERVER))
+    try:
+        for count in (2, 6, 100 * MOST_A_BATCH):
+            servers.build([Candidate(f"{count} {i}") for i in range(count)])
+    finally:
+        servers._pool.shutdown()
+    assert sorted(sent) == [1, 1, 2, 2, 2, *[MOST_A_BATCH] * 100]

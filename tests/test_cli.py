@@ -199,6 +199,13 @@ def test_importing_the_package_and_its_help_stays_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_throughput_says_how_far_it_is(tmp_path) -> None:
+    done = run("throughput", "64x64x64", "--target", "cpu", "--candidates", "2", CUDA_L2_CACHE=str(tmp_path))
+    assert done.returncode == 0 and "2 of 64x64x64" in done.stdout and "candidates a second" in done.stdout
+    first, *_, last = done.stderr.splitlines()
+    assert "warming up" in first and last.startswith("2 of 2 candidates")
+
+
 def test_doctor_says_which_folder_cannot_be_written(tmp_path) -> None:
     (tmp_path / "file").touch()
     for variable, name in (("CUDA_L2_HOME", "archive"), ("CUDA_L2_CACHE", "cache")):

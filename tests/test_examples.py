@@ -68,7 +68,7 @@ def test_edited_kernels_differ_in_their_familys_source_alone(tool, tmp_path) -> 
 
 
 class Servers:
-    """Build servers that say which kernels were asked for, and when."""
+    """Build servers to which every kernel is built."""
 
     def __init__(self, target) -> None:
         self.closed = False

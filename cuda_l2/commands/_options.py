@@ -50,6 +50,11 @@ def require_target(name: str) -> None:
         raise UserError(f"there is no target {name!r}; choose from {', '.join(TARGETS)}")
 
 
+def tell(text: str) -> None:
+    """Say it at once, and apart from the results."""
+    print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
+
+
 def require_cuda_packages() -> None:
     """UserError where what a command on a GPU needs is not installed."""
     try:

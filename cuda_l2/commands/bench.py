@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import grid
-from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds, tell
 from cuda_l2.counted import counted
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
@@ -178,7 +177,7 @@ def _run_tasks(settings: BenchSettings) -> None:
                 )
             )
         )
-        _tell(
+        tell(
             f"{counted(len(wanted), 'task')}, {budget_s:g} s of search each; results go to {out};"
             f" what {optimizer.archive.path} holds a report of is taken from there"
         )
@@ -219,7 +218,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     ) as optimizer:
         for gemm in gemms:
             optimizer.require_feasible(gemm)
-        _tell(
+        tell(
             f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
             f" {_baselines(optimizer.rig)}; results go to {out}, trials to {archive}"
         )
@@ -284,7 +283,7 @@ def _run_grid(settings: BenchSettings) -> None:
             pending = sweep.pending(own, results)
             if settings.choices and settings.choices.exists():
                 sweep.rig.recall_choices(settings.choices, pending)
-            _tell(
+            tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
                 f" {len(own) - len(pending)} of them done before; under {', '.join(sweep_settings.protocols)};"
                 f" {_baselines(sweep.rig)}; results go to {out}"
@@ -303,7 +302,7 @@ def _run_grid(settings: BenchSettings) -> None:
     measured = len(gemms) - len(sweep.pending(gemms, results))
     print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:
-        print(f"cuda-l2: {missing}", file=sys.stderr)
+        tell(missing)
     if not finished:
         end_interrupted()
 
@@ -321,11 +320,6 @@ def _baselines(rig: "Rig") -> str:
     """Those that reports time, where a shape has them; names hold commas."""
     names = rig.reported(rig.arms)
     return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
-
-
-def _tell(text: str) -> None:
-    """At once, and apart from the results."""
-    print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
 
 
 def _shapes(settings: BenchSettings) -> list[Gemm]:

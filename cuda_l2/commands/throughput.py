@@ -1,6 +1,6 @@
 """cuda-l2 throughput: how many distinct candidates a second this machine builds, verifies and times."""
 
-from cuda_l2.commands._options import require_target
+from cuda_l2.commands._options import require_target, tell
 from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
 
@@ -30,7 +30,6 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
         raise UserError(f"the number of candidates must be at least 1, not {candidates}")
 
     import collections
-    import sys
     import time
 
     import numpy as np
@@ -42,7 +41,7 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
     from cuda_l2.rigs import open_rig
 
     with open_rig(target) as rig, Evaluator(gemm, rig) as evaluator:
-        print(f"cuda-l2: {gemm} on {rig.target.model}: warming up ...", file=sys.stderr, flush=True)
+        tell(f"{gemm} on {rig.target.model}: warming up ...")
         space = space_for(families_for(gemm, rig.target), gemm, rig.target)
         proposer = proposer_maker("random")(space, list, np.random.default_rng(seed))
         list(evaluator.evaluate([space.render(values, "default") for values in space.defaults()]))
