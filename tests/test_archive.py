@@ -1,10 +1,12 @@
 """archive.py: durable, append-only, shared, and clear about files it cannot use."""
 
+import concurrent.futures
 import multiprocessing
 import os
 import signal
 import sqlite3
 import stat
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +106,20 @@ def test_kill_minus_nine_loses_nothing_that_was_appended(tmp_path) -> None:
             assert numbers == list(range(len(numbers))) and numbers
         archive.append(trial("after"))
     assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_many_may_open_a_new_archive_at_once(tmp_path) -> None:
+    """SQLite lets one of them turn logging on, and refuses the others at once."""
+    together = threading.Barrier(6)
+
+    def open_each(_: int) -> None:
+        for number in range(100):
+            together.wait(30)
+            with Archive(tmp_path / f"{number}.db"):
+                pass
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(open_each, range(6)))
 
 
 @pytest.mark.parametrize(
