@@ -63,8 +63,9 @@ class Conversation:
             self._counters[counter] = 0
         self._counters[runner.SHOWN] = shown
 
-    def show(self, number: int) -> None:
-        """Let it begin a call: the inputs of so many are there."""
+    def show(self, number: int, key: int = 0) -> None:
+        """Let it begin a call: the inputs of so many are there, the last ones masked with a key where there is one."""
+        self._counters[runner.KEY] = key
         self._counters[runner.SHOWN] = number
 
     def await_turn(self, counter: int, number: int) -> None:

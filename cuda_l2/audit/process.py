@@ -16,16 +16,18 @@ import numpy as np
 import torch
 
 from cuda_l2 import process_tree, sandbox
-from cuda_l2.audit import runner
+from cuda_l2.audit import masks, runner
 from cuda_l2.audit.conversation import ALL_SHOWN, Conversation, one_line
 from cuda_l2.audit.samples import Sampler, Samples
 from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
+from cuda_l2.targets import cuda
 from cuda_l2.tasks.foreign_process import ForeignProcess
 from cuda_l2.tasks.kernelbench import Tensors
 
 LINE = 64
+HELPERS = "helpers.cubin"
 MOST_AHEAD, AHEAD_S = 64, 0.1
 """Runs that are ordered at once where samples are taken, and how long they may take together."""
 MOST_RUNNING_BYTES = 64 << 10
@@ -110,11 +112,12 @@ class Module:
             "threads": resources.threads,
             "spins": resources.spins,
             "environment": _environment(on_gpu),
+            "helpers": HELPERS,
         }
         try:
             self._process = ForeignProcess(
                 Path(runner.__file__),
-                {"module.py": source},
+                {"module.py": source} | _helpers(on_gpu),
                 memory_bytes=resources.memory_bytes + resources.arena_bytes + RUNNER_BYTES,
                 arguments=[json.dumps(settings)],
                 pass_fds=[self._fd],
@@ -129,6 +132,7 @@ class Module:
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
         self._given: list[Tensors] = []  # results of calls that took turns
+        self._keys: list[int] = []  # that inputs are masked with, on a GPU, until their call's turn
         self._stopped: list[int] = []
         self.state: set[str] = set()
 
@@ -163,7 +167,7 @@ class Module:
 
         On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs. static: a
         GPU has the inputs of each call where it had those of the same call before, so that its graphs stay right.
-        turns: for `take_turns`, which shows inputs itself.
+        turns: for `take_turns`, which shows inputs itself, or on a GPU what they are masked with.
         """
         end = runner.COUNTERS_BYTES
 
@@ -183,6 +187,7 @@ class Module:
             return placed
 
         self._calls, self._places, self._given = list(calls), [], []
+        self._keys = [masks.new_key() for _ in calls] if turns and not self.on_cpu else []
         placed_calls: list[dict[str, Any]] = []
         for call in calls:
             inputs = [
@@ -199,15 +204,28 @@ class Module:
         if not self.on_cpu:
             self._write_inputs()
         self.thaw()
-        message = {"op": "prepare", "calls": placed_calls, "weights": placed, "static": static}
+        message: dict[str, Any] = {"op": "prepare", "calls": placed_calls, "weights": placed}
+        message |= {"static": static, "masked": bool(self._keys)}
         self._talk.require(message, "its weights cannot be set")
         self.freeze()
-        if not turns:
+        if self.on_cpu and not turns:
             self._write_inputs()
 
     def _write_inputs(self) -> None:
         for index in range(len(self._calls)):
-            _copy(self._inputs(index))
+            if self._keys:
+                self._write_masked(index)
+            else:
+                _copy(self._inputs(index))
+
+    def _write_masked(self, index: int) -> None:
+        call, places, first = self._calls[index], self._places[index], 0
+        for tensor in call.task.inputs:
+            if tensor.name in places:
+                words, start = -(-tensor.bytes // runner.WORD_BYTES), places[tensor.name]
+                place = self._bytes[start : start + runner.WORD_BYTES * words].numpy()
+                masks.mask(place, call.tensors[tensor.name], self._keys[index], first)
+                first += words
 
     def _inputs(self, index: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of a call, as bytes: where each lies, and what it is.
@@ -245,16 +263,18 @@ class Module:
         return Spent(done - start, collected - done)
 
     def take_turns(self, *, empty: bool = False) -> Spent:
-        """Launch what was prepared for it, on a CPU: the inputs of each call are shown when we have the results of the
-        one before, so that no calls can be computed together. Afterwards every process is stopped.
+        """Launch what was prepared for it: each call's inputs are shown when we have the results of the call before, so
+        that no calls can be computed together. Afterwards every process is stopped.
 
-        The clock of a call runs from before its inputs are there. They come while the process waits where that takes
-        microseconds, else while it is stopped, as whatever comes between calls. empty: nothing is called, and results
-        are none: what showing, waiting and being woken take.
+        The clock of a call runs from before its inputs are there. On a CPU they come while the process waits where that
+        takes microseconds, else while it is stopped, as whatever comes between calls; on a GPU they are unmasked.
+        empty: nothing is called, and results are none: what showing, unmasking, waiting and being woken take.
         """
         calls = range(len(self._calls))
-        running = [sum(t.bytes for t in (*c.task.inputs, *c.task.outputs)) <= MOST_RUNNING_BYTES for c in self._calls]
-        inputs = [self._inputs(index) for index in calls]
+        sizes = [sum(t.bytes for t in (*call.task.inputs, *call.task.outputs)) for call in self._calls]
+        keys = self._keys or [0] * len(sizes)
+        running = [bool(self._keys) or size <= MOST_RUNNING_BYTES for size in sizes]
+        inputs = [[] if self._keys else self._inputs(index) for index in calls]
         self._given = []
         self._talk.begin_turns()
         self._talk.send({"op": "take_turns", "empty": empty})
@@ -268,7 +288,7 @@ class Module:
             start = time.perf_counter()
             if running[index]:
                 _copy(inputs[index])
-            self._talk.show(index + 1)
+            self._talk.show(index + 1, keys[index])
             if not running[index]:
                 self.thaw()
             self._talk.await_turn(runner.DONE, index + 1)
@@ -381,6 +401,15 @@ class Module:
     def _poison(self, tensor: Tensor, offset: int) -> None:
         pattern = np.frombuffer(POISONS[tensor.dtype], dtype=np.uint8)
         self._bytes[offset : offset + tensor.bytes].numpy().reshape(-1, len(pattern))[:] = pattern
+
+
+def _helpers(on_gpu: bool) -> dict[str, bytes]:
+    """The file with our own kernels that unmask inputs."""
+    if not on_gpu:
+        return {}
+    from cuda_l2.execute.cuda_helpers import compiled_helpers  # noqa: PLC0415 - not on machines without CUDA
+
+    return {HELPERS: compiled_helpers(cuda.detect().arch).read_bytes()}
 
 
 def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -1,9 +1,9 @@
 """Times a module against the reference, eager and compiled, in processes alike: one clock, ours, fresh inputs a round.
 
-A sample is so many calls, each on inputs that its process has not seen. The clock runs until the calls are done and
-the device is idle, then on until their results lie in memory that we read. What reading takes longer than it typically
-takes for the eager reference counts as work that was put off. On a CPU a call's inputs come when the results of the one
-before are read; what this conversation takes where nothing is called, in eager's process, is taken off every arm.
+A sample is so many calls, each on inputs that its process has not seen and that come, or can be read, when the results
+of the call before are read. The clock runs until the call is done and the device is idle, then on until its results
+lie in memory that we read. What reading takes longer than it typically takes for the eager reference counts as work
+that was put off. What this conversation takes where nothing is called, in eager's process, is taken off every arm.
 
 The instance that is timed is looked at as checks look at others, at random rounds: its inputs stay, its weights change
 in place in all arms, and what it leaves to PyTorch is watched and sampled.
@@ -19,7 +19,7 @@ import torch
 
 from cuda_l2.audit._base import CaseBook
 from cuda_l2.audit.onlooker import Onlooker
-from cuda_l2.audit.process import Call, Module, Spent
+from cuda_l2.audit.process import Call, Module
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
@@ -96,8 +96,7 @@ class _ModuleRounds(Rounds):
             with _blaming(name):
                 module.make(self.book.weights_seed(16), self.case.initial)
                 self._prepare(name, [self.case.tensors])
-                self._run(module)
-                module.freeze()
+                module.take_turns()
         keys = set(self.case.keys.values())
         if keys and keys <= self.modules[CANDIDATE].state:  # others come from the seed it was made under
             for number in range(17, 16 + WEIGHTS):
@@ -122,13 +121,13 @@ class _ModuleRounds(Rounds):
         with _blaming(name):
             if warm:
                 self._prepare(name, [self._next(name)])
-                self._run(module)
+                module.take_turns()
             first = self._used[name]
             self._prepare(name, [self._next(name) for _ in range(count)])
             if self._evicted is not None:
                 self._evicted += 1
             time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
-            spent = self._run(module)
+            spent = module.take_turns()
             if name == CANDIDATE and module.on_cpu:
                 module.require_untouched()
         kept = self._found if name == CANDIDATE else self._right
@@ -139,8 +138,7 @@ class _ModuleRounds(Rounds):
         collect_s, empty_s = (known.setdefault(count, []) for known in (self._collect_s, self._empty_s))
         if name == self.eager:
             collect_s.append(spent.collect_s)
-            if module.on_cpu:
-                empty_s.append(module.take_turns(empty=True).run_s)
+            empty_s.append(module.take_turns(empty=True).run_s)
         put_off_s = max(0.0, spent.collect_s - _typical(collect_s))
         return max(LEAST_S, (spent.run_s + put_off_s - _typical(empty_s)) / count)
 
@@ -150,10 +148,7 @@ class _ModuleRounds(Rounds):
         has, self._has[name] = self._has.get(name), self.case
         weights = {key: self.case.tensors[each] for each, key in self.case.keys.items()} if has is not self.case else {}
         calls = [Call(self.case.task, tensors, self.case.numbers) for tensors in inputs]
-        module.prepare(calls, weights, turns=module.on_cpu)
-
-    def _run(self, module: Module) -> Spent:
-        return module.take_turns() if module.on_cpu else module.run()
+        module.prepare(calls, weights, turns=True)
 
     def _look(self, first: int, count: int) -> None:
         """Where it is time to: what is the candidate's own work, on inputs that it was just timed on."""
@@ -174,12 +169,8 @@ class _ModuleRounds(Rounds):
                 self._require(name, limit, found, right)
 
     def empty_call_us(self) -> float:
-        """On a CPU what was taken off a call, else what is in a sample."""
-        module = self.modules[CANDIDATE]
-        if module.on_cpu:
-            return _typical([seconds / count for count, known in self._empty_s.items() for seconds in known]) * 1e6
-        module.prepare([], {})
-        return statistics.median(module.run().run_s for _ in range(9)) * 1e6
+        """What was taken off a call."""
+        return _typical([seconds / count for count, known in self._empty_s.items() for seconds in known]) * 1e6
 
     def _require(self, name: str, limit: Bounds, found: Tensors, right: Tensors) -> None:
         if not limit.dtype.is_floating_point:

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import importlib.util
 import json
+import math
 import mmap
 import os
 import resource
@@ -26,10 +27,12 @@ LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 MAX_REASON = 300
 MOST_GRAPHS = 32
+WORD_BYTES = 8
+"""Masked inputs are whole words."""
 COUNTERS_BYTES = 128
-SHOWN, AWAITED, ARRIVED, DONE, GIVEN = 0, 1, 8, 9, 10
-"""Numbers of calls at the start of the shared memory: whose inputs are there, and whether the judge sleeps; on another
-cache line where this process waits, which launch is done, whose results are there.
+SHOWN, AWAITED, KEY, ARRIVED, DONE, GIVEN = 0, 1, 2, 8, 9, 10
+"""Numbers of calls at the start of the shared memory: whose inputs are there, whether the judge sleeps, what the inputs
+are masked with; on another cache line where this process waits, which launch is done, whose results are there.
 """
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
@@ -92,6 +95,9 @@ class Runner:
         from cuda_l2.tasks.arguments import decode  # noqa: PLC0415
         from cuda_l2.tasks.warm import set_full_precision, warm_vector_math  # noqa: PLC0415
 
+        if settings["device"] == "cuda":
+            from cuda_l2.execute.cuda_helpers import Helpers  # noqa: PLC0415 - not on machines without CUDA
+
         self.torch, self._leaves, self._decode = torch, tree_leaves, decode
         self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
         self._device = torch.device(settings["device"])
@@ -103,14 +109,16 @@ class Runner:
         self._counters = memoryview(self._map)[:COUNTERS_BYTES].cast("q")
         self._let_others_run = os.sched_yield
         if self._device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.zeros(1, device=self._device)  # makes the context
             set_full_precision()
+            self._helpers = Helpers(Path(settings["helpers"]))
             self._synchronize = torch._C._cuda_synchronize
             with contextlib.suppress(Exception):  # copies are slower without it, on every side
                 runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 runtime.cudaHostRegister(self._bytes.data_ptr(), settings["arena_bytes"], 0)
         self._calls: list[tuple[list[Any], list[Any], list[Any]]] = []
         self._functions: list[Callable[..., Any]] = []  # one a call
+        self._masked: list[list[tuple[Any, Any]]] = []  # of each call: bytes as they came, and where they are to be
         self._class: Any = None
         self._model: Any = None
         self._compile = False
@@ -155,14 +163,15 @@ class Runner:
         """Take calls: where their inputs and results lie; put weights in place where names agree.
 
         A call with weights of its own has a copy of the module of its own, made once. static: on a GPU the inputs of
-        call i lie where those of call i lay before.
+        call i lie where those of call i lay before. masked: on a GPU they are put in place in the call's turn.
         """
         on_cpu = self._device.type == "cpu"
-        self._calls, self._functions, self._sequence = [], [], None
+        self._calls, self._functions, self._sequence, self._masked = [], [], None, []
         for call in job["calls"]:
             arena = [None if "number" in given else self._view(given) for given in call["inputs"]]
+            self._masked.append([])
             arguments = [
-                given["number"] if view is None else view if on_cpu else view.to(self._device)
+                given["number"] if view is None else self._awaited(given) if job["masked"] else view.to(self._device)
                 for given, view in zip(call["inputs"], arena, strict=True)
             ]
             if job["static"] and not on_cpu:
@@ -174,6 +183,16 @@ class Runner:
         self._set(self._model, job["weights"])
         self._synchronize()
         return {}
+
+    def _awaited(self, place: dict[str, Any]) -> Any:
+        """Where an input will be once it is unmasked; what it is until then is brought to the GPU."""
+        dtype, count = getattr(self.torch, place["dtype"]), math.prod(place["shape"])
+        size = count * dtype.itemsize
+        whole = -(-size // WORD_BYTES) * WORD_BYTES
+        masked = self._bytes[place["offset"] : place["offset"] + whole].to(self._device)
+        target = self.torch.empty_like(masked)
+        self._masked[-1].append((masked, target))
+        return target[:size].view(dtype).view(place["shape"])
 
     def _kept(self, index: int, arguments: list[Any]) -> list[Any]:
         if index == len(self._static):
@@ -269,16 +288,27 @@ class Runner:
                     self._tell(ARRIVED, number)
                     while self._counters[SHOWN] < number:
                         self._let_others_run()
+                    self._unmask(number - 1)
                     if empty:
                         self._tell(DONE, number)
                     else:
                         result = function(*call[0])
+                        self._synchronize()
                         self._tell(DONE, number)
                         self._collect([result], [call])
                     self._tell(GIVEN, number)
             self._send(b"C")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
             self._send_failure(error)
+
+    def _unmask(self, index: int) -> None:
+        """A call's inputs put in place, whatever stream its module then works on."""
+        first, key = 0, self._counters[KEY]
+        for masked, target in self._masked[index]:
+            words = masked.numel() // WORD_BYTES
+            self._helpers.unmask(0, target.data_ptr(), masked.data_ptr(), words, key, first)
+            first += words
+        self._synchronize()
 
     def _tell(self, counter: int, number: int) -> None:
         self._counters[counter] = number
