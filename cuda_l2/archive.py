@@ -7,15 +7,14 @@ stored once each. The state of a policy is kept beside the trials it learnt from
 import contextlib
 import json
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cuda_l2.database import connect
 from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Task, Trial, from_json, to_json
 
 SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S, RETRY_S = 30.0, 0.01
 _SCHEMA = """
 CREATE TABLE candidates (id TEXT PRIMARY KEY, source TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE trials (
@@ -38,9 +37,7 @@ class Archive:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-            self._write_ahead()
-            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db = connect(path)
             self._prepare()
         except (OSError, sqlite3.OperationalError) as error:
             raise UserError(f"cannot write the archive {path}: {error}; choose another with --archive") from None
@@ -48,19 +45,6 @@ class Archive:
             raise UserError(
                 f"{path} is not a usable archive: {error}; move it away, or choose another with --archive"
             ) from None
-
-    def _write_ahead(self) -> None:
-        """Turn logging on. SQLite refuses that at once, whatever its timeout, while another process does the same."""
-        deadline = time.monotonic() + BUSY_TIMEOUT_S
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode=WAL")
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_S)
-            else:
-                return
 
     def _prepare(self) -> None:
         with self._transaction():  # two searches may meet a new file at the same time

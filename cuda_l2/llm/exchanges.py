@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.database import BUSY_TIMEOUT_S
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages, Outcome, Reply
 
-BUSY_TIMEOUT_S = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
     number INTEGER PRIMARY KEY, key TEXT NOT NULL, purpose TEXT NOT NULL, task TEXT NOT NULL, machine TEXT NOT NULL,

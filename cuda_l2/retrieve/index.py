@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from cuda_l2 import paths, scratch
+from cuda_l2.database import connect
 from cuda_l2.errors import UserError
 from cuda_l2.retrieve.chunks import chunks, words
 from cuda_l2.retrieve.nearest import bm25s
@@ -193,9 +194,7 @@ class Index:
 
 
 def _open(folder: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(folder / f"pieces-{VERSION}.db", timeout=30, isolation_level=None)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
+    db = connect(folder / f"pieces-{VERSION}.db")
     db.executescript(_SCHEMA)
     return db
 

@@ -1,0 +1,29 @@
+"""SQLite files that several processes share: write-ahead logging, and patience with one another."""
+
+import sqlite3
+import time
+from pathlib import Path
+
+BUSY_TIMEOUT_S, RETRY_S = 30.0, 0.01
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """One that commits each statement. sqlite3.Error where the file cannot be written or is none of SQLite's."""
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    _write_ahead(db)
+    db.execute("PRAGMA synchronous=NORMAL")
+    return db
+
+
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Turn logging on. SQLite refuses that at once, whatever its timeout, while another process does the same."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_S)
+        else:
+            return
