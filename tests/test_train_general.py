@@ -103,14 +103,14 @@ def test_a_step_on_two_tasks_rewards_what_is_right_for_each(folder, tmp_path, mo
         return [[*ids[i % 2], self.tokenizer.eos_token_id] for i in range(len(prompts))]
 
     monkeypatch.setattr(Writer, "write", write)
-    run(folder, tmp_path / "rl", "tuning.steps=2")
+    run(folder, tmp_path / "rl", "tuning.steps=2", "rl.incorrect=-0.25")
     found = groups(tmp_path / "rl")
     assert len(found) == 4 and {group["task"] for group in found} == {RELU, SQUARE}
     for group in found:
         right = ["measured", "incorrect"] * 4
         assert group["statuses"] == (right if group["task"] == RELU else right[::-1])
         rewards = dict(zip(group["statuses"], group["rewards"], strict=True))
-        assert rewards["measured"] >= 0 > rewards["incorrect"] == -0.5  # before smoothing
+        assert rewards["measured"] >= 0 > rewards["incorrect"] == -0.25  # before smoothing
     assert any("return F.relu(x)" in text for text in questions)
     assert any("Score " in text for text in questions[2:])  # what was found a step ago is an exemplar now
     with Archive(tmp_path / "archive.db") as archive:

@@ -238,6 +238,7 @@ def test_a_round_without_a_kernel_is_an_error_that_says_what_to_do(folder, tmp_p
         ("hgemm-rl", (), [], "shapes are missing"),
         ("hgemm-rl", ("64x64x64",), ["rl.group=3"], "multiple of rl.group"),
         ("hgemm-rl", ("64x64x64",), ["rl.group=1"], "at least 2"),
+        ("hgemm-rl", ("64x64x64",), ["rl.incorrect=-2"], "unbuildable must be below rl.incorrect"),
         ("hgemm-rl", ("64x64x64",), ["tuning.steps=0"], "above 0"),
         ("hgemm-rl", ("64x64",), [], "64x64"),
         ("self-supervised", ("16x16x16",), [], "every task is held out"),

@@ -161,7 +161,14 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
         if stage.rl is None:
             SelfSupervision(wanted, stage, rig, archive, questions, _say).train(settings.model, run, others)
             return
-        rewards = RewardSettings(alpha=stage.rl.alpha, beta=stage.rl.beta, smoothing_clip=stage.rl.smoothing_clip)
+        rl = stage.rl
+        rewards = RewardSettings(
+            alpha=rl.alpha,
+            beta=rl.beta,
+            unbuildable=rl.unbuildable,
+            incorrect=rl.incorrect,
+            smoothing_clip=rl.smoothing_clip,
+        )
         with Judge(rig, archive, rewards, stage.stage) as judge:
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
 

@@ -112,12 +112,15 @@ class Rl:
     clip: float
     alpha: float
     beta: float
+    unbuildable: float
+    incorrect: float
     smoothing_clip: float
 
     def __post_init__(self) -> None:
         _require(self.group >= 2, "rl.group must be at least 2: advantages are relative")
         _require(self.iterations > 0, "rl.iterations must be above 0")
         _require(min(self.kl_weight, self.alpha, self.beta) >= 0, "rl's weights must not be negative")
+        _require(self.unbuildable < self.incorrect < 0, "rl.unbuildable must be below rl.incorrect, and that below 0")
         _require(self.clip > 0 and self.smoothing_clip > 0, "rl.clip and rl.smoothing_clip must be above 0")
 
 
