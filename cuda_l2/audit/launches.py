@@ -236,6 +236,9 @@ class Launches:
             address, _, values = found
             _go_to(tid, values, address)
             number = 0
+        elif _field(tid, "SigPnd", 16) >> signal.SIGTRAP - 1 & 1:  # it met a breakpoint, and is to say so next
+            ptrace(CONTINUE, tid, 0 if event else number)
+            return
         if ptrace(DETACH, tid, 0 if event else number):
             del self._threads[tid]
 
@@ -403,9 +406,9 @@ def _group(tid: int) -> int:
     return _field(tid, "Tgid")
 
 
-def _field(tid: int, name: str) -> int:
+def _field(tid: int, name: str, base: int = 10) -> int:
     try:
         text = Path(f"/proc/{tid}/status").read_text(errors="replace")
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}:")), 0)
+    return next((int(line.split()[1], base) for line in text.splitlines() if line.startswith(f"{name}:")), 0)

@@ -3,7 +3,7 @@
 The profiler's word is that of the module's own process. So program counters are sampled from outside too, in runs like
 those that are timed: on the CPU what is inside PyTorch's libraries is seen there. Tensors are made there as well,
 which is most of what a small task takes: a module that makes its results and computes nothing is sampled beside the
-candidate, and what it spends inside PyTorch is taken off. On a GPU most time goes by in the driver, whoever works: there
+candidate, and what it spends inside PyTorch is taken off. On a GPU most time goes by in the driver: there
 launches are counted by who calls, and the profiler must have seen what PyTorch's libraries launch.
 """
 
