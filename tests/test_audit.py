@@ -19,8 +19,8 @@ from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
 from cuda_l2.audit.checks.operators import imports
 from cuda_l2.audit.process import Call, Module, Resources
-from cuda_l2.audit.samples import executable
 from cuda_l2.audit.symbols import functions
+from cuda_l2.audit.tracing import executable
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.records import Candidate, Operation, Tensor, Trial

@@ -3,7 +3,8 @@
 The profiler's word is that of the module's own process. So program counters are sampled from outside too, in runs like
 those that are timed: on the CPU what is inside PyTorch's libraries is seen there. Tensors are made there as well,
 which is most of what a small task takes: a module that makes its results and computes nothing is sampled beside the
-candidate, and what it spends inside PyTorch is taken off.
+candidate, and what it spends inside PyTorch is taken off. On a GPU most time goes by in the driver: there
+launches are counted by who calls, and the profiler must have seen what PyTorch's libraries launch.
 """
 
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from cuda_l2.audit.process import Call, Module, Watched
+from cuda_l2.audit.launches import GRAPH
+from cuda_l2.audit.process import Call, Launched, Module, Watched
 from cuda_l2.audit.samples import Samples
 from cuda_l2.audit.symbols import functions
 from cuda_l2.errors import UserError
@@ -27,6 +29,10 @@ CALLS_SAMPLED, SAMPLED_BYTES = 32, 64 << 20
 TOLD_SHARE, MOST_SHARE = 0.1, 0.3
 """Of computing time in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was
 seen. Filling and copying do not count."""
+COUNTED_RUNS, COUNTING_S = 4, 4.0
+MOST_HIDDEN = 0.25
+"""Launches a call that the profiler did not see. None are there where nobody hides: what a call does now and then, as
+growing a workspace, has been done."""
 _TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
 _WAITING = re.compile(r"/lib(gomp|c|m|pthread|stdc\+\+|python[\w.]*|torch_python|c10\w*)\.so|/python[\d.]*$|/ld-|^\[v")
 """Waiting, the interpreter, memory: of whoever called."""
@@ -94,9 +100,19 @@ class Onlooker:
             raise CheckFailed(VerdictStatus.FORBIDDEN, f"calls {listed(forbidden)}; allow them where that is meant")
 
     def sample(self, looks: int = 1) -> None:
-        """Where it is as it runs what it is prepared for again and again; nothing where no threads can be traced."""
+        """Where it is, on a GPU who launches, as it runs what it is prepared for again and again.
+
+        Nothing where no threads can be traced. CheckFailed for launches that the profiler does not see.
+        """
         if self._module.on_cpu:
             self._spent.append(_spent(self._module, MOST_SAMPLING_S, looks))
+            return
+        watched = self._module.profile(reading=True)
+        self.require_allowed(computing_operators(watched)[0])
+        launched = self._module.launched(COUNTED_RUNS, COUNTING_S / looks)
+        if launched and hidden_launches(launched, watched) > MOST_HIDDEN and not self._allowed:
+            reason = "launches kernels of PyTorch's that its profiler does not see, seen from outside"
+            raise CheckFailed(VerdictStatus.FORBIDDEN, reason)
 
     def require_own_work(self) -> str:
         """What to say of the time inside PyTorch in the samples since the last time, or nothing.
@@ -148,6 +164,21 @@ def computing_operators(watched: Watched) -> tuple[list[str], float]:
     """PyTorch's operators that compute, and what share of the time they take."""
     names = [name for name in watched.operators if name not in FREE]
     return names, min(1.0, sum(watched.operators[name] for name in names) / max(watched.total_us, 1e-3))
+
+
+def hidden_launches(launched: Launched, watched: Watched) -> float:
+    """Launches a call that the profiler did not see in the same calls: PyTorch's of kernels, and anyone's of graphs.
+
+    A graph that is seen has kernels that are seen, by name. What is in one that is not nobody can tell.
+    """
+    kernels = graphs = 0
+    for (caller, entry), count in launched.counts.items():
+        if GRAPH in entry:
+            graphs += count
+        elif _TORCH.search(caller):
+            kernels += count
+    seen = watched.launches, watched.graph_launches
+    return sum(max(0.0, count / launched.calls - told) for count, told in zip((kernels, graphs), seen, strict=True))
 
 
 def calls_sampled(case: Case) -> list[Call]:

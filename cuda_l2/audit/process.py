@@ -18,6 +18,7 @@ import torch
 from cuda_l2 import process_tree, sandbox
 from cuda_l2.audit import masks, runner
 from cuda_l2.audit.conversation import ALL_SHOWN, Conversation, one_line
+from cuda_l2.audit.launches import Counts, Launches
 from cuda_l2.audit.samples import Sampler, Samples
 from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.worker import Fault
@@ -61,12 +62,24 @@ class Spent:
 class Watched:
     """What a profiler saw of a run, in microseconds: of the GPU where it worked, else of the CPU.
 
-    operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU.
+    operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU. launches: of kernels by operators, a
+    call. graph_launches: of CUDA graphs, a call.
     """
 
     total_us: float
     operators: dict[str, float]
     kernels: dict[str, float]
+    launches: float = 0.0
+    graph_launches: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What was launched in some calls, as `Launches` counts. within: by CUDA's libraries among themselves."""
+
+    counts: Counts
+    within: Counts
+    calls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +342,24 @@ class Module:
         self.freeze()
         return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
 
+    def launched(self, runs: int, seconds: float) -> Launched | None:
+        """Who launches kernels as it launches what was prepared, reading results too; None where that cannot be seen.
+
+        runs: so many, each a little slower than it would be, but none is begun after so many seconds.
+        """
+        self._talk.begin_turns(shown=ALL_SHOWN)
+        self.thaw()
+        done, end = 0, time.perf_counter() + seconds
+        with Launches(self._process.pid, self.folder) as launches:
+            while launches.able and done < runs and (not done or time.perf_counter() < end):
+                self._talk.send({"op": "take_turns", "empty": False})
+                launches.until(self._process.waiting, self._resources.timeout_s)
+                self._talk.end_turns()
+                launches.look()
+                done += 1
+        self.freeze()
+        return Launched(launches.counts, launches.within, done * len(self._calls)) if done else None
+
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""
         return self._given[index] if self._given else self._result(index)
@@ -351,16 +382,18 @@ class Module:
                     if not torch.equal(_raw(found), _raw(call.tensors[tensor.name])):
                         raise Fault(VerdictStatus.UNHYGIENIC, f"changed its input {tensor.name}")
 
-    def profile(self) -> Watched:
-        """Launch what was prepared as a profiler watches; what it says of that."""
+    def profile(self, *, reading: bool = False) -> Watched:
+        """Launch what was prepared as a profiler watches; what it says of that. reading: of reading results too."""
         self.thaw()
-        answer = self._talk.require({"op": "profile"}, "its forward fails where it is watched")
+        answer = self._talk.require({"op": "profile", "reading": reading}, "its forward fails where it is watched")
         self.freeze()
         try:
             kernels = {one_line(name): float(us) for name, us in answer["kernels"].items()}
             column = 1 if kernels else 0
             operators = {one_line(name): float(us[column]) for name, us in answer["operators"].items()}
-            return Watched(sum(kernels.values()) or float(answer["us"]), operators, kernels)
+            total_us, calls = sum(kernels.values()) or float(answer["us"]), max(1, len(self._calls))
+            launches, graphs = float(answer["launches"]) / calls, float(answer["graph_launches"]) / calls
+            return Watched(total_us, operators, kernels, launches, graphs)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             raise self._talk.unreadable() from None
 

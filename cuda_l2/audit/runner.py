@@ -329,9 +329,11 @@ class Runner:
         self._synchronize()
         return {}
 
-    def profile(self, _: dict[str, Any]) -> dict[str, Any]:
+    def profile(self, job: dict[str, Any]) -> dict[str, Any]:
         """Run the calls watched: microseconds in all, of PyTorch's outermost operators on the CPU and the device, of
-        kernels; from every thread.
+        kernels; how many kernels operators launched, and how many CUDA graphs anyone; from every thread.
+
+        reading: watch how results are read too, which launches kernels where they are not contiguous.
         """
         torch = self.torch
         from torch._C._profiler import _ExperimentalConfig  # noqa: PLC0415
@@ -345,10 +347,17 @@ class Runner:
             results = self._launch()
             self._synchronize()
             seconds = time.perf_counter() - start
-        self._collect(results, self._given_calls())
+            if job["reading"]:
+                self._collect(results, self._given_calls())
+        if not job["reading"]:
+            self._collect(results, self._given_calls())
+        launches = graph_launches = 0
         outer: dict[str, list[float]] = {}
         kernels: dict[str, float] = {}
         for event in profile.events():
+            graph_launches += event.name.startswith(("cudaGraphLaunch", "cuGraphLaunch"))
+            if event.name.startswith("aten::") or _within_operator(event):
+                launches += sum(not kernel.name.startswith(("Memcpy", "Memset")) for kernel in event.kernels)
             if event.device_type is torch.autograd.DeviceType.CUDA:
                 kernels[event.name[:MAX_REASON]] = (
                     kernels.get(event.name[:MAX_REASON], 0.0) + event.time_range.elapsed_us()
@@ -357,7 +366,8 @@ class Runner:
                 total = outer.setdefault(event.name.removeprefix("aten::"), [0.0, 0.0])
                 total[0] += event.cpu_time_total
                 total[1] += event.device_time_total
-        return {"us": seconds * 1e6, "operators": outer, "kernels": kernels}
+        counts = {"launches": launches, "graph_launches": graph_launches}
+        return {"us": seconds * 1e6, "operators": outer, "kernels": kernels, **counts}
 
     def replaced(self, _: dict[str, Any]) -> dict[str, Any]:
         """Functions of torch and Python that are not what they were before the file was loaded."""
