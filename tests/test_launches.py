@@ -96,6 +96,8 @@ int main(int count, char **arguments) {
 }
 """
 
+RPATH = "-Wl,--disable-new-dtags,-rpath,$ORIGIN"  # before LD_LIBRARY_PATH, which may know CUDA's own libraries
+
 pytestmark = [
     pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="another processor"),
     pytest.mark.timeout(300),
@@ -109,7 +111,7 @@ def program(request, tmp_path_factory) -> Path:
     protection = f"-fcf-protection={request.param}"
     if platform.machine() == "aarch64":
         protection = "-mbranch-protection=" + {"branch": "bti"}.get(request.param, request.param)
-    flags = ["gcc", "-O1", protection, "-fno-plt", "-Wl,-rpath,$ORIGIN", f"-L{folder}", "-pthread"]
+    flags = ["gcc", "-O1", protection, "-fno-plt", RPATH, f"-L{folder}", "-pthread"]
 
     def build(name: str, text: str, *libraries: str) -> None:
         source = folder / f"{name}.c"

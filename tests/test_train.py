@@ -1,6 +1,7 @@
 """Training stages: settings, data, models from scratch, what a killed run goes on with, errors."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,11 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.corpus import dataset
 from cuda_l2.errors import UserError
+from cuda_l2.learn import models
 from cuda_l2.learn import settings as stages
 from cuda_l2.llm._base import Message, Outcome, Request
 from cuda_l2.llm.settings import ModelSettings
@@ -134,6 +137,38 @@ def test_adapters_change_the_weights_and_become_part_of_them(small, pretrained, 
 def test_a_run_does_not_go_on_with_other_settings(small, pretrained, changes, says) -> None:
     with pytest.raises(UserError, match=says):
         run("pretrain", small, "scratch", "corpus", pretrained.parent, *changes)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_nothing_is_saved(small, pretrained, tmp_path) -> None:
+    broken = models.load(str(pretrained), "float32")
+    with torch.no_grad():
+        broken.model.model.norm.weight[0] = math.nan
+    broken.save(tmp_path / "broken")
+    with pytest.raises(UserError, match="gradient of step 1 is not finite"):
+        run("sft", small, tmp_path / "broken", "collected", tmp_path / "tuned")
+    assert not list(tmp_path.glob("tuned/checkpoints/*/*")) and not (tmp_path / "tuned" / "model").exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("tokens", [128, 192])  # 192: where cuDNN's gradients are NaN
+def test_gradients_with_padding_on_the_left_are_those_of_plain_attention(pretrained, device, tokens) -> None:
+    model = models.load(str(pretrained), "float32").model.to(device)
+    assert model.config._attn_implementation == models.ATTENTION
+    ids = torch.arange(2 * tokens, device=device).view(2, tokens) % 256
+    mask = torch.ones_like(ids)
+    mask[0, :70] = 0
+
+    def gradients() -> torch.Tensor:
+        model.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = model(input_ids=ids, attention_mask=mask).logits
+            logits[mask.bool()].logsumexp(-1).square().mean().backward()
+        return torch.cat([weights.grad.flatten() for weights in model.parameters()])
+
+    found = gradients()
+    model.set_attn_implementation("eager")
+    wanted = gradients()
+    assert (found - wanted).norm() < (1e-5 if device == "cpu" else 0.02) * wanted.norm()
 
 
 def test_a_run_does_not_go_on_with_other_data_or_in_another_folder(small, pretrained, tmp_path) -> None:

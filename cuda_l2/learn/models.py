@@ -10,6 +10,9 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from cuda_l2.errors import UserError
 from cuda_l2.learn.settings import Scratch
@@ -20,6 +23,8 @@ SCRATCH = "scratch"
 END, PAD = "<|end|>", "<|pad|>"
 TOKENIZER_CHARS = 4_000_000
 """More text teaches a small vocabulary nothing new."""
+ATTENTION = "sdpa_without_cudnn"
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\n\n' }}{% endif %}{% endfor %}"
@@ -41,6 +46,20 @@ class Pupil:
         self.tokenizer.save_pretrained(folder)
 
 
+def _attention(*args: Any, **options: Any) -> Any:
+    """PyTorch's, but never cuDNN's, which PyTorch from 2.11 on prefers on Hopper.
+
+    With a mask, and 64 tokens beyond a multiple of 128, its gradients of queries are NaN for rows whose scores are all
+    very low (PyTorch's issue 196678, cuDNN 9.20). One such step, and every weight is NaN.
+    """
+    with sdpa_kernel(BACKENDS):
+        return sdpa_attention_forward(*args, **options)
+
+
+transformers.AttentionInterface.register(ATTENTION, _attention)
+transformers.AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -57,6 +76,7 @@ def load(name: str, precision: str) -> Pupil:
             f"cannot load the model {name}: {one_line(str(error), 200)}; give a folder that transformers'"
             " save_pretrained wrote, or the id of a model on the Hub"
         ) from None
+    _attend(model)
     if tokenizer.eos_token is None:
         raise UserError(f"the tokenizer of {name} has no end-of-text token, so answers would never end")
     if tokenizer.pad_token_id is None:
@@ -85,8 +105,14 @@ def make(scratch: Scratch, texts: Iterable[str], sequence_tokens: int, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.LlamaForCausalLM(config)
+    _attend(model)
     model.generation_config.do_sample = True  # servers are greedy without
     return Pupil(model, tokenizer)
+
+
+def _attend(model: Any) -> None:
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(ATTENTION)
 
 
 def quiet() -> None:

@@ -152,7 +152,7 @@ def _size(pupil: Pupil) -> str:
 
 
 class _Progress(transformers.TrainerCallback):  # type: ignore[misc]
-    """A line a few seconds, and every logged step into the run's file."""
+    """A line a few seconds, and every logged step into the run's file; a step that spoilt the weights ends the run."""
 
     EVERY_S = 5.0
 
@@ -168,6 +168,11 @@ class _Progress(transformers.TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         known = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         self._run.log({"step": state.global_step, **{n: v for n, v in known.items() if math.isfinite(v)}})
+        if not math.isfinite(known.get("grad_norm", 0.0)):  # before anything is saved
+            raise UserError(
+                f"the gradient of step {state.global_step} is not finite, which spoils every weight; the checkpoints in"
+                f" {self._run.checkpoints} are from before: lower tuning.learning_rate in a new --out"
+            )
         now = time.perf_counter()
         last = state.global_step >= state.max_steps
         if "loss" in known and (last or now - self._said >= self.EVERY_S):
