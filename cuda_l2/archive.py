@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cuda_l2.database import connect
+from cuda_l2.database import connect, connect_to_read
 from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Task, Trial, from_json, to_json
 
@@ -33,14 +33,20 @@ CREATE TABLE policies (
 class Archive:
     """Trials by task, machine and protocol. A context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, reading: bool = False) -> None:
+        """reading: of one that is there, which need not be writable; then nothing can be stored."""
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = connect(path)
-            self._prepare()
+            if reading:
+                self._db = connect_to_read(path)
+                self._require_version()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._db = connect(path)
+                self._prepare()
         except (OSError, sqlite3.OperationalError) as error:
-            raise UserError(f"cannot write the archive {path}: {error}; choose another with --archive") from None
+            to = "read" if reading else "write"
+            raise UserError(f"cannot {to} the archive {path}: {error}; choose another with --archive") from None
         except sqlite3.DatabaseError as error:
             raise UserError(
                 f"{path} is not a usable archive: {error}; move it away, or choose another with --archive"
@@ -55,11 +61,17 @@ class Archive:
                 for statement in _SCHEMA.split(";\n"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            elif version != SCHEMA_VERSION:
-                raise UserError(
-                    f"{self.path} has archive version {version}, this program reads {SCHEMA_VERSION}; "
-                    "use the program that wrote it, or choose another with --archive"
-                )
+            self._require_version()
+
+    def _require_version(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            raise UserError(f"{self.path} is no archive; choose another with --archive")
+        if version != SCHEMA_VERSION:
+            raise UserError(
+                f"{self.path} has archive version {version}, this program reads {SCHEMA_VERSION}; "
+                "use the program that wrote it, or choose another with --archive"
+            )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

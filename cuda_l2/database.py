@@ -1,5 +1,6 @@
 """SQLite files that several processes share: write-ahead logging, and patience with one another."""
 
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -12,6 +13,24 @@ def connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     _write_ahead(db)
     db.execute("PRAGMA synchronous=NORMAL")
+    return db
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """One for a file that need not be writable. sqlite3.Error where it cannot be read.
+
+    Where it is not, SQLite may have no place for what readers and writers tell one another: what a writer elsewhere has
+    not yet moved into the file itself is not seen.
+    """
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return connect(path)
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    db = sqlite3.connect(address, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+    try:
+        db.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError:
+        db.close()
+        db = sqlite3.connect(f"{address}&immutable=1", isolation_level=None, uri=True)
     return db
 
 

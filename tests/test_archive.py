@@ -6,6 +6,8 @@ import os
 import signal
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -207,3 +209,20 @@ def test_a_record_written_before_there_were_other_tasks_is_read(archive) -> None
     archive._db.execute(f"INSERT INTO trials VALUES (1{', ?' * 9})", row)
     (back,) = archive.trials(gemm)
     assert back.task == gemm and back.candidate.source == "source" and back.build.reason == "no"
+
+
+@pytest.mark.parametrize("open_elsewhere", [False, True])
+def test_what_cannot_be_written_can_be_read(tmp_path, open_elsewhere) -> None:
+    path = tmp_path / "folder" / "a.db"
+    with Archive(path) as archive:
+        archive.append(trial("int x;"))
+        if not open_elsewhere:
+            archive.close()
+        read = f"from pathlib import Path; from cuda_l2.archive import Archive; path = Path({str(path)!r})"
+        read += "; print(len(Archive(path, reading=True).trials()))"
+        mount = f"mount --bind {path.parent} {path.parent} && mount -o remount,bind,ro {path.parent} && echo mounted"
+        command = ["unshare", "-Urm", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, read]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "mounted" not in done.stdout:
+        pytest.skip("nothing can be mounted here")
+    assert (done.stdout.split(), done.stderr) == (["mounted", "1"], "")

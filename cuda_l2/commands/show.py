@@ -47,7 +47,7 @@ def command(
     path = archive or paths.default_archive()
     if not path.exists():
         raise UserError(f"there is no archive {path} yet; run `cuda-l2 optimize {task}` first")
-    with Archive(path) as opened:
+    with Archive(path, reading=True) as opened:
         measured = [trial for trial in opened.trials(task) if trial.timing and trial.speedup]
     # the latest word on each kernel, machine and protocol
     trials = list({(trial.candidate.id, trial.machine, trial.protocol): trial for trial in measured}.values())
