@@ -276,6 +276,44 @@ class ModelNew:
 """
 
 
+HIDING = """
+import ctypes, threading, time, torch
+
+class ModelNew:
+    def __call__(self, x):
+        if x[0] < 0:
+            time.sleep(1000)
+        if x[0] > 0:
+            hidden = threading.Event()
+            threading.Thread(target=self.hide, args=[hidden], daemon=True).start()
+            hidden.wait()
+        return x + 0
+
+    def hide(self, hidden):
+        ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # whoever began this process traces it now
+        hidden.set()
+        time.sleep(1000)
+"""
+
+
+def test_a_module_that_is_to_be_sampled_answers_in_time_and_lets_itself_be_traced() -> None:
+    tensor = {"dtype": "float32", "shape": (3,)}
+    task = Operation("sum", inputs=(Tensor("x", **tensor),), outputs=(Tensor("out", **tensor),))
+    resources = Resources("cpu", threads=1, memory_bytes=2 << 30, arena_bytes=1 << 23, timeout_s=2)
+    for value, why in ((1.0, "from outside"), (-1.0, "in time")):
+        with Module(HIDING.encode(), "ModelNew", resources) as module:
+            assert not module.load(60)
+            module.make(0, [])
+            module.prepare([Call(task, {"x": torch.zeros(3)}, {})], {})
+            if not module.sampled(0.1, 0.2, lambda _: False):
+                pytest.skip("no threads can be traced here")
+            module.prepare([Call(task, {"x": torch.full((3,), value)}, {})], {})
+            if value > 0:
+                module.run()
+            with pytest.raises(Fault, match=why):
+                module.sampled(0.1, 0.2, lambda _: False)
+
+
 @pytest.mark.parametrize("columns", [3, 50_000])
 def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> None:
     task = Operation(

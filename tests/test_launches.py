@@ -5,8 +5,9 @@ import platform
 import select
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from cuda_l2 import process_tree
 from cuda_l2.audit.launches import Launches
 from cuda_l2.audit.onlooker import MOST_HIDDEN, hidden_launches
 from cuda_l2.audit.process import Launched, Watched
-from cuda_l2.audit.tracing import threads
+from cuda_l2.audit.samples import Sampler
+from cuda_l2.audit.symbols import exported
+from cuda_l2.audit.tracing import threads, tracer
 
 DRIVER = "int cuLaunchKernel(int x) { return x + 1; } int cuGraphLaunch(int x) { return x + 1; }"
 RUNTIME = """
@@ -35,11 +38,14 @@ PROGRAM = r"""
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-int torch_runtime(int), torch_driver(int), torch_graph(int), own_runtime(int), own_driver(int);
+int cudaLaunchKernel(int), torch_runtime(int), torch_driver(int), torch_graph(int), own_runtime(int), own_driver(int);
 extern char **environ;
 static volatile int signals, wrong;
 static char *self;
@@ -48,7 +54,15 @@ static void *launching(void *count) {
     for (long i = 0; i < (long)count; i++) wrong += torch_runtime(i) != i + 1;
     return 0;
 }
+static void *taking(void *most) {
+    for (int i = 0; signals < (long)most && i < 20000; i++) wrong += torch_runtime(i) != i + 1;
+    return 0;
+}
 static void *waiting(void *_) { for (;;) pause(); }
+static void *vforking(void *_) {
+    if (!vfork()) { usleep(1500000); _exit(0); }
+    return 0;
+}
 static void threads(int n, long count) {
     pthread_t made[64];
     for (int i = 0; i < n; i++) pthread_create(&made[i], 0, launching, (void *)count);
@@ -82,17 +96,44 @@ static void work(char order) {
         ended(pid);
     }
     if (order == 'k') for (int i = 0; i < 4; i++) { raise(SIGUSR1); wrong += torch_runtime(i) != i + 1; }
+    pthread_t thread;
+    if (order == 'l') for (int i = 0; i < 8; i++) pthread_create(&thread, 0, launching, (void *)INT64_MAX);
+    if (order == 'q') {
+        pthread_create(&thread, 0, taking, (void *)600);
+        for (int i = 0; i < 600; i++) {
+            wrong += pthread_sigqueue(thread, SIGRTMIN, (union sigval){i}) != 0;
+            if (i % 4 == 3) usleep(2000);
+        }
+        pthread_join(thread, 0);
+    }
+    if (order == 'p') { pthread_create(&thread, 0, vforking, 0); usleep(200000); }
+    if (order == 'b') {
+        sigset_t trap;
+        sigemptyset(&trap);
+        sigaddset(&trap, SIGTRAP);
+        pthread_sigmask(SIG_BLOCK, &trap, 0);
+        syscall(SYS_tgkill, getpid(), getpid(), SIGTRAP);
+    }
+    if (order == 'm') {
+        uintptr_t page = (uintptr_t)cudaLaunchKernel & -sysconf(_SC_PAGESIZE);
+        wrong += madvise((void *)page, sysconf(_SC_PAGESIZE), MADV_DONTNEED) != 0;
+    }
+}
+static void *obeying(void *_) {
+    for (int order; (order = getchar()) != EOF;)
+        if (order != '\n') { work(order); printf("%c %d %d\n", order, signals, wrong); }
+    exit(wrong);
 }
 int main(int count, char **arguments) {
     self = arguments[0];
     signal(SIGUSR1, noted);
-    if (count > 1) { work('r'); return wrong; }
+    signal(SIGRTMIN, noted);
+    if (count > 1 && !strcmp(arguments[1], "child")) { work('r'); return wrong; }
     pthread_t idle;
     for (int i = 0; i < 4; i++) pthread_create(&idle, 0, waiting, 0);
     setvbuf(stdout, 0, _IONBF, 0);
-    for (int order; (order = getchar()) != EOF;)
-        if (order != '\n') { work(order); printf("%c %d %d\n", order, signals, wrong); }
-    return wrong;
+    if (count > 1) { pthread_create(&idle, 0, obeying, 0); syscall(SYS_exit, 0); }
+    obeying(0);
 }
 """
 
@@ -124,16 +165,16 @@ def program(request, tmp_path_factory) -> Path:
     build("libcudart.so.13", RUNTIME, "libcuda.so.1")
     build("libtorch_cuda.so", CALLER.replace("NAME", "torch"), "libcudart.so.13", "libcuda.so.1")
     build("own.so", CALLER.replace("NAME", "own"), "libcudart.so.13", "libcuda.so.1")
-    build("program", PROGRAM, "libtorch_cuda.so", "own.so")
+    build("program", PROGRAM, "libtorch_cuda.so", "own.so", "libcudart.so.13")
     return folder / "program"
 
 
 class Running:
     """The program; `order` makes it work, and says that signals came and results were right."""
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, *arguments: str) -> None:
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen([program], stdin=pipe, stdout=pipe, bufsize=0)
+        self.process = subprocess.Popen([program, *arguments], stdin=pipe, stdout=pipe, bufsize=0)
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         assert self.stdin and self.stdout
         self.order("o")
@@ -289,6 +330,131 @@ def test_a_process_that_ends_meanwhile_ends_the_counting(program) -> None:
         started.process.send_signal(signal.SIGKILL)
         launches.until(lambda: not launches.able or started.process.poll() is not None, 60)
     assert started.process.returncode == -signal.SIGKILL
+
+
+def test_signals_that_come_at_a_breakpoint_are_not_lost(running) -> None:
+    found, _, signals = counted(running, "q")
+    assert set(found) == {TORCH} and signals == 600
+
+
+@pytest.mark.timeout(60)
+def test_threads_that_launch_without_end_are_counted_no_longer_than_was_said(running) -> None:
+    with Launches(running.pid) as launches:
+        if not launches.able:
+            pytest.skip("no threads can be traced here")
+        running.send("l")
+        start = time.perf_counter()
+        launches.until(lambda: False, 1.0)
+        assert time.perf_counter() - start < 5
+        assert launches.counts.total() > 8
+    assert running.told() == ("l", 0, 0)
+    running.order("r")
+
+
+def test_who_is_interrupted_leaves_nobody_stopped(running, monkeypatch) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    before, start = memory_of_code(running.pid), time.perf_counter()
+    with contextlib.suppress(KeyboardInterrupt), Launches(running.pid) as launches:
+        if not launches.able:
+            pytest.skip("no threads can be traced here")
+        running.send("t")
+        monkeypatch.setattr(launches, "_caller", interrupted)
+        launches.until(running.has_told, 60)
+    assert running.told() == ("t", 0, 0) and time.perf_counter() - start < 5
+    assert memory_of_code(running.pid) == before
+
+
+def test_a_child_that_shares_its_parents_memory_changes_nothing(running) -> None:
+    before = memory_of_code(running.pid)
+    running.order("p")
+    assert counted(running, "r")[0] == {TORCH: 5}
+    assert memory_of_code(running.pid) == before
+    running.order("r")
+
+
+@pytest.mark.timeout(60)
+def test_a_thread_with_a_signal_that_it_never_takes_is_let_go(running) -> None:
+    running.order("b")
+    assert counted(running, "t")[0] == {TORCH: 240}
+    assert {tracer(tid) for tid in threads(running.pid)} == {0}
+
+
+def test_a_process_whose_first_thread_ended_is_counted_and_sampled(running, program) -> None:
+    counted(running, "r")  # where threads can be traced
+    started = Running(program, "headless")
+    with started.process:
+        with Launches(started.pid) as launches:
+            assert launches.able
+        assert counted(started, "r")[0] == {TORCH: 5}
+        started.order("l")
+        assert any("libtorch_cuda" in path for path, _ in sampled(started, lambda: False, 0.5).counts)
+        started.process.kill()
+
+
+def test_who_keeps_threads_from_being_traced_or_takes_breakpoints_away_is_known(running) -> None:
+    with Launches(running.pid) as launches:
+        if not launches.able:
+            pytest.skip("no threads can be traced here")
+        assert not launches.untraced and not launches.removed
+        running.send("m")
+        launches.until(running.has_told, 60)
+        launches.look()
+        assert launches.removed == {running.pid}
+    assert running.told() == ("m", 0, 0)
+    thread = threads(running.pid)[-1]
+    code = f"from cuda_l2.audit.tracing import seize; print(seize({thread}), flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout and other.stdin and other.stdout.readline() == b"True\n"
+        with Launches(running.pid) as launches:
+            assert not launches.able
+        with Sampler(running.pid) as sampler:
+            pass
+        assert launches.untraced == sampler.untraced == {running.pid}
+        other.stdin.write(b"\n")
+
+
+def sampled(running: Running, done: Callable[[], bool], seconds: float) -> Sampler:
+    with Sampler(running.pid) as sampler:
+        if not sampler.able:
+            pytest.skip("no threads can be traced here")
+        sampler.until(done, seconds)
+    return sampler
+
+
+@pytest.mark.timeout(60)
+def test_sampling_ends_in_time(running) -> None:
+    start = time.perf_counter()
+    sampled(running, lambda: False, 0.3)
+    running.order("p")
+    sampled(running, lambda: False, 0.1)
+    assert time.perf_counter() - start < 5, "no wait for a thread that the kernel has until its child is gone"
+    time.sleep(1.5)
+    sampled(running, lambda: False, 0.1)
+    assert {tracer(tid) for tid in threads(running.pid)} == {0}, "let go on, late"
+
+
+@pytest.mark.timeout(60)
+def test_signals_and_ends_of_children_go_on_while_it_is_sampled(running) -> None:
+    with Sampler(running.pid) as sampler:
+        if not sampler.able:
+            pytest.skip("no threads can be traced here")
+        for order in "kfks":
+            running.send(order)
+            sampler.until(running.has_told, 20)
+            assert running.has_told() and running.told()[2] == 0
+    assert running.order("r") == 8
+
+
+def test_a_library_of_another_processor_has_no_entry_points(tmp_path) -> None:
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(DRIVER + "int cuInit(int x) { return x; }")
+    command = ["gcc", "-m32", "-nostdlib", "-shared", "-fPIC", "-o", library, source]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no compiler for 32 bits")
+    assert exported(library, ["cuLaunchKernel"]) == {}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,26 +27,32 @@ from cuda_l2.audit.tracing import (
     CONTINUE,
     COUNTER_OFFSET,
     DETACH,
+    ENDED,
     INTERRUPT,
-    LISTEN,
-    SEIZE,
     STEP,
+    STOP,
+    STOPPING,
     WALL,
+    block,
+    blocked,
     event_message,
     executable,
+    let_go_on,
     ptrace,
     registers,
+    seize,
     set_registers,
     state,
+    status_field,
     threads,
+    tracer,
     word,
 )
 
-FORK, VFORK, CLONE, EXEC, STOP = 1, 2, 3, 4, 128  # events that a thread may be stopped by
+FORK, VFORK, CLONE, EXEC = 1, 2, 3, 4  # events that a thread may be stopped by
 OPTIONS = 1 << FORK | 1 << VFORK | 1 << CLONE | 1 << EXEC
-STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
-ENDED = ("Z", "X", "")
 PAUSE_S = 0.0001
+TRAP = 1 << signal.SIGTRAP - 1
 HALT_S = 10.0
 """What threads may take to stop; one in the kernel that takes longer does not come out before it stops."""
 GRAPH = "GraphLaunch"
@@ -91,12 +98,15 @@ class _Entry:
 class Launches:
     """Counts launches in a tree of processes while it runs. A context manager; everything is called by one thread.
 
-    counts: without those that CUDA's libraries make of one another, which are in `within`.
+    counts: without those that CUDA's libraries make of one another, which are in `within`. untraced: processes with
+    threads that could not be traced. removed: processes that took breakpoints away.
     """
 
     def __init__(self, root: int, theirs: Path | None = None) -> None:
         """theirs: a folder that those processes write, whose libraries are not read."""
         self.root, self.counts, self.within = root, Counts(), Counts()
+        self.untraced: set[int] = set()
+        self.removed: set[int] = set()
         self._theirs = theirs
         self._threads: dict[int, int] = {}  # traced: the process of each
         self._stops: dict[int, int] = {}  # of threads that are stopped, and why
@@ -139,7 +149,8 @@ class Launches:
         self._halt()
         for pid, entries in self._entries.items():
             for address, entry in entries.items():
-                self._write(pid, address, entry.first)
+                if self._is_there(pid, address):  # not where something else was mapped since
+                    self._write(pid, address, entry.first)
         end = time.perf_counter() + HALT_S
         while self._threads and time.perf_counter() < end:
             for tid, status in list(self._stops.items()):
@@ -151,14 +162,14 @@ class Launches:
 
     def _trace(self) -> None:
         """Every thread; one that begins meanwhile is traced as the one that began it, or found the next time."""
-        fresh = True
-        while fresh:
+        fresh, end = True, time.perf_counter() + HALT_S
+        while fresh and time.perf_counter() < end:
             fresh = False
             for pid in process_tree.processes(self.root):
                 if _parent(pid) == os.getpid():
                     self._children.add(pid)
                 for tid in threads(pid):
-                    if tid not in self._threads and ptrace(SEIZE, tid, OPTIONS):
+                    if tid not in self._threads and seize(tid, OPTIONS):
                         self._threads[tid], fresh = pid, True
 
     def _poll(self) -> bool:
@@ -218,16 +229,11 @@ class Launches:
                 return
 
     def _handle(self) -> None:
-        """Let go on who is stopped, each as it should."""
-        while self._stops:
-            tid, status = self._stops.popitem()
-            number, event = status & 0xFF, status >> 8
-            if event == STOP and number in STOPPING:  # its process was stopped, and is to stay so
-                ptrace(LISTEN, tid)
-            elif event:
-                ptrace(CONTINUE, tid)
-            elif number != signal.SIGTRAP or not self._hit(tid):
-                ptrace(CONTINUE, tid, number)
+        """Let go on who is stopped, each as it should; who stops meanwhile is next, or threads in a loop had no end."""
+        for tid, status in list(self._stops.items()):
+            if tid in self._stops and (status != signal.SIGTRAP or not self._hit(tid)):
+                let_go_on(tid, status)
+            self._stops.pop(tid, None)  # last: where we are interrupted, it is known to be stopped
 
     def _detach(self, tid: int, status: int) -> None:
         number, event = status & 0xFF, status >> 8
@@ -236,18 +242,24 @@ class Launches:
             address, _, values = found
             _go_to(tid, values, address)
             number = 0
-        elif _field(tid, "SigPnd", 16) >> signal.SIGTRAP - 1 & 1:  # it met a breakpoint, and is to say so next
+        elif status_field(tid, "SigPnd", 16) & ~status_field(tid, "SigBlk", 16) & TRAP:
+            # it met a breakpoint, and is to say so next
             ptrace(CONTINUE, tid, 0 if event else number)
             return
         if ptrace(DETACH, tid, 0 if event else number):
             del self._threads[tid]
+        else:  # we were interrupted as it was let go on
+            ptrace(INTERRUPT, tid)
 
     # Breakpoints
 
     def _found(self, pid: int) -> dict[int, str]:
         """Entry points in a process, by address; none in one that not every thread of is traced."""
-        if any(tid not in self._threads and state(tid) not in ENDED for tid in threads(pid)):
-            return {}  # it would die there
+        missed = [tid for tid in threads(pid) if tid not in self._threads and state(tid) not in ENDED]
+        if missed:  # it would die there
+            if any(tracer(tid) != threading.get_native_id() for tid in missed):  # not what just began
+                self.untraced.add(pid)
+            return {}
         self._files[pid] = list(executable(pid))
         found: dict[int, str] = {}
         for low, high, start, path in self._files[pid]:
@@ -262,11 +274,18 @@ class Launches:
         entries = self._entries.setdefault(pid, {})
         for address, name in found.items():
             if address in entries:
+                if not self._is_there(pid, address):
+                    self.removed.add(pid)
                 continue
             longest = max(len(code) for code in (_PROCESSOR.breakpoint, *_PROCESSOR.landings))
             code = self._read(pid, address, longest)
             behind = next((len(landing) for landing in _PROCESSOR.landings if code.startswith(landing)), 0)
             first = code[: len(_PROCESSOR.breakpoint)]
+            if first == _PROCESSOR.breakpoint:  # by us, where a process shares another's memory until it is a program
+                known = [others[address] for others in self._entries.values() if address in others]
+                if known:
+                    entries[address] = known[0]
+                continue
             if len(code) == longest and self._write(pid, address, _PROCESSOR.breakpoint):
                 entries[address] = _Entry(name, first, behind)
 
@@ -286,11 +305,11 @@ class Launches:
         address, entry, values = found
         caller = self._caller(self._threads[tid], tid, values)
         (self.within if _is_cuda(caller) else self.counts)[caller, entry.name] += 1
+        _go_to(tid, values, address + entry.behind)
+        self._stops[tid] = 0  # stopped, and not at a breakpoint any more
         if entry.behind:
-            _go_to(tid, values, address + entry.behind)
             ptrace(CONTINUE, tid)
         else:
-            _go_to(tid, values, address)
             self._step(tid, address, entry)
         return True
 
@@ -298,20 +317,24 @@ class Launches:
         """One instruction of a thread where the breakpoint was; nobody else runs meanwhile, and comes by unseen."""
         assert _PROCESSOR
         pid, number, halted = self._threads[tid], 0, False
-        self._stops[tid] = 0  # stopped
         self._halt()
-        del self._stops[tid]
         self._write(pid, address, entry.first)
+        taken = blocked(tid)
+        block(tid, ~TRAP)  # what comes meanwhile waits
         end = time.perf_counter() + HALT_S
-        while ptrace(STEP, tid) and time.perf_counter() < end:
+        while time.perf_counter() < end and ptrace(STEP, tid):
+            self._stops.pop(tid, None)
             while tid in self._threads and tid not in self._stops and time.perf_counter() < end:
                 self._see(tid)
-            status = self._stops.pop(tid, 0)
-            if status == signal.SIGTRAP or tid not in self._threads:
+            if tid not in self._stops:
+                break
+            status, self._stops[tid] = self._stops[tid], 0
+            if status == signal.SIGTRAP:
                 break
             halted = halted or (status >> 8 == STOP and status & 0xFF in STOPPING)
-            number = number or (0 if status >> 8 else status)  # a signal, which comes when it goes on
+            number = number or (0 if status >> 8 else status)  # to stop, which comes when it goes on
         self._write(pid, address, _PROCESSOR.breakpoint)
+        block(tid, taken)
         if halted:  # with its process: it is to stop again
             ptrace(INTERRUPT, tid)
         ptrace(CONTINUE, tid, number)
@@ -327,6 +350,11 @@ class Launches:
                     return path
             self._files[pid] = list(executable(pid))  # loaded meanwhile
         return ""
+
+    def _is_there(self, pid: int, address: int) -> bool:
+        assert _PROCESSOR
+        code = _PROCESSOR.breakpoint
+        return self._read(pid, address, len(code)) == code
 
     def _read(self, pid: int, address: int, count: int) -> bytes:
         return next((data for tid in self._of(pid) if (data := _read(tid, address, count))), b"")
@@ -398,17 +426,9 @@ def _write(tid: int, address: int, data: bytes) -> bool:
 
 
 def _parent(pid: int) -> int:
-    return _field(pid, "PPid")
+    return status_field(pid, "PPid")
 
 
 def _group(tid: int) -> int:
     """The process of a thread."""
-    return _field(tid, "Tgid")
-
-
-def _field(tid: int, name: str, base: int = 10) -> int:
-    try:
-        text = Path(f"/proc/{tid}/status").read_text(errors="replace")
-    except OSError:
-        return 0
-    return next((int(line.split()[1], base) for line in text.splitlines() if line.startswith(f"{name}:")), 0)
+    return status_field(tid, "Tgid")

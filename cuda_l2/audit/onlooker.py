@@ -111,7 +111,7 @@ class Onlooker:
         self.require_allowed(computing_operators(watched)[0])
         launched = self._module.launched(COUNTED_RUNS, COUNTING_S / looks)
         if launched and hidden_launches(launched, watched) > MOST_HIDDEN and not self._allowed:
-            reason = "launches kernels of PyTorch's that its profiler does not see, seen from outside"
+            reason = "launches kernels of PyTorch's libraries beside the operators that its profiler sees"
             raise CheckFailed(VerdictStatus.FORBIDDEN, reason)
 
     def require_own_work(self) -> str:

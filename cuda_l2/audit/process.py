@@ -7,7 +7,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,8 @@ class Module:
         counters = memoryview(self._map)[: runner.COUNTERS_BYTES].cast("q")
         self._talk = Conversation(self._process, counters, resources.timeout_s)
         self.own_processes = len(process_tree.processes(self._process.pid))
+        with Sampler(self._process.pid) as sampler:
+            self._traceable = set(process_tree.processes(self._process.pid)) - sampler.untraced
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
         self._given: list[Tensors] = []  # results of calls that took turns
@@ -334,12 +336,13 @@ class Module:
                 for _ in range(ahead):
                     self._talk.send({"op": "take_turns", "empty": False})
                 for _ in range(ahead):
-                    sampler.until(self._process.waiting)
+                    sampler.until(self._process.waiting, self._resources.timeout_s)
                     self._talk.end_turns()
                 runs += ahead
                 ahead = max(1, min(MOST_AHEAD, int(ahead * AHEAD_S / (time.perf_counter() - start))))
         cpu_s = self.cpu_seconds() - before
         self.freeze()
+        self._require_traced(sampler.untraced)
         return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
 
     def launched(self, runs: int, seconds: float) -> Launched | None:
@@ -358,7 +361,13 @@ class Module:
                 launches.look()
                 done += 1
         self.freeze()
+        self._require_traced(launches.untraced | launches.removed)
         return Launched(launches.counts, launches.within, done * len(self._calls)) if done else None
+
+    def _require_traced(self, closed: Collection[int]) -> None:
+        """Fault where one of these processes could be looked into before the file was executed."""
+        if self._traceable.intersection(closed):
+            raise Fault(VerdictStatus.FORBIDDEN, "keeps itself from being looked at from outside")
 
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""

@@ -63,7 +63,7 @@ def _table(library: Path, name: str) -> tuple[np.ndarray, bytes, list[Any]]:
         with library.open("rb") as file:
             elf = ELFFile(file)
             table = elf.get_section_by_name(name)
-            if table is not None:
+            if table is not None and elf.elfclass == 64:
                 strings = elf.get_section(table["sh_link"])
                 file.seek(table["sh_offset"])
                 symbols = np.frombuffer(file.read(table["sh_size"]), dtype=_SYMBOL)
