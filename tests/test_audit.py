@@ -18,6 +18,7 @@ from cuda_l2 import cli, sandbox
 from cuda_l2.audit import Auditor
 from cuda_l2.audit._base import module_checks
 from cuda_l2.audit.checks.operators import imports
+from cuda_l2.audit.onlooker import COMPILER
 from cuda_l2.audit.process import Call, Module, Resources
 from cuda_l2.audit.symbols import functions
 from cuda_l2.audit.tracing import executable
@@ -43,6 +44,7 @@ REASONS = {
     "hides_from_profiler": "seen from outside",
     "half_hidden": "seen from outside",
     "half_hidden_rows": "seen from outside",
+    "compiled": "calls torch.compile",
     "pass_through": "aten::linear",
     "pass_through_thread": "aten::linear",
     "lazy_tensor": "gives a Later",
@@ -115,6 +117,12 @@ def test_what_is_left_to_pytorch_is_said(audit) -> None:
     assert any("aten::linear" in note and "%" in note for note in notes)
     text, task, _, _ = said(CHEATS / "honest_c.py")
     assert audit(text, task).verdict.notes == ()
+
+
+def test_what_torch_compile_makes_may_be_allowed(audit) -> None:
+    text, task, _, _ = said(CHEATS / "compiled.py")
+    trial = audit(text, task, COMPILER)
+    assert trial.status == "measured" and "leaves kernels to torch.compile" in trial.verdict.notes
 
 
 def test_no_seed_tells_a_candidate_what_it_is_made_for(audit) -> None:

@@ -73,7 +73,7 @@ def _bytes(case: Case | None) -> int:
 
 @dataclass
 class ModuleSession:
-    """One candidate in its process. allowed: PyTorch's operators that it may call, without `aten::`, or `all`."""
+    """One candidate in its process. allowed: as of its onlooker."""
 
     module: Module
     cases: CaseBook

@@ -69,8 +69,8 @@ class Auditor:
     ) -> Trial:
         """What becomes of a candidate: its file executed, checked, and timed in turn with the reference.
 
-        allowed: PyTorch's operators that it may call, without `aten::`, or `all`. one_shape: judge at the shape shown
-        alone.
+        allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. one_shape: judge at
+        the shape shown alone.
         """
         if protocol not in CPU_PROTOCOLS:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")

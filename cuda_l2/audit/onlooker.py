@@ -29,6 +29,7 @@ CALLS_SAMPLED, SAMPLED_BYTES = 32, 64 << 20
 TOLD_SHARE, MOST_SHARE = 0.1, 0.3
 """Of computing time in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was
 seen. Filling and copying do not count."""
+COMPILER = "torch.compile"
 COUNTED_RUNS, COUNTING_S = 4, 4.0
 MOST_HIDDEN = 0.25
 """Launches a call that the profiler did not see. None are there where nobody hides: what a call does now and then, as
@@ -74,7 +75,7 @@ _MAKING = rb"(11fill_kernel|11copy_kernel|18direct_copy_kernel|24reduced_float_c
 class Onlooker:
     """Of one candidate. beside: opens another file's ModelNew in such a process. case: what is computed.
 
-    allowed: PyTorch's operators that it may call, without `aten::`, or `all`.
+    allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Onlooker:
         if "all" in self._allowed:
             return
         self._module.prepare(calls, {})
-        self.require_allowed(computing_operators(self._module.profile())[0])
+        self.require_allowed(left_to_pytorch(self._module.profile()))
         if not self._allowed:
             self.sample(looks)
 
@@ -108,7 +109,7 @@ class Onlooker:
             self._spent.append(_spent(self._module, MOST_SAMPLING_S, looks))
             return
         watched = self._module.profile(reading=True)
-        self.require_allowed(computing_operators(watched)[0])
+        self.require_allowed(left_to_pytorch(watched))
         launched = self._module.launched(COUNTED_RUNS, COUNTING_S / looks)
         if launched and hidden_launches(launched, watched) > MOST_HIDDEN and not self._allowed:
             reason = "launches kernels of PyTorch's libraries beside the operators that its profiler sees"
@@ -164,6 +165,11 @@ def computing_operators(watched: Watched) -> tuple[list[str], float]:
     """PyTorch's operators that compute, and what share of the time they take."""
     names = [name for name in watched.operators if name not in FREE]
     return names, min(1.0, sum(watched.operators[name] for name in names) / max(watched.total_us, 1e-3))
+
+
+def left_to_pytorch(watched: Watched) -> list[str]:
+    """PyTorch's operators that compute, and its compiler where that made kernels."""
+    return [*computing_operators(watched)[0], *([COMPILER] if watched.compiled else [])]
 
 
 def hidden_launches(launched: Launched, watched: Watched) -> float:
@@ -227,4 +233,4 @@ def _making_results(case: Case) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    return ", ".join(f"aten::{name}" for name in names[:8])
+    return ", ".join(name if name == COMPILER else f"aten::{name}" for name in names[:8])

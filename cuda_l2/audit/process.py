@@ -63,7 +63,7 @@ class Watched:
     """What a profiler saw of a run, in microseconds: of the GPU where it worked, else of the CPU.
 
     operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU. launches: of kernels by operators, a
-    call. graph_launches: of CUDA graphs, a call.
+    call. graph_launches: of CUDA graphs, a call. compiled: whether torch.compile has made kernels.
     """
 
     total_us: float
@@ -71,6 +71,7 @@ class Watched:
     kernels: dict[str, float]
     launches: float = 0.0
     graph_launches: float = 0.0
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +403,7 @@ class Module:
             operators = {one_line(name): float(us[column]) for name, us in answer["operators"].items()}
             total_us, calls = sum(kernels.values()) or float(answer["us"]), max(1, len(self._calls))
             launches, graphs = float(answer["launches"]) / calls, float(answer["graph_launches"]) / calls
-            return Watched(total_us, operators, kernels, launches, graphs)
+            return Watched(total_us, operators, kernels, launches, graphs, bool(answer["compiled"]))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             raise self._talk.unreadable() from None
 

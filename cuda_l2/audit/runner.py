@@ -34,6 +34,8 @@ SHOWN, AWAITED, KEY, ARRIVED, DONE, GIVEN = 0, 1, 2, 8, 9, 10
 """Numbers of calls at the start of the shared memory: whose inputs are there, whether the judge sleeps, what the inputs
 are masked with; on another cache line where this process waits, which launch is done, whose results are there.
 """
+REPLACED_BY_COMPILER = ("Module.__init__", "Module.__setstate__", "torch.manual_seed")
+"""What torch.compile puts its own functions around."""
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
     **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
@@ -331,7 +333,8 @@ class Runner:
 
     def profile(self, job: dict[str, Any]) -> dict[str, Any]:
         """Run the calls watched: microseconds in all, of PyTorch's outermost operators on the CPU and the device, of
-        kernels; how many kernels operators launched, and how many CUDA graphs anyone; from every thread.
+        kernels; how many kernels operators launched, and how many CUDA graphs anyone; from every thread. And whether
+        torch.compile has made any.
 
         reading: watch how results are read too, which launches kernels where they are not contiguous.
         """
@@ -366,7 +369,7 @@ class Runner:
                 total = outer.setdefault(event.name.removeprefix("aten::"), [0.0, 0.0])
                 total[0] += event.cpu_time_total
                 total[1] += event.device_time_total
-        counts = {"launches": launches, "graph_launches": graph_launches}
+        counts = {"launches": launches, "graph_launches": graph_launches, "compiled": _compiled()}
         return {"us": seconds * 1e6, "operators": outer, "kernels": kernels, **counts}
 
     def replaced(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -377,6 +380,8 @@ class Runner:
             for name, old in before.items():
                 if callable(old) and now.get(name) is not old:
                     found.append(f"{getattr(owner, '__name__', owner)}.{name}")
+        if _compiled():
+            found = [name for name in found if name not in REPLACED_BY_COMPILER]
         return {"replaced": sorted(found)[:20]}
 
     def _launch(self, repeats: int = 1) -> list[Any]:
@@ -431,6 +436,12 @@ def _within_operator(event: Any) -> bool:
     while parent is not None and not parent.name.startswith("aten::"):
         parent = parent.cpu_parent
     return parent is not None
+
+
+def _compiled() -> bool:
+    """Whether torch.compile has made kernels for anything."""
+    utilities = sys.modules.get("torch._dynamo.utils")
+    return bool(utilities and utilities.counters["stats"]["unique_graphs"])
 
 
 def _watched(torch: Any) -> Iterator[Any]:

@@ -21,7 +21,7 @@ class AuditSettings:
     """How candidates in KernelBench's style are judged."""
 
     pytorch: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    """An operator of PyTorch that the candidate may call, as in linear; give it several times. all: any."""
+    """An operator of PyTorch that the candidate may call, as in linear, or torch.compile; several times. all: any."""
     one_shape: Annotated[bool, Parameter(negative=())] = False
     """Judge at the shape shown alone, as published results often are meant."""
     eager: Annotated[bool, Parameter(negative=())] = False

@@ -18,7 +18,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from cuda_l2 import sandbox
 from cuda_l2.audit._base import ModuleCheck, ModuleSession, require_right
-from cuda_l2.audit.onlooker import FREE, calls_sampled, computing_operators, listed
+from cuda_l2.audit.onlooker import COMPILER, FREE, calls_sampled, computing_operators, left_to_pytorch, listed
 from cuda_l2.audit.process import Call
 
 MAX_LIBRARIES = 16
@@ -47,7 +47,9 @@ class Operators(ModuleCheck):
         vendors = [name for name in watched.kernels if re.search(r"cublas|cudnn|cutlass|gemm|flash", name, re.I)]
         if vendors:
             session.notes.append(f"runs the kernels {', '.join(name[:60] for name in vendors[:4])}")
-        session.onlooker.require_allowed([*computing, *imported])
+        if watched.compiled:
+            session.notes.append(f"leaves kernels to {COMPILER}")
+        session.onlooker.require_allowed([*left_to_pytorch(watched), *imported])
         if "all" not in session.allowed:
             session.module.prepare(calls_sampled(case), {})
             session.onlooker.sample()
