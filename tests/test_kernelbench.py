@@ -77,6 +77,7 @@ REFUSED = {
         "",
     ),
     "shapes": (text("x @ torch.ones(3, 3)"), Readiness.REFERENCE_FAILS, "its reference fails: RuntimeError"),
+    "constant": (text("(x.sigmoid() * 2).clamp(min=2)"), Readiness.CONSTANT, "whatever its inputs are"),
     "no numbers": (text("x / 0 - x / 0"), Readiness.REFERENCE_FAILS, "no finite number"),
     "inputs fail": (text(given="1 / 0"), Readiness.REFERENCE_FAILS, "ZeroDivisionError"),
     "gpu": (text(given="torch.rand(n).cuda()"), Readiness.NEEDS_GPU, "GPU"),
@@ -212,9 +213,72 @@ def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(referen
     assert found.status is Readiness.READY and 1 < dict(found.task.sizes)["n"] < 2**20
 
 
+def test_what_no_size_can_change_costs_the_sizes_little(references, tmp_path) -> None:
+    source = text("self.layer(x)", "torch.rand(batch, 2**11)").replace("return []", "return [[length][1:]]")
+    source += "\nbatch, length = 2**10, 2**10\n"
+    source += "class Model(Model):\n    def __init__(self, _):\n        super().__init__()\n"
+    source += "        self.layer = nn.Linear(2**11, 2**11)\n"
+    sizes = dict(references.examine(entry(tmp_path, source)).task.sizes)
+    assert sizes == {"batch": 8}  # 16 MiB of weights are six times the budget; 16 rows would take 134 MFLOP
+
+
+def test_sizes_in_lists_shrink_too(references, tmp_path) -> None:
+    source = text("self.layers(x)", "torch.rand(2, 64)").replace("return []", "return [widths]")
+    source += "\nwidths = [2**14, 64]\n"
+    source += "class Model(Model):\n    def __init__(self, widths):\n        super().__init__()\n"
+    source += "        wide, narrow = widths\n"
+    source += "        self.layers = nn.Sequential(nn.Linear(64, wide), nn.ReLU(), nn.Linear(wide, narrow))\n"
+    found = references.examine(entry(tmp_path, source))
+    assert found.status is Readiness.READY and set(dict(found.task.sizes)) == {"widths_0"}
+
+
 def test_sizes_that_inputs_are_made_of_in_other_functions_are_found(references, tmp_path) -> None:
     found = references.examine(entry(tmp_path, text(given="made()") + "\ndef made():\n    return torch.rand(n, 3)\n"))
     assert found.status is Readiness.READY and found.sizes == (("n", 8),) and found.variable == ("n",)
+
+
+def test_sizes_that_a_file_makes_of_others_follow_them(references, tmp_path) -> None:
+    source = text("layer(x)", "torch.rand(*input_shape, width)").replace("return []", "return [double][1:]")
+    source += "\nrows, width = 2**12, 64\ninput_shape = (rows, half)\n".replace("half", "width // 2")
+    source += "double = [width * 2]\nlayer = lambda x: x + 1\n"
+    found = references.examine(entry(tmp_path, source))
+    assert found.status is Readiness.READY, found.reason
+    assert sorted(dict(found.sizes)) == ["rows", "width"]
+    assert found.task.inputs[0].shape == (dict(found.sizes)["rows"], 32, 64) and dict(found.sizes)["rows"] < 2**12
+    twice = source.replace("double = [", "for input_shape in [input_shape]: pass\ndouble = [")
+    assert "input_shape_0" in dict(references.examine(entry(tmp_path, twice)).sizes)
+
+
+def test_of_sizes_that_went_in_vain_as_much_comes_back_as_fits(references, tmp_path) -> None:
+    source = text("self.layer(x)", "torch.rand(batch, length, width)").replace("return []", "return [width]")
+    source += "\nbatch, length, width = 16, 32, 2**12\n"
+    source += "class Model(Model):\n    def __init__(self, width):\n        super().__init__()\n"
+    source += "        self.layer = nn.Linear(width, width)\n"
+    found = references.examine(entry(tmp_path, source))
+    sizes = dict(found.task.sizes)
+    assert sizes["width"] < 2**12 and sizes.get("batch", 16) * sizes.get("length", 32) >= 16
+    assert found.task.bytes <= EFFORT.budget_bytes and found.task.flops <= EFFORT.budget_flops
+
+
+def test_what_makes_no_new_tensor_takes_no_memory(references, tmp_path) -> None:
+    views = "[x.view(-1) for _ in range(64)][0].view(n, n)[None].expand(2**20, n, n)[0].relu()"
+    found = references.examine(entry(tmp_path, text(views, "torch.rand(n, n)").replace("n = 8", "n = 256")))
+    assert found.status is Readiness.READY and found.task.sizes == ()
+
+
+def test_a_state_kept_beside_weights_is_run_in_fp64_too_and_kept(references, tmp_path) -> None:
+    source = text("x @ self.hidden + self.weight", "torch.rand(4, n)") + (
+        "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.ones(n))\n        self.hidden = torch.rand(n, n)\n"
+        "    def forward(self, x):\n        self.hidden = self.hidden.to(x.device)\n"
+        "        return super().forward(x)\n"
+    )
+    found = references.examine(entry(tmp_path, source))
+    assert found.status is Readiness.READY, found.reason
+    moves = source.replace(
+        "return super().forward(x)", "self.hidden = self.hidden * 0.5\n        return super().forward(x)"
+    )
+    assert references.examine(entry(tmp_path, moves)).status is Readiness.STATEFUL
 
 
 def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path) -> None:

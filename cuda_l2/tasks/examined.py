@@ -20,6 +20,7 @@ class Readiness(enum.StrEnum):
     REFERENCE_FAILS = "reference-fails"
     RANDOM = "random"
     STATEFUL = "stateful"  # another result every time it runs
+    CONSTANT = "constant"  # the same result whatever it is given
     NOT_EXACT = "not-exact"  # no fp64 result to measure errors by
     TIMED_OUT = "timed-out"
     CRASHED = "crashed"

@@ -98,7 +98,8 @@ def reference(
         arguments = [given.get(name, value) for name, value in zip(parameters, inputs, strict=True)]
         with _default_dtype(torch.float64 if double else torch.get_default_dtype()):
             state = {key: given[name] for name, key in keys.items()}
-            return _results(torch.func.functional_call(model, state, tuple(arguments)))
+            with _attributes_kept(model, torch.float64 if double else None):
+                return _results(torch.func.functional_call(model, state, tuple(arguments)))
 
     task = Operation(
         name,
@@ -180,6 +181,10 @@ def examine(
             wrong = limit.violation(result)
             if wrong:
                 raise Refused(Readiness.REFERENCE_FAILS, f"its own result {wrong}")
+        if _is_constant(found, loaded, allowed, seed, device):
+            errors = f"off by up to {max(limit.eager_max for limit in allowed):.2g}"
+            reason = f"gives the same result whatever its inputs are, within its own rounding ({errors})"
+            raise Refused(Readiness.CONSTANT, reason)
         pieces: tuple[Operation, ...] = ()
         untraceable = ""
         if parts:
@@ -213,6 +218,21 @@ def _keeps_numbers(found: Reference, loaded: Loaded, seed: int, device: str) -> 
     with failing("its state cannot be set"):
         other.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
     return not _all_near(found.function(**_copied(found.tensors)), _run(other, found.inputs, seed))
+
+
+def _is_constant(found: Reference, loaded: Loaded, allowed: Sequence[Bounds], seed: int, device: str) -> bool:
+    """Whether results for other inputs pass for those of these: a kernel that computes nothing would be right."""
+    tried = False
+    for distribution in (None, Distribution.NORMAL, Distribution.WIDE):
+        inputs = [_on(value, device) for value in loaded.inputs(seed + 2, distribution)]
+        if all(_equal(new, old) for new, old in zip(inputs, found.inputs, strict=False)):
+            continue
+        with contextlib.suppress(Refused):
+            results = _run(found.model, inputs, seed)
+            if any(limit.violation(result) for limit, result in zip(allowed, results, strict=True)):
+                return False
+            tried = True
+    return tried
 
 
 def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution, device: str) -> bool:
@@ -279,12 +299,17 @@ def _flops(model: nn.Module, inputs: Sequence[Any]) -> int:
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, FlopCounterMode(display=False) as counter:
             fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in inputs]
-            with torch.no_grad():
+            with torch.no_grad(), _attributes_kept(model):
                 state: dict[str, torch.Tensor] = {k: mode.from_tensor(v) for k, v in model.state_dict().items()}
                 torch.func.functional_call(model, state, tuple(fakes))
         return int(counter.get_total_flops())
     except Exception:  # noqa: BLE001 - a figure for a report, not worth a refusal
         return 0
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Of two inputs, tensors or numbers."""
+    return _same(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -314,6 +339,22 @@ def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: copy.deepcopy(tensor) for name, tensor in tensors.items()}
+
+
+@contextlib.contextmanager
+def _attributes_kept(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """What a module keeps beside its state, a hidden state say, is afterwards what it was; in between of this type."""
+    before = [(part, dict(vars(part))) for part in model.modules()]
+    try:
+        for part, values in before if dtype else ():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+                    vars(part)[name] = value.to(dtype)
+        yield
+    finally:
+        for part, values in before:
+            vars(part).clear()
+            vars(part).update(values)
 
 
 @contextlib.contextmanager

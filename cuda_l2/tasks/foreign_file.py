@@ -5,11 +5,13 @@ its forward takes. Whole numbers of the file that these two read are its sizes: 
 shapes. What stands in the way of using a file as a task is a status with a reason.
 """
 
+import ast
 import contextlib
 import importlib.util
 import sys
 import types
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,9 @@ from cuda_l2.tasks.values import Distribution, real, seeded
 
 COPIES = 6
 """What a judgement holds at once of inputs, weights and results: fp32, and fp64 twice over."""
+
+SLACK = 1.25
+"""By how much more than the least a task may take whose least is more than its budget."""
 
 LEAST_LARGE = 16
 """A number of the file that weights depend on and that is smaller is left alone: a window, a stride, a dimension."""
@@ -61,12 +66,16 @@ class Need:
         """About the memory that verifying takes."""
         return COPIES * (self.given_bytes + 2 * self.largest_bytes)
 
+    def within(self, budget_bytes: int, budget_flops: int) -> bool:
+        return self.peak_bytes <= budget_bytes and self.flops <= budget_flops
+
 
 class Loaded:
     """One file, executed. sizes: its whole numbers to change, by name."""
 
     def __init__(self, path: Path, sizes: Mapping[str, int] | None = None) -> None:
         self.namespace = _execute(path)
+        self._derived = _derived(path.read_bytes())
         for name in ("Model", "get_inputs", "get_init_inputs"):
             if not callable(getattr(self.namespace, name, None)):
                 raise Refused(Readiness.MALFORMED, f"the file has no {name}")
@@ -78,12 +87,12 @@ class Loaded:
 
     def need(self) -> Need | None:
         """What a run takes at the present sizes; None where that cannot be found without one."""
-        counter, flops = _Counter(), FlopCounterMode(display=False)
+        made, flops = _Made(), FlopCounterMode(display=False)
         torch.distributions.Distribution.set_default_validate_args(False)  # it would look at values
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
                 model, inputs = self.model(seed=0), self.inputs(seed=0)
-                with counter, flops:
+                with made, flops:
                     model(*inputs)
                 given = [*model.parameters(), *model.buffers(), *inputs]
         except Exception:  # noqa: BLE001 - fake tensors do not serve every module; running it will tell
@@ -91,7 +100,7 @@ class Loaded:
         finally:
             torch.distributions.Distribution.set_default_validate_args(True)
         size = sum(_bytes(tensor) for tensor in given if isinstance(tensor, torch.Tensor))
-        return Need(size, counter.total, counter.largest, int(flops.get_total_flops()))
+        return Need(size, made.total, made.largest, int(flops.get_total_flops()))
 
     def arguments(self) -> Any:
         """Of the module's constructor: a list, or a dictionary of keywords."""
@@ -124,12 +133,13 @@ class Loaded:
         """Halve sizes until verifying fits the budgets; what was changed.
 
         Those go first that no weight depends on; of the others only large ones, since small ones may be no sizes.
+        What that did not help comes back: as much as fits, or, where nothing fits, as costs little beside the least.
         """
         need = self.need()
         weights = self._sizes("get_init_inputs")
         changed: dict[str, int] = {}
         rigid: set[str] = set()
-        while need and (need.peak_bytes > budget_bytes or need.flops > budget_flops):
+        while need and not need.within(budget_bytes, budget_flops):
             present = {name: self._get(name) for name in self.written if name not in rigid}
             free = {name: value for name, value in present.items() if value > 1 and name not in weights}
             free = free or {name: value for name, value in present.items() if value >= LEAST_LARGE}
@@ -152,7 +162,32 @@ class Loaded:
                 continue
             changed |= dict.fromkeys(names, largest // 2)
             need = smaller
-        return changed
+        first = [name for name in changed if name not in weights]
+        if need and not need.within(budget_bytes, budget_flops):
+            limits = max(budget_bytes, int(SLACK * need.peak_bytes)), max(budget_flops, int(SLACK * need.flops))
+            self._grow(changed, first, *limits)
+            self._grow(changed, [name for name in changed if name in weights], *limits)
+        elif len(first) < len(changed):
+            self._grow(changed, first, budget_bytes, budget_flops)
+        return {name: value for name, value in changed.items() if value != self.written[name]}
+
+    def _grow(self, changed: dict[str, int], names: list[str], budget_bytes: int, budget_flops: int) -> None:
+        """Double sizes that were halved, the smallest first, while that fits."""
+        while names:
+            least = min(changed[name] for name in names)
+            alike = [name for name in names if changed[name] == least]
+            for together in (alike[:1], alike):
+                for name in together:
+                    self._set(name, _halved_less(self.written[name], least))
+                need = self.need()
+                if need and need.within(budget_bytes, budget_flops):
+                    changed |= {name: self._get(name) for name in together}
+                    break
+                for name in together:
+                    self._set(name, least)
+            else:
+                names.remove(alike[0])
+            names = [name for name in names if changed[name] < self.written[name]]
 
     def variable(self) -> tuple[str, ...]:
         """Sizes that may change while the weights stay: other shapes for the same task."""
@@ -172,18 +207,24 @@ class Loaded:
         return tuple(found)
 
     def _sizes(self, *functions: str) -> dict[str, int]:
-        """Whole numbers of the file that these functions read; those of a tuple are named shape_0, shape_1."""
+        """Whole numbers of the file that these functions read; those of a tuple or list are named shape_0, shape_1.
+
+        Where the file makes them of others, those others.
+        """
+        derived = {place.name if place.index is None else f"{place.name}_{place.index}" for place in self._derived}
         names: list[str] = []
         for function in functions:
             names += self._names_read(function, set())
+        for place in reversed(self._derived):
+            names += place.expression.co_names if place.name in names else ()
         sizes: dict[str, int] = {}
         for name in dict.fromkeys(names):
             value = getattr(self.namespace, name, None)
-            if isinstance(value, tuple):
+            if isinstance(value, tuple | list):
                 sizes |= {f"{name}_{i}": part for i, part in enumerate(value) if _is_size(part)}
             elif _is_size(value):
                 sizes[name] = value
-        return sizes
+        return {name: value for name, value in sizes.items() if name not in derived}
 
     def _names_read(self, function: str, seen: set[str]) -> list[str]:
         """Global names that a function of the file reads, and those it calls."""
@@ -198,13 +239,69 @@ class Loaded:
         return self._sizes("get_inputs", "get_init_inputs")[name]
 
     def _set(self, name: str, value: int) -> None:
+        """What the file makes of it changes too."""
         if hasattr(self.namespace, name):
-            setattr(self.namespace, name, value)
-            return
-        name, _, index = name.rpartition("_")
-        whole = list(getattr(self.namespace, name))
-        whole[int(index)] = value
-        setattr(self.namespace, name, tuple(whole))
+            self._put(name, None, value)
+        else:
+            name, _, index = name.rpartition("_")
+            self._put(name, int(index), value)
+        for place in self._derived:
+            with contextlib.suppress(Exception):  # the file's own expression
+                self._put(place.name, place.index, eval(place.expression, vars(self.namespace)))
+
+    def _put(self, name: str, index: int | None, value: Any) -> None:
+        if index is not None:
+            whole = getattr(self.namespace, name)
+            value = type(whole)([*whole[:index], value, *whole[index + 1 :]])
+        setattr(self.namespace, name, value)
+
+
+@dataclass(frozen=True)
+class _Derived:
+    """A global name, or one part of a tuple, that a file makes of its other global names."""
+
+    name: str
+    index: int | None
+    expression: types.CodeType
+
+
+def _derived(text: bytes) -> list[_Derived]:
+    """In the file's order; calls are not among them, since they may take long, or give something else again."""
+    tree = ast.parse(text)
+    assigned = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    found: list[_Derived] = []
+    known: set[str] = set()
+
+    def add(name: str, index: int | None, value: ast.expr) -> None:
+        parts = list(ast.walk(value))
+        reads = {part.id for part in parts if isinstance(part, ast.Name)}
+        calls = any(isinstance(part, ast.Call | ast.Lambda | ast.NamedExpr) for part in parts)
+        if assigned[name] == 1 and reads & known and not calls:
+            found.append(_Derived(name, index, compile(ast.Expression(value), "<size>", "eval")))
+
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
+            parts = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else []
+            if isinstance(target, ast.Name) and not parts:
+                add(target.id, None, node.value)
+            elif isinstance(target, ast.Name):
+                for index, part in enumerate(parts):
+                    add(target.id, index, part)
+            elif len(names) == len(parts):
+                for name, part in zip(names, parts, strict=True):
+                    add(name, None, part)
+            known |= set(names)
+    return found
+
+
+def _halved_less(written: int, value: int) -> int:
+    """What a size was before it was halved to this value."""
+    while written // 2 > value:
+        written //= 2
+    return written
 
 
 def _is_size(value: object) -> TypeGuard[int]:
@@ -278,7 +375,7 @@ def _raise_if_gpu(error: BaseException) -> None:
         raise Refused(Readiness.NEEDS_GPU, f"runs on a GPU alone: {line_of(error)}") from None
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes that operators make."""
 
     def __init__(self) -> None:
@@ -287,6 +384,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if all(value.alias_info for value in func._schema.returns):  # a view, or in place
+            return result
         made = sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         self.total, self.largest = self.total + made, max(self.largest, made)
         return result
