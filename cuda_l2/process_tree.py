@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 WATCH_INTERVAL_S = 0.02
+WEIGHING_S = 0.1
 BLOCK_BYTES = 1 << 16
 OUT_OF_MEMORY = "its processes together took more memory than they may"
 MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
@@ -84,20 +85,6 @@ def cpu_seconds(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes(found: Sequence[int], most: int = 0) -> int:
-    """Memory that processes hold; pages that several share count once where the kernel says, else each time.
-
-    most: below this much the cheaper sum is enough, in which shared pages count each time.
-    """
-    page = os.sysconf("SC_PAGE_SIZE")
-    statements = [_read(Path(f"/proc/{pid}/statm")).split() for pid in found]
-    resident = sum(int(fields[1]) * page for fields in statements if fields)
-    if resident <= most:
-        return resident
-    shares = [_proportional_bytes(pid) for pid in found]
-    return resident if None in shares else sum(share for share in shares if share is not None)
-
-
 class Watch:
     """Ends a tree of processes that holds more memory than it may, or grows without end. Looks at it until closed.
 
@@ -112,27 +99,53 @@ class Watch:
         self._thread.start()
 
     def _look(self) -> None:
+        with contextlib.suppress(OSError):  # where processes multiply, others wait for seconds
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         while not self._closed.wait(WATCH_INTERVAL_S):
-            found = list(itertools.islice(_walked(self._root), MOST_PROCESSES + 1))
+            found = self._found()
             if len(found) > MOST_PROCESSES:
                 self.exceeded = f"started more than {MOST_PROCESSES} processes"
-            elif memory_bytes(found, self._most) > self._most:
+            elif self._weighs_too_much(found):
                 self.exceeded = OUT_OF_MEMORY
             if self.exceeded:
                 self._end()
                 return
+
+    def _weighs_too_much(self, found: Sequence[int]) -> bool:
+        """Not to be said where the tree grows while that is found out: it takes long, and their number comes first."""
+        if _resident_bytes(found) <= self._most:
+            return False
+        look_again = time.monotonic() + WEIGHING_S
+        total = 0
+        for pid in found:
+            total += _proportional_bytes(pid)
+            if time.monotonic() > look_again:
+                if len(self._found()) > len(found):
+                    return False
+                look_again = time.monotonic() + WEIGHING_S
+        return total > self._most
+
+    def _found(self) -> list[int]:
+        """All, or one more than there may be."""
+        return list(itertools.islice(_walked(self._root), MOST_PROCESSES + 1))
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
 
 
-def _proportional_bytes(pid: int) -> int | None:
-    """A process's memory with shared pages divided among those that share them; None where that is not said."""
+def _resident_bytes(found: Iterable[int]) -> int:
+    """Pages that several share count each time."""
+    statements = [_read(Path(f"/proc/{pid}/statm")).split() for pid in found]
+    return sum(int(fields[1]) for fields in statements if fields) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _proportional_bytes(pid: int) -> int:
+    """A process's memory with shared pages divided among those that share them, where the kernel says."""
     for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    return None
+    return _resident_bytes([pid])  # nothing of one that is gone
 
 
 def _state(pid: int) -> str:

@@ -77,6 +77,30 @@ REFUSED = {
         "",
     ),
     "shapes": (text("x @ torch.ones(3, 3)"), Readiness.REFERENCE_FAILS, "its reference fails: RuntimeError"),
+    "its own storage": (
+        text("self.held(x)") + "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('out', torch.zeros(8))\n"
+        "    def held(self, x):\n        return self.out.copy_(x + torch.randn(n)), x * 2\n",
+        Readiness.RANDOM,
+        "random",
+    ),
+    "kept from its first inputs": (
+        text("x * self.mask(x)") + "\nclass Model(Model):\n    kept = None\n    def mask(self, x):\n"
+        "        self.kept = x > 0.5 if self.kept is None else self.kept\n        return self.kept\n",
+        Readiness.STATEFUL,
+        "ran on other inputs before",
+    ),
+    "weights without a shape": (
+        text("self.layer(x)") + "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.LazyLinear(4)\n",
+        Readiness.UNSUPPORTED,
+        "layer.weight has no shape",
+    ),
+    "constant where it is a number": (
+        text("x.sqrt().softmax(-1).sum()"),
+        Readiness.CONSTANT,
+        "whatever its inputs are",
+    ),
     "constant": (text("(x.sigmoid() * 2).clamp(min=2)"), Readiness.CONSTANT, "whatever its inputs are"),
     "no numbers": (text("x / 0 - x / 0"), Readiness.REFERENCE_FAILS, "no finite number"),
     "inputs fail": (text(given="1 / 0"), Readiness.REFERENCE_FAILS, "ZeroDivisionError"),
@@ -237,16 +261,35 @@ def test_sizes_that_inputs_are_made_of_in_other_functions_are_found(references, 
     assert found.status is Readiness.READY and found.sizes == (("n", 8),) and found.variable == ("n",)
 
 
-def test_sizes_that_a_file_makes_of_others_follow_them(references, tmp_path) -> None:
-    source = text("layer(x)", "torch.rand(*input_shape, width)").replace("return []", "return [double][1:]")
-    source += "\nrows, width = 2**12, 64\ninput_shape = (rows, half)\n".replace("half", "width // 2")
-    source += "double = [width * 2]\nlayer = lambda x: x + 1\n"
-    found = references.examine(entry(tmp_path, source))
+FOLLOWING = {
+    "a tuple": ("n = 2**12\nshape = (n, n // 4)", {"n": 512}, (512, 128)),
+    "a starred part": ("n, more = 2**10, (4, 256)\nshape = (n, *more)", {"n": 256, "more_1": 128}, (256, 4, 128)),
+    "a call, twice removed": ("n = 2**12\nhalf = max(1, n // 2)\nshape = [half, half + n]", {"n": 512}, (256, 768)),
+    "turned round later": ("n = 2**12\nshape = [n // 2, n // 4]\nshape.reverse()", {"n": 1024}, (256, 512)),
+    "assigned again": ("n = 2\nm = n * 2\nn = 2**20", {"n": 2**15}, (2**15, 4)),
+    "in a dictionary": ('n = 2**10\nconfig = {"rows": n}\nconfig["columns"] = 2**10', {"n": 128}, (128, 1024)),
+    "never to 0": ("n, m = 2**10, 2**9\nblocks = n // 1024\nshape = (blocks, n, m)", {"m": 128}, (1, 1024, 128)),
+    "small ones apart": ("few = 2\nn = 2**20 * few\nshape = (n,)", {"n": 2**17}, (2**17,)),
+    "looked up": ('config = {"rows": 2**20}\nrows = config["rows"]\nshape = (rows,)', {"rows": 2**17}, (2**17,)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_sizes_that_a_file_makes_of_others_follow_them(name, references, tmp_path) -> None:
+    sizes, shrunk, shape = FOLLOWING[name]
+    made = {"assigned again": "n, m", "in a dictionary": 'config["rows"], config["columns"]'}.get(name, "*shape")
+    found = references.examine(entry(tmp_path, text("x * 2", f"torch.rand({made})") + sizes))
     assert found.status is Readiness.READY, found.reason
-    assert sorted(dict(found.sizes)) == ["rows", "width"]
-    assert found.task.inputs[0].shape == (dict(found.sizes)["rows"], 32, 64) and dict(found.sizes)["rows"] < 2**12
-    twice = source.replace("double = [", "for input_shape in [input_shape]: pass\ndouble = [")
-    assert "input_shape_0" in dict(references.examine(entry(tmp_path, twice)).sizes)
+    assert (dict(found.task.sizes), found.task.inputs[0].shape) == (shrunk, shape)
+    case = references.open(entry(tmp_path, text("x * 2", f"torch.rand({made})") + sizes)).case(seed=1, sizes=shrunk)
+    assert case.task.inputs == found.task.inputs
+
+
+def test_a_table_of_numbers_is_no_list_of_sizes(references, tmp_path) -> None:
+    picks = f"picks = {list(range(8)) * 8}\nfew = [3, 1, 2]\n"
+    source = text("x[torch.tensor(picks)][torch.tensor(few)]", "torch.rand(n, len(picks) + len(few))") + picks
+    found = references.examine(entry(tmp_path, source))
+    assert found.status is Readiness.READY and found.variable == ("n",)
 
 
 def test_of_sizes_that_went_in_vain_as_much_comes_back_as_fits(references, tmp_path) -> None:
@@ -279,6 +322,16 @@ def test_a_state_kept_beside_weights_is_run_in_fp64_too_and_kept(references, tmp
         "return super().forward(x)", "self.hidden = self.hidden * 0.5\n        return super().forward(x)"
     )
     assert references.examine(entry(tmp_path, moves)).status is Readiness.STATEFUL
+
+
+def test_weights_may_be_shared_and_few_results_are_not_constant(references, tmp_path) -> None:
+    source = text("self.back(self.there(x))", "torch.rand(4, n)") + (
+        "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.there, self.back = nn.Linear(n, n), nn.Linear(n, n)\n"
+        "        self.back.weight = self.there.weight\n"
+    )
+    assert references.examine(entry(tmp_path, source)).status is Readiness.READY
+    assert references.examine(entry(tmp_path, text("x.argmax(-1)", "torch.rand(1, 2)"))).status is Readiness.READY
 
 
 def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,6 +34,11 @@ from cuda_l2.tasks.fusion import NotTraceable, plan
 from cuda_l2.tasks.tolerance import Bounds, bounds
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.tasks.warm import warm_vector_math
+
+OTHER_INPUTS = 4
+"""Seeds of inputs whose results must all pass for the first ones' where a reference is called constant."""
+
+MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 
 ROUNDINGS = 16
 """By so many steps of the type, of the largest result, runs may differ that do the same."""
@@ -77,7 +83,7 @@ def reference(
     warm_vector_math()
     model = loaded.model(seed if weights_seed is None else weights_seed).to(device)
     inputs = [_on(value, device) for value in loaded.inputs(seed + 1, distribution)]
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = {key: _copy_of(key, value) for key, value in model.state_dict().items()}
     start = time.perf_counter()
     first = _run(model, inputs, seed=1)
     seconds = time.perf_counter() - start
@@ -99,7 +105,7 @@ def reference(
         with _default_dtype(torch.float64 if double else torch.get_default_dtype()):
             state = {key: given[name] for name, key in keys.items()}
             with _attributes_kept(model, torch.float64 if double else None):
-                return _results(torch.func.functional_call(model, state, tuple(arguments)))
+                return _results(torch.func.functional_call(model, state, tuple(arguments), tie_weights=False))
 
     task = Operation(
         name,
@@ -181,6 +187,7 @@ def examine(
             wrong = limit.violation(result)
             if wrong:
                 raise Refused(Readiness.REFERENCE_FAILS, f"its own result {wrong}")
+        _refuse_kept(found, loaded, seed, device)
         if _is_constant(found, loaded, allowed, seed, device):
             errors = f"off by up to {max(limit.eager_max for limit in allowed):.2g}"
             reason = f"gives the same result whatever its inputs are, within its own rounding ({errors})"
@@ -223,16 +230,31 @@ def _keeps_numbers(found: Reference, loaded: Loaded, seed: int, device: str) -> 
 def _is_constant(found: Reference, loaded: Loaded, allowed: Sequence[Bounds], seed: int, device: str) -> bool:
     """Whether results for other inputs pass for those of these: a kernel that computes nothing would be right."""
     tried = False
-    for distribution in (None, Distribution.NORMAL, Distribution.WIDE):
-        inputs = [_on(value, device) for value in loaded.inputs(seed + 2, distribution)]
-        if all(_equal(new, old) for new, old in zip(inputs, found.inputs, strict=False)):
-            continue
-        with contextlib.suppress(Refused):
-            results = _run(found.model, inputs, seed)
-            if any(limit.violation(result) for limit, result in zip(allowed, results, strict=True)):
-                return False
-            tried = True
+    for other in range(seed + 2, seed + 2 + OTHER_INPUTS):
+        for distribution in (None, Distribution.NORMAL, Distribution.WIDE):
+            inputs = [_on(value, device) for value in loaded.inputs(other, distribution)]
+            if all(_equal(new, old) for new, old in zip(inputs, found.inputs, strict=False)):
+                continue
+            with contextlib.suppress(Refused):
+                results = _run(found.model, inputs, seed)
+                if len(results) != len(allowed):
+                    return False
+                if any(result.isnan().any() for result in results):
+                    continue
+                if any(limit.violation(result) for limit, result in zip(allowed, results, strict=True)):
+                    return False
+                tried = True
     return tried
+
+
+def _refuse_kept(found: Reference, loaded: Loaded, seed: int, device: str) -> None:
+    """Refused where the module that was run before gives something else for other inputs than a new one does."""
+    inputs = [_on(value, device) for value in loaded.inputs(seed + 2)]
+    new = loaded.model(seed).to(device)
+    with failing("its state cannot be set"):
+        new.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
+    if not _all_near(_run(found.model, inputs, seed), _run(new, inputs, seed)):
+        raise Refused(Readiness.STATEFUL, "gives another result where it ran on other inputs before")
 
 
 def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution, device: str) -> bool:
@@ -264,12 +286,21 @@ def _on(value: Any, device: str) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
+def _copy_of(key: str, value: Any) -> torch.Tensor:
+    """Of one part of a module's state."""
+    if not isinstance(value, torch.Tensor):
+        raise Refused(Readiness.UNSUPPORTED, f"its state {key} is a {type(value).__name__}, no tensor")
+    if is_lazy(value):
+        raise Refused(Readiness.UNSUPPORTED, f"its weight {key} has no shape before it runs")
+    return value.clone()
+
+
 def _results(output: Any) -> tuple[torch.Tensor, ...]:
     leaves = tree_leaves(output)
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
         raise Refused(Readiness.UNSUPPORTED, f"gives {kinds}, not tensors alone")
-    return tuple(leaf.detach() for leaf in leaves)
+    return tuple(leaf.detach().clone() for leaf in leaves)  # it may lie in what the module keeps
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -344,17 +375,35 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @contextlib.contextmanager
 def _attributes_kept(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
     """What a module keeps beside its state, a hidden state say, is afterwards what it was; in between of this type."""
-    before = [(part, dict(vars(part))) for part in model.modules()]
+    copies: dict[int, Any] = {}  # what two parts share they go on to share
+
+    def copied(value: Any) -> Any:
+        if id(value) not in copies:
+            copies[id(value)] = value
+            if isinstance(value, torch.Tensor) and dtype and value.dtype.is_floating_point:
+                copies[id(value)] = value.to(dtype)
+            elif type(value) in (list, tuple):
+                copies[id(value)] = type(value)(map(copied, value))
+            elif type(value) is dict:
+                copies[id(value)] = {key: copied(part) for key, part in value.items()}
+        return copies[id(value)]
+
+    before = []
+    for part in model.modules():
+        kept = {name: value for name, value in vars(part).items() if name not in MODULE_ATTRIBUTES}
+        buffers = {name: value for name, value in part._buffers.items() if name in part._non_persistent_buffers_set}
+        before.append((part, kept, buffers))
     try:
-        for part, values in before if dtype else ():
-            for name, value in values.items():
-                if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
-                    vars(part)[name] = value.to(dtype)
+        for part, kept, buffers in before:
+            vars(part).update({name: copied(value) for name, value in kept.items()})
+            part._buffers.update({name: copied(value) for name, value in buffers.items()})
         yield
     finally:
-        for part, values in before:
-            vars(part).clear()
-            vars(part).update(values)
+        for part, kept, buffers in before:
+            for name in vars(part).keys() - kept.keys() - MODULE_ATTRIBUTES:
+                del vars(part)[name]
+            vars(part).update(kept)
+            part._buffers.update(buffers)
 
 
 @contextlib.contextmanager

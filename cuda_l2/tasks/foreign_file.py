@@ -11,8 +11,7 @@ import importlib.util
 import sys
 import types
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -33,6 +32,14 @@ COPIES = 6
 
 SLACK = 1.25
 """By how much more than the least a task may take whose least is more than its budget."""
+
+SMALL = 3
+"""To which sizes may be halved that no weight depends on: some modules take 1 for another kind of input."""
+
+MOST_PARTS = 32
+"""A tuple or list of more numbers holds data."""
+
+SEQUENCES = (tuple, list, torch.Size)
 
 LEAST_LARGE = 16
 """A number of the file that weights depend on and that is smaller is left alone: a window, a stride, a dimension."""
@@ -60,6 +67,8 @@ class Need:
     made_bytes: int  # by all operators together
     largest_bytes: int  # by one operator
     flops: int
+    inputs: tuple[tuple[int, ...], ...]  # shapes
+    weights: tuple[tuple[int, ...], ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -71,36 +80,26 @@ class Need:
 
 
 class Loaded:
-    """One file, executed. sizes: its whole numbers to change, by name."""
+    """One file, executed. sizes: its whole numbers to change, by name; what the file makes of them follows."""
 
     def __init__(self, path: Path, sizes: Mapping[str, int] | None = None) -> None:
+        self._path, self._sizes = path, dict(sizes or {})
         self.namespace = _execute(path)
-        self._derived = _derived(path.read_bytes())
         for name in ("Model", "get_inputs", "get_init_inputs"):
             if not callable(getattr(self.namespace, name, None)):
                 raise Refused(Readiness.MALFORMED, f"the file has no {name}")
-        self.written = self._sizes("get_inputs", "get_init_inputs")
-        for name, value in (sizes or {}).items():
+        self._assignments = Assignments(path.read_bytes())
+        self.written = self._read_by("get_inputs", "get_init_inputs")
+        self._of_weights = self._read_by("get_init_inputs").keys()
+        for name in self._sizes:
             if name not in self.written:
                 raise Refused(Readiness.MALFORMED, f"the file has no size {name}; it has {', '.join(self.written)}")
-            self._set(name, value)
+        if self._sizes:
+            self._use(self._sizes)
 
     def need(self) -> Need | None:
         """What a run takes at the present sizes; None where that cannot be found without one."""
-        made, flops = _Made(), FlopCounterMode(display=False)
-        torch.distributions.Distribution.set_default_validate_args(False)  # it would look at values
-        try:
-            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-                model, inputs = self.model(seed=0), self.inputs(seed=0)
-                with made, flops:
-                    model(*inputs)
-                given = [*model.parameters(), *model.buffers(), *inputs]
-        except Exception:  # noqa: BLE001 - fake tensors do not serve every module; running it will tell
-            return None
-        finally:
-            torch.distributions.Distribution.set_default_validate_args(True)
-        size = sum(_bytes(tensor) for tensor in given if isinstance(tensor, torch.Tensor))
-        return Need(size, made.total, made.largest, int(flops.get_total_flops()))
+        return self._need(self._sizes)
 
     def arguments(self) -> Any:
         """Of the module's constructor: a list, or a dictionary of keywords."""
@@ -108,23 +107,11 @@ class Loaded:
             return self.namespace.get_init_inputs()
 
     def model(self, seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        with failing("its model cannot be made"):
-            arguments = self.namespace.get_init_inputs()
-            keywords = arguments if isinstance(arguments, dict) else {}
-            model = self.namespace.Model(*([] if keywords else arguments), **keywords)
-        if not isinstance(model, nn.Module):
-            raise Refused(Readiness.MALFORMED, "Model is no torch module")
-        return model
+        return _model(self.namespace, seed)
 
     def inputs(self, seed: int, distribution: Distribution | None = None) -> list[Any]:
         """Tensors and numbers: the file's own, or real numbers of a distribution in their place."""
-        torch.manual_seed(seed)
-        with failing("its inputs cannot be made"):
-            inputs = list(self.namespace.get_inputs())
-        for value in inputs:
-            if not isinstance(value, torch.Tensor | bool | int | float):
-                raise Refused(Readiness.UNSUPPORTED, f"takes a {type(value).__name__} as input")
+        inputs = _inputs(self.namespace, seed)
         if distribution is None:
             return inputs
         return [_redrawn(value, seeded(seed, str(i)), distribution) for i, value in enumerate(inputs)]
@@ -132,99 +119,125 @@ class Loaded:
     def shrink(self, budget_bytes: int, budget_flops: int) -> dict[str, int]:
         """Halve sizes until verifying fits the budgets; what was changed.
 
-        Those go first that no weight depends on; of the others only large ones, since small ones may be no sizes.
-        What that did not help comes back: as much as fits, or, where nothing fits, as costs little beside the least.
+        Those go first that no weight depends on; of the others only large ones, since small ones may be no sizes. What
+        that did not help comes back: as much as fits, or, where nothing fits, as costs little beside the least.
         """
         need = self.need()
-        weights = self._sizes("get_init_inputs")
-        changed: dict[str, int] = {}
+        sizes = self.written | self._sizes
         rigid: set[str] = set()
         while need and not need.within(budget_bytes, budget_flops):
-            present = {name: self._get(name) for name in self.written if name not in rigid}
-            free = {name: value for name, value in present.items() if value > 1 and name not in weights}
+            present = {name: value for name, value in sizes.items() if name not in rigid}
+            free = {name: value for name, value in present.items() if value > SMALL and name not in self._of_weights}
             free = free or {name: value for name, value in present.items() if value >= LEAST_LARGE}
+            free = free or {
+                name: value for name, value in present.items() if value > 1 and name not in self._of_weights
+            }
             if not free:
                 break
             largest = max(free.values())
             alike = [name for name, value in free.items() if value == largest]
-            smaller = None
             for names in (alike[:1], alike):  # sizes that must agree have the same value
-                for name in names:
-                    self._set(name, largest // 2)
-                smaller = self.need()
+                tried = sizes | dict.fromkeys(names, largest // 2)
+                smaller = self._need(tried)
                 if smaller and (smaller.peak_bytes, smaller.flops) < (need.peak_bytes, need.flops):
+                    sizes, need = tried, smaller
                     break
-                smaller = None
-                for name in names:
-                    self._set(name, largest)
-            if smaller is None:
+            else:
                 rigid.add(alike[0])
-                continue
-            changed |= dict.fromkeys(names, largest // 2)
-            need = smaller
-        first = [name for name in changed if name not in weights]
+        changed = self._changed(sizes)
+        of_inputs = [name for name in changed if name not in self._of_weights]
         if need and not need.within(budget_bytes, budget_flops):
             limits = max(budget_bytes, int(SLACK * need.peak_bytes)), max(budget_flops, int(SLACK * need.flops))
-            self._grow(changed, first, *limits)
-            self._grow(changed, [name for name in changed if name in weights], *limits)
-        elif len(first) < len(changed):
-            self._grow(changed, first, budget_bytes, budget_flops)
-        return {name: value for name, value in changed.items() if value != self.written[name]}
-
-    def _grow(self, changed: dict[str, int], names: list[str], budget_bytes: int, budget_flops: int) -> None:
-        """Double sizes that were halved, the smallest first, while that fits."""
-        while names:
-            least = min(changed[name] for name in names)
-            alike = [name for name in names if changed[name] == least]
-            for together in (alike[:1], alike):
-                for name in together:
-                    self._set(name, _halved_less(self.written[name], least))
-                need = self.need()
-                if need and need.within(budget_bytes, budget_flops):
-                    changed |= {name: self._get(name) for name in together}
-                    break
-                for name in together:
-                    self._set(name, least)
-            else:
-                names.remove(alike[0])
-            names = [name for name in names if changed[name] < self.written[name]]
+            sizes = self._grown(sizes, of_inputs, *limits)
+            sizes = self._grown(sizes, [name for name in changed if name in self._of_weights], *limits)
+        elif len(of_inputs) < len(changed):
+            sizes = self._grown(sizes, of_inputs, budget_bytes, budget_flops)
+        if self._changed(sizes) != self._sizes:
+            self._use(self._changed(sizes))
+        return self._sizes
 
     def variable(self) -> tuple[str, ...]:
-        """Sizes that may change while the weights stay: other shapes for the same task."""
-        found = []
-        weights = self._sizes("get_init_inputs")
-        for name in self.written:
-            value = self._get(name)
-            if name in weights or value < 2:
-                continue
-            tried = []
-            for other in (value + 1, value // 2):
-                self._set(name, other)
-                tried.append(self.need() is not None)
-            self._set(name, value)
-            if all(tried):
-                found.append(name)
-        return tuple(found)
+        """Sizes that may change while the weights stay, equal ones together: other shapes for the same task."""
+        found: dict[str, None] = {}
+        sizes = self.written | self._sizes
+        now = self.need()
+        values = {name: value for name, value in sizes.items() if name not in self._of_weights}
 
-    def _sizes(self, *functions: str) -> dict[str, int]:
+        def may_be(names: Sequence[str], value: int) -> bool:
+            need = self._need(sizes | dict.fromkeys(names, value))
+            return bool(need and now and need.weights == now.weights and need.inputs != now.inputs)
+
+        for name, value in values.items():
+            for names in ([name], [other for other in values if values[other] == value]):
+                if may_be(names, value + 1) and (value == 1 or may_be(names, value // 2)):
+                    found |= dict.fromkeys(names)
+                    break
+        return tuple(name for name in self.written if name in found)
+
+    def _use(self, sizes: dict[str, int]) -> None:
+        self._sizes = sizes
+        self.namespace = _execute(self._path, self._assignments, sizes) if sizes else _execute(self._path)
+
+    def _changed(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return {name: value for name, value in sizes.items() if value != self.written[name]}
+
+    def _need(self, sizes: Mapping[str, int]) -> Need | None:
+        """Executed anew, so that nothing of fake tensors stays in what the file keeps."""
+        made, flops = _Made(), FlopCounterMode(display=False)
+        torch.distributions.Distribution.set_default_validate_args(False)  # it would look at values
+        try:
+            namespace = _execute(self._path, self._assignments, self._changed(sizes))
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+                model, inputs = _model(namespace, seed=0), _inputs(namespace, seed=0)
+                with made, flops:
+                    model(*inputs)
+                tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+                weights = [*model.parameters(), *model.buffers()]
+                given = [*tensors, *weights]
+                if not all(tensor.numel() for tensor in given):
+                    return None
+                shapes = (tuple(tuple(tensor.shape) for tensor in some) for some in (tensors, weights))
+                return Need(sum(map(_bytes, given)), made.total, made.largest, int(flops.get_total_flops()), *shapes)
+        except Exception:  # noqa: BLE001 - fake tensors do not serve every module; running it will tell
+            return None
+        finally:
+            torch.distributions.Distribution.set_default_validate_args(True)
+
+    def _grown(self, sizes: dict[str, int], names: list[str], budget_bytes: int, budget_flops: int) -> dict[str, int]:
+        """Double sizes that were halved, the smallest first, while that fits."""
+        while names:
+            least = min(sizes[name] for name in names)
+            alike = [name for name in names if sizes[name] == least]
+            for together in (alike[:1], alike):
+                tried = sizes | {name: _halved_less(self.written[name], least) for name in together}
+                need = self._need(tried)
+                if need and need.within(budget_bytes, budget_flops):
+                    sizes = tried
+                    break
+            else:
+                names = [name for name in names if name != alike[0]]
+            names = [name for name in names if sizes[name] < self.written[name]]
+        return sizes
+
+    def _read_by(self, *functions: str) -> dict[str, int]:
         """Whole numbers of the file that these functions read; those of a tuple or list are named shape_0, shape_1.
 
         Where the file makes them of others, those others.
         """
-        derived = {place.name if place.index is None else f"{place.name}_{place.index}" for place in self._derived}
+        globals_ = vars(self.namespace)
         names: list[str] = []
         for function in functions:
             names += self._names_read(function, set())
-        for place in reversed(self._derived):
-            names += place.expression.co_names if place.name in names else ()
         sizes: dict[str, int] = {}
-        for name in dict.fromkeys(names):
-            value = getattr(self.namespace, name, None)
-            if isinstance(value, tuple | list):
-                sizes |= {f"{name}_{i}": part for i, part in enumerate(value) if _is_size(part)}
+        for name in self._assignments.with_sources(names):
+            value = globals_.get(name)
+            if value is not None and type(value) in SEQUENCES and len(value) <= MOST_PARTS:  # no named tuples
+                parts = {f"{name}_{i}": part for i, part in enumerate(value) if _is_size(part)}
+                sizes |= {part: size for part, size in parts.items() if part not in globals_}
             elif _is_size(value):
                 sizes[name] = value
-        return {name: value for name, value in sizes.items() if name not in derived}
+        derived = self._assignments.derived(globals_)
+        return {name: value for name, value in sizes.items() if name.isascii() and name not in derived}
 
     def _names_read(self, function: str, seen: set[str]) -> list[str]:
         """Global names that a function of the file reads, and those it calls."""
@@ -235,66 +248,128 @@ class Loaded:
                 names += self._names_read(name, seen)
         return names
 
-    def _get(self, name: str) -> int:
-        return self._sizes("get_inputs", "get_init_inputs")[name]
 
-    def _set(self, name: str, value: int) -> None:
-        """What the file makes of it changes too."""
-        if hasattr(self.namespace, name):
-            self._put(name, None, value)
-        else:
-            name, _, index = name.rpartition("_")
-            self._put(name, int(index), value)
-        for place in self._derived:
-            with contextlib.suppress(Exception):  # the file's own expression
-                self._put(place.name, place.index, eval(place.expression, vars(self.namespace)))
-
-    def _put(self, name: str, index: int | None, value: Any) -> None:
-        if index is not None:
-            whole = getattr(self.namespace, name)
-            value = type(whole)([*whole[:index], value, *whole[index + 1 :]])
-        setattr(self.namespace, name, value)
+def _model(namespace: types.ModuleType, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    with failing("its model cannot be made"):
+        arguments = namespace.get_init_inputs()
+        keywords = arguments if isinstance(arguments, dict) else {}
+        model = namespace.Model(*([] if keywords else arguments), **keywords)
+    if not isinstance(model, nn.Module):
+        raise Refused(Readiness.MALFORMED, "Model is no torch module")
+    return model
 
 
-@dataclass(frozen=True)
-class _Derived:
-    """A global name, or one part of a tuple, that a file makes of its other global names."""
+def _inputs(namespace: types.ModuleType, seed: int) -> list[Any]:
+    torch.manual_seed(seed)
+    with failing("its inputs cannot be made"):
+        inputs = list(namespace.get_inputs())
+    for value in inputs:
+        if not isinstance(value, torch.Tensor | bool | int | float):
+            raise Refused(Readiness.UNSUPPORTED, f"takes a {type(value).__name__} as input")
+    return inputs
 
-    name: str
-    index: int | None
-    expression: types.CodeType
+
+class Assignments:
+    """What a file assigns to its global names outside functions and classes."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._last: dict[str, int] = {}  # of the statements
+        self._values: dict[str, list[ast.expr]] = {}
+        for index, (_, statement) in enumerate(_statements(ast.parse(text).body)):
+            if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and statement.value:
+                for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+                    for name, value in _assigned(target, statement.value):
+                        self._values.setdefault(name, []).append(value)
+                        self._last[name] = index
+
+    def with_sources(self, names: Iterable[str]) -> list[str]:
+        """These names, and those that they are made of."""
+        found = list(dict.fromkeys(names))
+        for name in found:  # it grows meanwhile
+            for value in self._values.get(name, ()):
+                found += [source for source in sorted(_reads(value)) if source not in found]
+        return found
+
+    def derived(self, now: Mapping[str, Any]) -> set[str]:
+        """Names, and parts of tuples and lists as shape_0, that the file makes of others which could be halved."""
+        found: set[str] = set()
+
+        def is_made(value: ast.expr, name: str) -> bool:
+            return any(source in found or _may_shrink(now.get(source)) for source in _reads(value) - {name})
+
+        for name, values in self._values.items():
+            parts = values[0].elts if len(values) == 1 and isinstance(values[0], ast.Tuple | ast.List) else []
+            if parts and not any(isinstance(part, ast.Starred) for part in parts):
+                found |= {f"{name}_{index}" for index, part in enumerate(parts) if is_made(part, name)}
+            elif any(is_made(value, name) for value in values):
+                found |= {name, *(f"{name}_{index}" for index in range(MOST_PARTS))}
+        return found
+
+    def execute(self, namespace: types.ModuleType, sizes: Mapping[str, int]) -> None:
+        """The file with these sizes: each name takes its own as soon as the file has assigned it for the last time."""
+        tree = ast.parse(self._text)
+        statements = list(_statements(tree.body))
+        names = dict.fromkeys(name if name in self._values else name.rpartition("_")[0] for name in sizes)
+        for name in names:
+            if name in self._last:
+                body, statement = statements[self._last[name]]
+                call = ast.parse(f"{name} = {SIZED}({name!r}, {name})").body[0]
+                body.insert(body.index(statement) + 1, ast.copy_location(call, statement))
+
+        def sized(name: str, value: Any) -> Any:
+            if name in sizes:
+                return sizes[name]
+            parts = [sizes.get(f"{name}_{index}", part) for index, part in enumerate(value)]
+            if isinstance(value, list):  # other names may be of the same list
+                value[:] = parts
+                return value
+            return type(value)(parts)
+
+        setattr(namespace, SIZED, sized)
+        exec(compile(ast.fix_missing_locations(tree), str(namespace.__file__), "exec"), vars(namespace))
+        delattr(namespace, SIZED)
+        for name in names.keys() - self._last.keys():  # bound by a loop, say
+            setattr(namespace, name, sized(name, getattr(namespace, name)))
 
 
-def _derived(text: bytes) -> list[_Derived]:
-    """In the file's order; calls are not among them, since they may take long, or give something else again."""
-    tree = ast.parse(text)
-    assigned = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    found: list[_Derived] = []
-    known: set[str] = set()
+SIZED = "_sized_by_cuda_l2"
 
-    def add(name: str, index: int | None, value: ast.expr) -> None:
-        parts = list(ast.walk(value))
-        reads = {part.id for part in parts if isinstance(part, ast.Name)}
-        calls = any(isinstance(part, ast.Call | ast.Lambda | ast.NamedExpr) for part in parts)
-        if assigned[name] == 1 and reads & known and not calls:
-            found.append(_Derived(name, index, compile(ast.Expression(value), "<size>", "eval")))
 
-    for node in tree.body:
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
-            parts = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else []
-            if isinstance(target, ast.Name) and not parts:
-                add(target.id, None, node.value)
-            elif isinstance(target, ast.Name):
-                for index, part in enumerate(parts):
-                    add(target.id, index, part)
-            elif len(names) == len(parts):
-                for name, part in zip(names, parts, strict=True):
-                    add(name, None, part)
-            known |= set(names)
-    return found
+def _statements(body: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], ast.stmt]]:
+    """Those outside functions and classes, each with the list that it stands in."""
+    for statement in body.copy():
+        yield body, statement
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(statement, field, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _statements(handler.body)
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    parts = [node.elts for node in (target, value) if isinstance(node, ast.Tuple | ast.List)]
+    if (
+        len(parts) == 2
+        and len(parts[0]) == len(parts[1])
+        and not any(isinstance(part, ast.Starred) for part in [*parts[0], *parts[1]])
+    ):
+        for pair in zip(*parts, strict=True):
+            yield from _assigned(*pair)
+        return
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, value
+
+
+def _reads(value: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+
+
+def _may_shrink(value: object) -> bool:
+    parts = value if isinstance(value, SEQUENCES) and len(value) <= MOST_PARTS else [value]
+    return any(_is_size(part) and part > SMALL for part in parts)
 
 
 def _halved_less(written: int, value: int) -> int:
@@ -328,7 +403,7 @@ def is_symmetric(value: torch.Tensor) -> bool:
     return value.ndim == 2 and value.shape[0] == value.shape[1] > 1 and bool((value == value.mT).all())
 
 
-def _execute(path: Path) -> types.ModuleType:
+def _execute(path: Path, assignments: Assignments | None = None, sizes: Mapping[str, int] = {}) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("kernelbench_task", path)
     assert spec and spec.loader
     namespace = importlib.util.module_from_spec(spec)
@@ -336,7 +411,10 @@ def _execute(path: Path) -> types.ModuleType:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            spec.loader.exec_module(namespace)
+            if assignments and sizes:
+                assignments.execute(namespace, sizes)
+            else:
+                spec.loader.exec_module(namespace)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
         _raise_if_package(error)
         raise_if_memory(error)
