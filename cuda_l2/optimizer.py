@@ -48,7 +48,7 @@ class Settings:
     trials: int | None = None
     policy: str = "schedule"
     seed: int = 0
-    archive: Path | None = None
+    archive: Path | str | None = None
     protocol: str = "standard"  # "standard": offline and server; "offline" alone; "paper": the paper's 10 s + 30 s
     again: bool = False  # time candidates anew that the archive knows
     target: str = "auto"  # cpu, cuda, or auto for the best one present
@@ -111,7 +111,7 @@ class Optimizer:
         if not by_model:
             proposer_maker(settings.policy)
         self._rng = np.random.default_rng(settings.seed)
-        self.archive = Archive(settings.archive or paths.default_archive())
+        self.archive = Archive(Path(settings.archive or paths.default_archive()))
         self._model: ModelPolicy | None = None
         if by_model:
             from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional

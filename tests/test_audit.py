@@ -119,6 +119,28 @@ def test_what_is_left_to_pytorch_is_said(audit) -> None:
     assert audit(text, task).verdict.notes == ()
 
 
+def test_large_blocks_are_as_fast_whatever_was_freed_before() -> None:
+    """glibc would map each anew until a larger one was freed: a module was 3.6 times as fast as itself."""
+    asks = """
+import ctypes, sys
+from cuda_l2.audit import runner
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+counts = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(f"f{i}", ctypes.c_size_t) for i in range(10)]})
+libc.mallinfo2.restype = counts
+if sys.argv[1] == "kept":
+    runner._keep_freed_memory()
+before = libc.mallinfo2().f3  # blocks that are mapped on their own
+libc.malloc(20 << 20)
+print(libc.mallinfo2().f3 - before)
+"""
+    mapped = [
+        int(subprocess.run([sys.executable, "-c", asks, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("kept", "as it is")
+    ]
+    assert mapped == [0, 1]
+
+
 def test_what_torch_compile_makes_may_be_allowed(audit) -> None:
     text, task, _, _ = said(CHEATS / "compiled.py")
     trial = audit(text, task, COMPILER)

@@ -119,6 +119,9 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
     from cuda_l2.tasks.checkout import effort_for, find_entry
 
     require_target(target)
+    task, _, sizes = task.partition(":")
+    if sizes:
+        raise UserError(f"a ModelNew is judged at its file's own sizes, or halved for this machine: leave out :{sizes}")
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
     effort = effort_for(gpu=gpu, as_written=settings.as_written)
     entry = find_entry(checkout, task)

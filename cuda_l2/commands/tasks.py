@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_writable, seconds
 from cuda_l2.errors import UserError
+from cuda_l2.plain import line_of
 
 
 @Parameter(name="*")
@@ -116,7 +117,12 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     if json:
         print(to_json(task) if timing is None else f'{{"task":{to_json(task)},"timing":{to_json(timing)}}}')
         return
-    limits = {str(values): bounds(function, known.draw(task, seed, values)) for values in Distribution}
+    try:
+        limits = {str(values): bounds(function, known.draw(task, seed, values)) for values in Distribution}
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise UserError(f"{task} does not fit in this machine's memory: {line_of(error)}") from None
     print_task(task, limits, timing)
 
 

@@ -13,6 +13,7 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.counted import counted
 from cuda_l2.families._base import all_families
 from cuda_l2.optimizer import Result
+from cuda_l2.paths import default_archive
 from cuda_l2.plain import plain
 from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, to_json
 
@@ -176,14 +177,15 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
                     f"    against {trial.timing.reference}; {when} UTC, written by {trial.candidate.proposer}"
                 )
     best = trials[0]
-    console.print("the first:")
     family = next((f for f in all_families() if f.name == best.candidate.family), None)
     meanings = {choice.name: choice.help for choice in family.choices} if family else {}
     if family:
+        console.print("the first:")
         console.print(f"  family {family.name}")
     for name, value in best.candidate.schedule:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
-    console.print(f"source of the first: cuda-l2 show {task} --source")
+    where = "" if archive == default_archive() else f" --archive {archive}"
+    console.print(f"source of the first: cuda-l2 show {task} --source{where}")
 
 
 def _known_cells(trial: Trial) -> tuple[str, ...]:
