@@ -318,6 +318,13 @@ def test_a_state_kept_beside_weights_is_run_in_fp64_too_and_kept(references, tmp
     )
     found = references.examine(entry(tmp_path, source))
     assert found.status is Readiness.READY, found.reason
+    listed = source.replace("= torch.rand(n, n)", "= [torch.rand(n, n)]").replace(
+        "self.hidden.to(x.device)", "self.hidden"
+    )
+    listed = listed.replace("x @ self.hidden", "x @ self.hidden[0]")
+    buffer = source.replace("self.hidden = torch.rand(n, n)", "self.register_buffer('hidden', torch.rand(n, n), False)")
+    for kept in (listed, buffer):
+        assert references.examine(entry(tmp_path, kept)).status is Readiness.READY
     moves = source.replace(
         "return super().forward(x)", "self.hidden = self.hidden * 0.5\n        return super().forward(x)"
     )
