@@ -171,6 +171,11 @@ def test_a_python_file_is_judged_with_kernelbench_alone(tmp_path) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--kernelbench" in done.stderr
 
 
+def test_check_says_where_full_adds_nothing() -> None:
+    assert "--full adds nothing" in run("check", str(CHEATS / "broken.c"), "45x40x64", "--full").stderr
+    assert "--full" not in run("check", str(CHEATS / "broken.c"), "45x40x64").stderr
+
+
 def test_check_names_the_failing_element_and_exits_with_1() -> None:
     done = run("check", str(CHEATS / "zero_shortcut.c"), "45x40x64")
     assert done.returncode == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from llm_server import Say, serving
 
+from cuda_l2 import cli
 from cuda_l2.build.lexing import CPP_TOKEN, blank
 from cuda_l2.commands import corpus as corpus_command
 from cuda_l2.commands.corpus import CorpusSettings
@@ -354,6 +355,13 @@ def test_a_model_words_instructions_once_and_leaves_out_the_useless(folder, tmp_
     assert "Pair" not in rows and rows["CHECK"]["worded_by"] == "signature" and rows["scale"]["worded_by"] == "comment"
     assert rows["warp_sum"]["instruction"] == "Sum a float over a warp by <exchanging> lanes, with `__shfl_xor_sync`."
     assert rows["warp_sum"]["worded_by"] == "model" and "1 of no use" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", [["--tokens", "5000"], ["--hold-out", "held"], ["--temperature", "0"]])
+def test_answers_are_short_whatever_else_is_given(given: list[str]) -> None:
+    _, bound, *_ = cli.app.parse_args(["corpus", "--out", "data", *given])
+    model = bound.arguments["settings"].model
+    assert (model.prompt_tokens, model.answer_tokens) == (8_000, 1_000)
 
 
 def test_a_spent_budget_leaves_the_rest_to_comments(folder, tmp_path) -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import logging
+import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,9 @@ from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Outcome, is_model, model_kinds, open_model
 from cuda_l2.llm.client import MAX_ANSWER_CHARS, Client, Question
 from cuda_l2.llm.exchanges import ExchangeLog
+from cuda_l2.llm.kinds import openai as openai_kind
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._model_policy import ModelPolicy
 
 KEY = "sk-secret-of-the-tests-0123456789"
 QUICK = ModelSettings(retries=0, answer_tokens=200)
@@ -149,11 +153,11 @@ def test_rate_limits_and_server_faults_are_tried_again(log) -> None:
     [
         (Say("slow down", 429), Outcome.RATE_LIMITED),
         (Say("oh", 500), Outcome.FAILED),
-        (Say(body=b"<html>not JSON"), Outcome.FAILED),
+        (Say(body=b"not JSON"), Outcome.FAILED),
         (Say(body=b'{"choices": []}'), Outcome.FAILED),
         (Say(body=b"[" * 100_000), Outcome.FAILED),
     ],
-    ids=["rate", "fault", "html", "empty", "nested"],
+    ids=["rate", "fault", "text", "empty", "nested"],
 )
 def test_faults_are_recorded_and_counted_not_fatal(say, outcome, log) -> None:
     with serving([say]) as server:
@@ -178,7 +182,7 @@ def test_a_response_is_read_to_a_limit(log) -> None:
 
 
 def test_an_answer_that_cannot_be_used_counts_as_billed(log) -> None:
-    with serving([Say(body=b"<html>"), Say("oh", 500)]) as server:
+    with serving([Say(body=b"{}"), Say("oh", 500)]) as server:
         client = client_of(server, log)
         ask(client, question("a"))
         spent = client.budget.tokens
@@ -198,12 +202,64 @@ def test_questions_go_nowhere_but_to_the_address_given(log, monkeypatch) -> None
     assert "private" not in str(server.headers).lower() and server.keys == [f"Bearer {KEY}"]
 
 
+def test_hints_are_given_where_they_help(log, monkeypatch) -> None:
+    with serving([Say("no such model", 404)]) as server:
+        with pytest.raises(UserError) as caught:
+            ask(client_of(server, log), question())
+        assert server.address.endswith("/v1") and "/v1" not in str(caught.value).replace(server.address, "")
+        elsewhere = open_model(f"openai:stub@{server.address}/chat", QUICK)
+        with pytest.raises(UserError, match="usually end in /v1"):
+            ask(Client(elsewhere, log, QUICK), question())
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with serving([Say("who are you?", 401)]) as server, pytest.raises(UserError, match="wants a key"):
+        ask(client_of(server, log), question())
+
+
+def test_a_host_that_takes_no_connection_is_unreachable_and_costs_nothing(log, monkeypatch) -> None:
+    monkeypatch.setattr(openai_kind, "CONNECT_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        waiting = [socket.socket() for _ in range(4)]  # more than it keeps for later
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        settings = ModelSettings(retries=0)
+        client = Client(open_model(f"openai:stub@http://127.0.0.1:{full.getsockname()[1]}/v1", settings), log, settings)
+        with pytest.raises(UserError, match=r"cannot reach .* \(no connection within 0.3 s\)"):
+            ask(client, question())
+        assert client.budget.tokens == 0
+        for each in waiting:
+            each.close()
+
+
+def test_a_rate_that_is_limited_until_the_time_is_up_is_said_as_such(log) -> None:
+    with serving([Say("slow down", 429, headers={"retry-after-ms": "500"})]) as server:
+        client = client_of(server, log, ModelSettings(retries=9))
+        (exchange,) = client.ask("64x64x64", "m", [question()], time.perf_counter() + 3)
+    assert exchange.reply.outcome is Outcome.RATE_LIMITED and client.budget.tokens == 0
+
+
+def test_what_fails_until_the_time_is_up_is_no_late_answer(log) -> None:
+    """Tries go on behind waits of the client's own; nothing of it is billed."""
+    settings = ModelSettings(retries=9, concurrency=1)
+    with serving([Say("oh", 500, headers={"retry-after-ms": "500"})]) as server:
+        client = client_of(server, log, settings)
+        exchanges = client.ask("64x64x64", "m", [question("a"), question("b")], time.perf_counter() + 3)
+    reasons = [exchange.reply.reason for exchange in exchanges]
+    assert "HTTP 500" in reasons[0] and "before this question was sent" in reasons[1]
+    assert client.outcomes == {Outcome.FAILED: 2} and client.budget.tokens == 0
+    client = Client(open_model("openai:stub@http://127.0.0.1:9/v1", settings), log, settings)
+    with pytest.raises(UserError, match="cannot reach"):
+        client.ask("64x64x64", "m", [question("c")], time.perf_counter() + 3)
+    assert client.budget.tokens == 0
+
+
 @pytest.mark.parametrize(
     ("say", "says"),
     [
         (Say(f"Incorrect API key provided: {KEY}", 401), "set OPENAI_API_KEY"),
         (Say("no such model", 404), "no model stub"),
         (Say("unknown option", 400), "refuses the request"),
+        (Say(body=b" <!doctype html><title>Sign in"), "a web page"),
         (Say(body=b'{"error": {"message": "pay", "code": "insufficient_quota"}}', status=429), "quota"),
     ],
 )
@@ -297,8 +353,33 @@ def test_tokens_and_money_are_never_overspent(log) -> None:
 
 def test_a_budget_below_one_question_is_one_clear_line(log) -> None:
     with serving([Say("x")]) as server, pytest.raises(UserError, match="--answer-tokens"):
-        ask(client_of(server, log, ModelSettings(tokens=50, answer_tokens=200)), question())
+        ask(client_of(server, log, ModelSettings(tokens=201, answer_tokens=200)), question())
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "budget", [{"tokens": 50}, {"money": 1e-4, "price_in": 0.0, "price_out": 1.0}], ids=["tokens", "money"]
+)
+def test_a_budget_below_one_answer_is_refused_before_anything_is_searched(budget: dict[str, float], tmp_path) -> None:
+    settings = ModelSettings(answer_tokens=200, without_sandbox=True, reference_tokens=0, **budget)
+    archive = tmp_path / "archive.db"
+    Archive(archive).close()
+    with (
+        serving([Say("x")]) as server,
+        pytest.raises(UserError, match="too small; an answer alone may take 200 tokens"),
+    ):
+        ModelPolicy(f"openai:stub@{server.address}", settings, archive)
+    assert server.requests == []
+
+
+def test_nothing_is_paid_for_that_a_full_disk_could_not_keep(log, monkeypatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10 << 30, 10 << 30, 9 << 20))
+    with serving([Say("x")]) as server:
+        client = client_of(server, log)
+        with pytest.raises(UserError, match=r"9 MiB are free where the archive .* free 16 MiB"):
+            ask(client, question("a"), question("b"))
+        assert server.requests == [] and client.budget.tokens == 0
+        assert len(ask(client, question("c"))) == 1
 
 
 def test_usage_that_is_not_told_is_estimated(log) -> None:

@@ -305,6 +305,39 @@ def test_the_command_line_asks_an_endpoint_and_keeps_the_key_out(tmp_path) -> No
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
 
 
+def test_no_question_is_asked_that_no_answer_could_reach_in_time(evaluator, archive) -> None:
+    with serving([Say("Hm.")]) as server, proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer:
+        assert "ended" not in proposer.summary()
+        proposer.deadline = time.perf_counter()
+        assert "time was up before the first question" in proposer.summary()
+        proposer.deadline = float("inf")
+        assert proposer.propose(1) == [] and 0 < proposer._client.fastest_s < 600
+        asked = len(server.requests)
+        proposer._ended, proposer._client.fastest_s = "", 1000.0
+        proposer.deadline = time.perf_counter() + 600
+        assert proposer.propose(1) == [] and len(server.requests) == asked
+    assert "too short for an answer" in proposer.summary()
+
+
+def test_answers_that_were_not_judged_in_time_are_told(evaluator, archive) -> None:
+    says = [Say(block(honest_source() + f"/* {i} */\n")) for i in range(2)]
+    two = replace(ONE, concurrency=2)
+    with serving(says) as server, proposing(f"openai:stub@{server.address}", evaluator, archive, two) as proposer:
+        group = proposer.propose(2)
+        assert len(group) == 2 and "not judged" not in proposer.summary()
+        proposer.observe([])
+        assert "2 answers not judged yet" in proposer.summary()
+
+
+def test_no_correct_kernel_is_status_1_and_exchanges_left_out_are_said(tmp_path) -> None:
+    path = tmp_path / "archive.db"
+    with serving([Say("Hm.")]) as server:
+        done = optimize(f"openai:stub@{server.address}", path, task="cumsum:rows=8,columns=64")  # no family serves it
+    assert done.returncode == 1 and json.loads(done.stdout)["correct"] == 0, done.stderr
+    listed = command_line.run("exchanges", "--archive", str(path), "--count", "1")
+    assert f"the last 1 of {len(server.requests)}" in listed.stderr and "without code" in listed.stdout
+
+
 def test_a_models_kernel_is_not_loaded_into_this_process_by_the_way(evaluator, archive) -> None:
     progress, _, _ = run(evaluator, archive, [Say(block(honest_source()))], 1)
     with pytest.raises(UserError, match=r"openai:stub wrote.*library\.kernel\.Kernel"):

@@ -1,6 +1,7 @@
 """cuda-l2 tasks, and the baselines it times: what is listed, shown, tried and refused."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from cuda_l2 import cli, sandbox
 from cuda_l2.errors import UserError
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Operation, Timing, TimingStatus, from_json
+from cuda_l2.records import Arm, Interval, Operation, Timing, TimingStatus, from_json
+from cuda_l2.report.tasks import _time
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.tasks._base import definition, definitions
 from cuda_l2.tasks.examined import Examined, Readiness
@@ -119,3 +121,9 @@ def test_a_compiler_that_fails_is_left_out_with_its_reason(monkeypatch, tmp_path
         timing = bench.time_baselines(SEARCH)
     assert timing.candidate.name == EAGER and not timing.baselines
     assert timing.conditions["left out"][COMPILED]
+
+
+def test_a_time_without_an_interval_shows_none() -> None:
+    known, unknown = Interval(3.0, 2.0, 4.0), Interval(3.0, -math.inf, math.inf)
+    shown = [_time(Arm("eager", each, rounds=1, launches=1)) for each in (known, unknown)]
+    assert shown == ["3.0 us [2.0, 4.0]", "3.0 us"]

@@ -73,13 +73,14 @@ def _bytes(case: Case | None) -> int:
 
 @dataclass
 class ModuleSession:
-    """One candidate in its process. allowed: as of its onlooker."""
+    """One candidate in its process. allowed: as of its onlooker. own_weights: its weights are never set."""
 
     module: Module
     cases: CaseBook
     onlooker: Onlooker
     allowed: frozenset[str] = frozenset()
     one_shape: bool = False
+    own_weights: bool = False
     notes: list[str] = field(default_factory=list)
     rms_error: float = float("nan")
     max_error: float = float("nan")
@@ -94,12 +95,16 @@ class ModuleSession:
 
         load: set the weights whose names agree before.
         """
-        weights = {key: cases[0].tensors[name] for name, key in cases[0].keys.items()} if load else {}
+        weights = self.weights_of(cases[0]) if load else {}
         self.module.prepare([Call(case.task, case.tensors, case.numbers) for case in cases], weights)
         self.module.run()
         found = [self.module.output(index) for index in range(len(cases))]
         self.module.require_untouched()
         return found
+
+    def weights_of(self, case: Case) -> Tensors:
+        """What its weights are set to, by their keys."""
+        return {} if self.own_weights else case.weights
 
     def unnamed(self, case: Case) -> list[str]:
         """Weights of the module that the candidate has under no such name."""
@@ -113,7 +118,9 @@ class ModuleSession:
 
 
 class ModuleCheck(CheckOf[ModuleSession]):
-    """Of modules."""
+    """Of modules. late: once what passed all others was timed."""
+
+    late = False
 
 
 def module_checks() -> Sequence[ModuleCheck]:

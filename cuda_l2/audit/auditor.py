@@ -14,13 +14,14 @@ from cuda_l2 import sandbox
 from cuda_l2.audit._base import CaseBook, ModuleSession, module_checks
 from cuda_l2.audit.onlooker import Onlooker
 from cuda_l2.audit.process import Call, Module, Resources
-from cuda_l2.audit.rounds import CALLS_BYTES, MOST_CALLS, measure_module
+from cuda_l2.audit.rounds import CALLS_BYTES, MOST_CALLS, measure_modules
 from cuda_l2.errors import UserError
 from cuda_l2.execute.lock import machine_lock
 from cuda_l2.execute.worker import Fault
-from cuda_l2.measure.protocols import CPU_PROTOCOLS
+from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
+from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Build, BuildStatus, Candidate, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, Timing, TimingStatus, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import count_tokens, reward
 from cuda_l2.targets import cpu, cuda
 from cuda_l2.tasks.examined import Readiness
@@ -66,11 +67,12 @@ class Auditor:
         *,
         allowed: Collection[str] = (),
         one_shape: bool = False,
+        own_weights: bool = False,
     ) -> Trial:
         """What becomes of a candidate: its file executed, checked, and timed in turn with the reference.
 
         allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. one_shape: judge at
-        the shape shown alone.
+        the shape shown alone. own_weights: with the weights that its seed makes, which are neither set nor changed.
         """
         if protocol not in CPU_PROTOCOLS:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
@@ -89,12 +91,10 @@ class Auditor:
             )
             if not failure:
                 onlooker = Onlooker(module, allowed, self._shown_case, self._candidate)
-                session = ModuleSession(module, self._book, onlooker, frozenset(allowed), one_shape)
-                verdict = replace(verify(lambda: session, module_checks()), notes=tuple(session.notes))
-            if verdict and verdict.status is VerdictStatus.CORRECT:
-                chosen = CPU_PROTOCOLS[protocol]
-                timing = measure_module(module, self._timed_baselines(), self._book, chosen, onlooker)
-                timing.conditions.update({"left out": self._left_out} if self._left_out else {})
+                session = ModuleSession(module, self._book, onlooker, frozenset(allowed), one_shape, own_weights)
+                session.notes += ["judged at one shape alone"] * one_shape
+                session.notes += ["judged with the weights that its seed makes alone"] * own_weights
+                verdict, timing = self._judged(session, CPU_PROTOCOLS[protocol])
         return Trial(
             task=self.task,
             candidate=candidate,
@@ -107,6 +107,22 @@ class Auditor:
             environment=self._environment(),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
+
+    def _judged(self, session: ModuleSession, protocol: Protocol) -> tuple[Verdict, Timing | None]:
+        """The verdict, and the timing of what is correct."""
+        checks = module_checks()
+        verdict = verify(lambda: session, [check for check in checks if not check.late])
+        timing: Timing | None = None
+        if verdict.status is VerdictStatus.CORRECT:
+            arms = {**self._timed_baselines(), CANDIDATE: session.module}
+            set_weights = not session.own_weights
+            timing = measure_modules(arms, self._book, protocol, session.onlooker, set_weights=set_weights)
+            timing.conditions.update({"left out": self._left_out} if self._left_out else {})
+        if timing and timing.status is TimingStatus.MEASURED:
+            after = verify(lambda: session, [check for check in checks if check.late])
+            verdict = replace(after, passed=verdict.passed + after.passed, seconds=verdict.seconds + after.seconds)
+        correct = verdict.status is VerdictStatus.CORRECT
+        return replace(verdict, notes=tuple(session.notes)), timing if correct else None
 
     def close(self) -> None:
         self._stack.close()

@@ -4,7 +4,9 @@ The profiler's word is that of the module's own process. So program counters are
 those that are timed: on the CPU what is inside PyTorch's libraries is seen there. Tensors are made there as well,
 which is most of what a small task takes: a module that makes its results and computes nothing is sampled beside the
 candidate, and what it spends inside PyTorch is taken off. On a GPU most time goes by in the driver: there
-launches are counted by who calls, and the profiler must have seen what PyTorch's libraries launch.
+launches are counted by who calls, and the profiler must see what PyTorch's libraries launch. It is asked that after the
+timing, and operators are an execution trace's before: the profiler brings CUPTI into a process that has CUDA, which
+stays and may take time at every launch.
 """
 
 import re
@@ -24,7 +26,9 @@ from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.kernelbench import Case
 from cuda_l2.verify._base import CheckFailed
 
-SAMPLING_S, MOST_SAMPLING_S, LEAST_SAMPLES = 2.0, 12.0, 100
+SAMPLING_S, MOST_SAMPLING_S = 2.0, 12.0
+LEAST_SAMPLES, SUSPECT_SAMPLES = 100, 400
+"""In code that computes. The second where some lie inside PyTorch: of 100, a share of 0.4 errs by 0.05."""
 CALLS_SAMPLED, SAMPLED_BYTES = 32, 64 << 20
 TOLD_SHARE, MOST_SHARE = 0.1, 0.3
 """Of computing time in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was
@@ -32,7 +36,7 @@ seen. Filling and copying do not count."""
 COMPILER = "torch.compile"
 COUNTED_RUNS, COUNTING_S = 4, 4.0
 MOST_HIDDEN = 0.25
-"""Launches a call that the profiler did not see. None are there where nobody hides: what a call does now and then, as
+"""Launches a call that the profiler did not see. None are there where nobody hides: what a call does at first, as
 growing a workspace, has been done."""
 _TORCH = re.compile(r"/lib(torch_cpu|torch_cuda\w*|torch|mkl\w*|dnnl|openblas\w*|cublas\w*|cudnn\w*)[\w.-]*\.so")
 _WAITING = re.compile(r"/lib(gomp|c|m|pthread|stdc\+\+|python[\w.]*|torch_python|c10\w*)\.so|/python[\d.]*$|/ld-|^\[v")
@@ -84,15 +88,22 @@ class Onlooker:
         self._module, self._allowed, self._case, self._beside = module, allowed, case, beside
         self._free_us: float | None = None
         self._spent: list[_Spent] = []
+        self._launched: list[tuple[Sequence[Call], Launched]] = []
 
     def look(self, calls: Sequence[Call], looks: int) -> None:
         """Watch these calls, and sample them for its part of so many looks; CheckFailed where that is not allowed."""
         if "all" in self._allowed:
             return
         self._module.prepare(calls, {})
-        self.require_allowed(left_to_pytorch(self._module.profile()))
-        if not self._allowed:
+        self.require_allowed(left_to_pytorch(self.watched()))
+        if not self._allowed and self._module.on_cpu:
             self.sample(looks)
+        elif not self._allowed and (launched := self._module.launched(COUNTED_RUNS, COUNTING_S / looks)):
+            self._launched.append((calls, launched))
+
+    def watched(self) -> Watched:
+        """PyTorch's operators in what the module is prepared for, with times on a CPU."""
+        return self._module.profile() if self._module.on_cpu else self._module.operators()
 
     def require_allowed(self, operators: Sequence[str]) -> None:
         """CheckFailed where one is not."""
@@ -101,19 +112,28 @@ class Onlooker:
             raise CheckFailed(VerdictStatus.FORBIDDEN, f"calls {listed(forbidden)}; allow them where that is meant")
 
     def sample(self, looks: int = 1) -> None:
-        """Where it is, on a GPU who launches, as it runs what it is prepared for again and again.
+        """Where it is, on a CPU, as it runs what it is prepared for again and again.
 
-        Nothing where no threads can be traced. CheckFailed for launches that the profiler does not see.
+        Nothing where no threads can be traced.
         """
-        if self._module.on_cpu:
-            self._spent.append(_spent(self._module, MOST_SAMPLING_S, looks))
-            return
-        watched = self._module.profile(reading=True)
-        self.require_allowed(left_to_pytorch(watched))
-        launched = self._module.launched(COUNTED_RUNS, COUNTING_S / looks)
-        if launched and hidden_launches(launched, watched) > MOST_HIDDEN and not self._allowed:
-            reason = "launches kernels of PyTorch's libraries beside the operators that its profiler sees"
-            raise CheckFailed(VerdictStatus.FORBIDDEN, reason)
+        self._spent.append(_spent(self._module, MOST_SAMPLING_S, looks))
+
+    def require_seen(self) -> None:
+        """Nothing is timed in the process afterwards: the profiler watches what was looked at on a GPU, call for call.
+
+        CheckFailed for operators that are not allowed, and for launches in a look that it does not see.
+        """
+        for calls, launched in self._launched:
+            self._module.prepare(calls, {})
+            self._module.run()  # what a call does when it sees its inputs for the first time was not counted either
+            watched = self._module.profile(gpu=True, reading=True)
+            self.require_allowed(left_to_pytorch(watched))
+            if hidden_launches(launched, watched) > MOST_HIDDEN:
+                reason = "launches kernels of PyTorch's libraries beside the operators that its profiler sees"
+                if not watched.kernels:
+                    count = launched.counts.total() / launched.calls
+                    reason = f"launched {count:.3g} kernels a call, of which PyTorch's profiler sees none"
+                raise CheckFailed(VerdictStatus.FORBIDDEN, reason)
 
     def require_own_work(self) -> str:
         """What to say of the time inside PyTorch in the samples since the last time, or nothing.
@@ -142,7 +162,7 @@ class Onlooker:
                     raise Fault(VerdictStatus.CRASHED, failure)
                 empty.make(0, case.initial)
                 empty.prepare(calls_sampled(case), {})
-                return _spent(empty, SAMPLING_S, 1).inside_us
+                return _spent(empty, MOST_SAMPLING_S / 2, 1).inside_us
         except Fault as fault:  # no candidate's
             raise UserError(f"a module that computes nothing fails beside the candidate: {fault.reason}") from None
 
@@ -165,6 +185,12 @@ def computing_operators(watched: Watched) -> tuple[list[str], float]:
     """PyTorch's operators that compute, and what share of the time they take."""
     names = [name for name in watched.operators if name not in FREE]
     return names, min(1.0, sum(watched.operators[name] for name in names) / max(watched.total_us, 1e-3))
+
+
+def what_is_left(watched: Watched) -> list[str]:
+    """What to say of the operators that compute, or nothing."""
+    computing, share = computing_operators(watched)
+    return [f"leaves {share:.0%} of its time to PyTorch's own {listed(computing)}"] if computing else []
 
 
 def left_to_pytorch(watched: Watched) -> list[str]:
@@ -195,7 +221,7 @@ def calls_sampled(case: Case) -> list[Call]:
 
 def _spent(module: Module, most_s: float, looks: int) -> _Spent:
     """Of what the module is prepared for, in one of so many looks."""
-    sampled = module.sampled(SAMPLING_S / looks, most_s / looks, lambda counts: _enough(counts, looks))
+    sampled = module.sampled(SAMPLING_S / looks, most_s / looks, lambda counts: enough_samples(counts, looks))
     if not sampled or not sampled.counts:
         return _Spent(0.0, 0.0, 0)
     inside, outside = _computing(sampled.counts)
@@ -222,8 +248,11 @@ def _computing(counts: Samples) -> tuple[int, int]:
     return inside, outside
 
 
-def _enough(counts: Samples, looks: int) -> bool:
-    return looks * sum(_computing(counts)) >= LEAST_SAMPLES
+def enough_samples(counts: Samples, looks: int) -> bool:
+    """Whether one of so many looks has its part of what tells a share inside PyTorch from another."""
+    inside, outside = _computing(counts)
+    suspect = inside > TOLD_SHARE * (inside + outside)
+    return looks * (inside + outside) >= (SUSPECT_SAMPLES if suspect else LEAST_SAMPLES)
 
 
 def _making_results(case: Case) -> str:

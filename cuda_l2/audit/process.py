@@ -60,7 +60,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a profiler saw of a run, in microseconds: of the GPU where it worked, else of the CPU.
+    """What a profiler saw of a run, in microseconds: of the GPU where it was watched and worked, else of the CPU.
 
     operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU. launches: of kernels by operators, a
     call. graph_launches: of CUDA graphs, a call. compiled: whether torch.compile has made kernels.
@@ -323,7 +323,7 @@ class Module:
 
         seconds: for so long, and on until there are enough, which a busy machine delays, but no longer than most_s.
         Runs are ordered ahead of their turn, so that it always has work. It cannot tell them from those that are timed,
-        but by looking for who traces it, at orders that wait, or at inputs that it has seen.
+        but by looking for who traces it, at orders that wait, at what its runner holds, or at inputs that it has seen.
         """
         self._talk.begin_turns(shown=ALL_SHOWN)
         self.thaw()
@@ -392,11 +392,22 @@ class Module:
                     if not torch.equal(_raw(found), _raw(call.tensors[tensor.name])):
                         raise Fault(VerdictStatus.UNHYGIENIC, f"changed its input {tensor.name}")
 
-    def profile(self, *, reading: bool = False) -> Watched:
-        """Launch what was prepared as a profiler watches; what it says of that. reading: of reading results too."""
-        self.thaw()
-        answer = self._talk.require({"op": "profile", "reading": reading}, "its forward fails where it is watched")
-        self.freeze()
+    def operators(self) -> Watched:
+        """Launch what was prepared; PyTorch's operators by name alone, for a process on a GPU that is to be timed."""
+        answer = self._watch({"op": "operators"})
+        names = answer.get("operators")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._talk.unreadable()
+        return Watched(0.0, {one_line(name): 0.0 for name in names}, {}, compiled=bool(answer.get("compiled")))
+
+    def profile(self, *, gpu: bool = False, reading: bool = False) -> Watched:
+        """Launch what was prepared as PyTorch's profiler watches; what it says of that.
+
+        gpu: of launches and kernels too, which brings CUPTI into the process, where it stays: nothing is timed there
+        afterwards. reading: of reading results too. On a GPU there must have been no profile without it: in some
+        versions of PyTorch a process's first profile decides what all later ones see.
+        """
+        answer = self._watch({"op": "profile", "gpu": gpu, "reading": reading})
         try:
             kernels = {one_line(name): float(us) for name, us in answer["kernels"].items()}
             column = 1 if kernels else 0
@@ -406,6 +417,12 @@ class Module:
             return Watched(total_us, operators, kernels, launches, graphs, bool(answer["compiled"]))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             raise self._talk.unreadable() from None
+
+    def _watch(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.thaw()
+        answer = self._talk.require(message, "its forward fails where it is watched")
+        self.freeze()
+        return answer
 
     def replaced(self) -> list[str]:
         """What it says of functions that its file replaced."""

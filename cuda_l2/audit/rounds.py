@@ -47,12 +47,15 @@ OTHER_INTEGERS = 1e-3
 """Share of integers that may differ from the eager reference's, where rounding decides."""
 
 
-def measure_module(
-    candidate: Module, baselines: Mapping[str, Module], book: CaseBook, protocol: Protocol, onlooker: Onlooker
+def measure_modules(
+    modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, onlooker: Onlooker, *, set_weights: bool = True
 ) -> Timing:
-    """Time a module that was found correct; the reference is the strongest baseline of this run."""
+    """Time a module that was found correct, the candidate among these; the reference is the strongest of the others.
+
+    set_weights: the same in all, and others at times; else those that each made from its seed.
+    """
     start = time.perf_counter()
-    rounds = _ModuleRounds({**baselines, CANDIDATE: candidate}, book, protocol, onlooker)
+    rounds = _ModuleRounds(modules, book, protocol, onlooker, set_weights)
     try:
         rounds.set_up()
         rounds.run()
@@ -66,9 +69,16 @@ def measure_module(
 
 
 class _ModuleRounds(Rounds):
-    def __init__(self, modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, onlooker: Onlooker) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, Module],
+        book: CaseBook,
+        protocol: Protocol,
+        onlooker: Onlooker,
+        set_weights: bool,
+    ) -> None:
         super().__init__(list(modules), Terms(protocol, book.rng))
-        self.modules, self.book, self._onlooker = modules, book, onlooker
+        self.modules, self.book, self._onlooker, self._set_weights = modules, book, onlooker, set_weights
         self._looks = sorted(self.rng.random(LOOKS).tolist())
         """When to look, as shares of the rounds that are taken at least, or of the time."""
         self._surely_changed = int(self.rng.integers(1, protocol.min_rounds + 1))
@@ -98,7 +108,8 @@ class _ModuleRounds(Rounds):
                 self._prepare(name, [self.case.tensors])
                 module.take_turns()
         keys = set(self.case.keys.values())
-        if keys and keys <= self.modules[CANDIDATE].state:  # others come from the seed it was made under
+        named = keys <= self.modules[CANDIDATE].state  # others come from the seed it was made under
+        if self._set_weights and keys and named:
             for number in range(17, 16 + WEIGHTS):
                 other = self.book.get("timed", weights_seed=number, **wanted)
                 self.cases.append(replace(other, tensors={name: other.tensors[name] for name in other.keys}))
@@ -146,7 +157,7 @@ class _ModuleRounds(Rounds):
         """Calls of a module, with the round's weights."""
         module = self.modules[name]
         has, self._has[name] = self._has.get(name), self.case
-        weights = {key: self.case.tensors[each] for each, key in self.case.keys.items()} if has is not self.case else {}
+        weights = self.case.weights if self._set_weights and has is not self.case else {}
         calls = [Call(self.case.task, tensors, self.case.numbers) for tensors in inputs]
         module.prepare(calls, weights, turns=True)
 

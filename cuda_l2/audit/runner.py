@@ -346,18 +346,41 @@ class Runner:
         self._synchronize()
         return {}
 
+    def operators(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Run the calls: PyTorch's outermost operators by name, from every thread, and whether torch.compile has made
+        kernels.
+
+        As an execution trace: nothing of PyTorch's profiler, which brings CUPTI along, stays in this process.
+        """
+        path = Path("operators.json").resolve()
+        observer = self.torch.profiler.ExecutionTraceObserver()
+        observer.register_callback(str(path))
+        observer.start()
+        try:
+            results = self._launch()
+            self._synchronize()
+        finally:
+            observer.unregister_callback()
+        self._collect(results, self._given_calls())
+        nodes = {node["id"]: node for node in json.loads(path.read_text())["nodes"]}
+        path.unlink()
+        above = {number for number, node in nodes.items() if node["name"].startswith("aten::")}
+        names = {nodes[number]["name"] for number in above if not _within(nodes, number, above)}
+        return {"operators": sorted(name.removeprefix("aten::") for name in names), "compiled": _compiled()}
+
     def profile(self, job: dict[str, Any]) -> dict[str, Any]:
         """Run the calls watched: microseconds in all, of PyTorch's outermost operators on the CPU and the device, of
         kernels; how many kernels operators launched, and how many CUDA graphs anyone; from every thread. And whether
         torch.compile has made any.
 
-        reading: watch how results are read too, which launches kernels where they are not contiguous.
+        gpu: watch the device too. reading: and how results are read, which launches kernels where they are not
+        contiguous.
         """
         torch = self.torch
         from torch._C._profiler import _ExperimentalConfig  # noqa: PLC0415
 
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._device.type == "cuda":
+        if job["gpu"]:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         config = _ExperimentalConfig(profile_all_threads=True)
         with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
@@ -444,6 +467,14 @@ class Runner:
             count *= size
         start = place["offset"]
         return self._bytes[start : start + count * dtype.itemsize].view(dtype).view(place["shape"])
+
+
+def _within(nodes: dict[int, Any], number: int, above: set[int]) -> bool:
+    """Whether a node of an execution trace lies below one of these."""
+    seen: set[int] = set()
+    while (number := nodes[number].get("ctrl_deps")) in nodes and number not in seen and number not in above:
+        seen.add(number)
+    return number in above
 
 
 def _within_operator(event: Any) -> bool:

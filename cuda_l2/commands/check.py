@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import read_source, require_target
+from cuda_l2.commands._options import read_source, require_target, tell
 from cuda_l2.errors import UserError
 from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
 
@@ -24,6 +24,8 @@ class AuditSettings:
     """An operator of PyTorch that the candidate may call, as in linear, or torch.compile; several times. all: any."""
     one_shape: Annotated[bool, Parameter(negative=())] = False
     """Judge at the shape shown alone, as published results often are meant."""
+    own_weights: Annotated[bool, Parameter(negative=())] = False
+    """Leave its weights as its seed makes them, as KernelBench does, instead of setting and changing them by name."""
     eager: Annotated[bool, Parameter(negative=())] = False
     """Time against the reference in eager mode alone: torch.compile takes half a minute of a judgement."""
     as_written: Annotated[bool, Parameter(negative=())] = False
@@ -63,7 +65,8 @@ def command(
         Folder of a KernelBench checkout: judge on its file TASK, which is named as kernelbench/level1/19_ReLU, or
         kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract.
     full
-        Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds.
+        Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds, for
+        CUDA kernels.
     json
         Print the trial as JSON.
     """
@@ -74,7 +77,10 @@ def command(
     if kernelbench and module:
         trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
     elif audit and audit != AuditSettings():
-        raise UserError("--pytorch, --one-shape, --eager and --as-written are for a ModelNew judged with --kernelbench")
+        raise UserError(
+            "--pytorch, --one-shape, --own-weights, --eager and --as-written are for a ModelNew that is judged with"
+            " --kernelbench"
+        )
     else:
         trial = _judge(text, task, protocol, target, full, kernelbench)
 
@@ -126,7 +132,8 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
     effort = effort_for(gpu=gpu, as_written=settings.as_written)
     entry = find_entry(checkout, task)
     with Auditor(entry, effort, compiled=not settings.eager) as auditor:
-        return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, one_shape=settings.one_shape)
+        rules = {"one_shape": settings.one_shape, "own_weights": settings.own_weights}
+        return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, **rules)
 
 
 def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None) -> Trial:
@@ -139,5 +146,7 @@ def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkou
             target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
         except contract.ContractError:
             pass  # the build says what is wrong with it
+    if full and chosen(target) == "cpu":
+        tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = tasks.parse(task, chosen(target), checkout)
     return evaluate(text, wanted, protocol=protocol, target=target, full=full)

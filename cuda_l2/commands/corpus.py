@@ -24,6 +24,17 @@ code comes from and under which licence; some licences forbid passing it on. doc
 columns."""
 
 
+@dataclass(frozen=True)
+class InstructionSettings(ModelSettings):
+    """Of a model that is asked for a few words, not for whole files. A class, since options given beside a default
+    that is an instance would leave nothing of it."""
+
+    prompt_tokens: int = 8_000
+    """A prompt has at most about so many tokens."""
+    answer_tokens: int = 1_000
+    """An answer is cut off after so many tokens."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class CorpusSettings:
@@ -53,7 +64,7 @@ class CorpusSettings:
     """Tokens of retrieved context in a triplet; 0 for none."""
     archive: Path | None = None
     """File that keeps the exchanges with the model; what is answered there is not asked again."""
-    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings(prompt_tokens=8_000, answer_tokens=1_000)
+    model: Annotated[InstructionSettings, LANGUAGE_MODELS] = InstructionSettings()
 
 
 def command(*, out: Path, settings: CorpusSettings | None = None) -> None:

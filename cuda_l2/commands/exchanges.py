@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
+from cuda_l2.commands._options import tell
 from cuda_l2.errors import UserError
 from cuda_l2.plain import plain
 
@@ -61,6 +62,8 @@ def command(
             print("\n".join(to_json(exchange) for exchange in found[-count:]))
         else:
             _print_table(found[-count:], opened)
+            if len(found) > count:
+                tell(f"the last {count} of {len(found)}; --count {len(found)} lists all")
 
 
 def _name(exchange: "Exchange") -> str:
@@ -91,6 +94,8 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
     for exchange in exchanges:
         reply = exchange.reply
         became, design = f"{reply.outcome}: {reply.reason}", ""
+        told = reply.prompt_tokens or reply.answer_tokens
+        tokens = f"{reply.prompt_tokens}+{reply.answer_tokens}" if told else ""
         if not reply.reason and exchange.purpose in ("instruct", "segment", "check"):
             became = one_line(reply.text, 120)
         elif not reply.reason:
@@ -102,7 +107,7 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
                 became = f"{trial.status}, {trial.speedup:.3f}x" if trial.speedup else f"{trial.status}: {trial.reason}"
         table.add_row(
             *(_name(exchange), exchange.created[:19], exchange.task, exchange.model, str(exchange.turn)),
-            *(f"{reply.prompt_tokens}+{reply.answer_tokens}", "" if exchange.cost is None else f"{exchange.cost:.4g}"),
+            *(tokens or "not told", "" if exchange.cost is None else f"{exchange.cost:.4g}"),
             one_line(design, 120),
             one_line(became, 120),
         )

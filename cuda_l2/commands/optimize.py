@@ -53,6 +53,8 @@ def command(
 ) -> None:
     """Search for the fastest correct kernel of each shape, then report it from another run.
 
+    Exits with 1 where no correct kernel was found.
+
     Parameters
     ----------
     shapes
@@ -85,6 +87,7 @@ def command(
         model=settings.model,
         review=settings.review,
     )
+    found = True
     with Optimizer(search_settings) as optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
@@ -97,3 +100,6 @@ def command(
                 print_result(result)
             if result.search.interrupted:
                 sys.exit(130)
+            found = found and result.best is not None
+    if not found:
+        sys.exit(1)

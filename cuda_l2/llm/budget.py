@@ -30,9 +30,11 @@ class Budget:
         """Why so much more cannot be paid for, in one line; empty where it can."""
         tokens, money, seconds = self.settings.tokens, self.settings.money, self.settings.model_seconds
         if tokens is not None and self.tokens + prompt_tokens + answer_tokens > tokens:
-            return f"the budget of {tokens} tokens is spent but for {tokens - self.tokens}"
+            left = f"spent but for {tokens - self.tokens}" if self.tokens else "too small"
+            return f"the budget of {tokens} tokens is {left}"
         if money is not None and self.money + self.cost(prompt_tokens, answer_tokens) > money:
-            return f"the budget of {money:g} is spent but for {money - self.money:.4g}"
+            left = f"spent but for {money - self.money:.4g}" if self.money else "too small"
+            return f"the budget of {money:g} is {left}"
         if seconds is not None and self.seconds >= seconds:
             return f"the budget of {seconds:g} s of waiting for the model is spent"
         return ""

@@ -41,7 +41,14 @@ class Client:
         """Why no more questions can be paid for, in one line; empty while they can."""
         self.failure = ""
         """Of the last question that was not answered: why."""
+        self.fastest_s = 0.0
+        """Of the answers so far; 0 before the first."""
         self._asked: collections.Counter[str] = collections.Counter()
+
+    def require_budget(self) -> None:
+        """UserError where not even an answer alone can be paid for."""
+        if reason := self.budget.refusal(0, self.settings.answer_tokens):
+            raise UserError(self._too_dear(reason, 0))
 
     def ask(
         self,
@@ -56,8 +63,8 @@ class Client:
 
         purpose: another than the client's.
 
-        UserError where the model has never answered and asking again would not help (a wrong key, an unknown host), or
-        where the budget does not pay for the first question.
+        UserError where the model has never answered and asking again would not help (a wrong key, an unknown host),
+        where the budget does not pay for the first question, or where the disk is too full to keep an answer.
         """
         purpose = purpose or self.purpose
         keys = [self._key(question, purpose) for question in questions]
@@ -74,6 +81,7 @@ class Client:
             found[i] = self._keep((purpose, task, machine), keys[i], questions[i], self._clean(reply))
 
         if requests:
+            self.log.require_space(len(requests))
             try:
                 self.model.ask(requests, keep, deadline)
             finally:
@@ -125,8 +133,9 @@ class Client:
     def _too_dear(self, reason: str, prompt_tokens: int) -> str:
         answer_tokens = self.settings.answer_tokens
         cost = f", which cost {self.budget.cost(prompt_tokens, answer_tokens):.4g}" if self.budget.priced else ""
+        what = "one question" if prompt_tokens else "an answer alone"
         return (
-            f"{reason}; one question may take {prompt_tokens + answer_tokens} tokens{cost}: raise the budget, or lower"
+            f"{reason}; {what} may take {prompt_tokens + answer_tokens} tokens{cost}: raise the budget, or lower"
             " --answer-tokens or --prompt-tokens"
         )
 
@@ -142,6 +151,8 @@ class Client:
             spent = (0, 0)
         self.budget.spend(*spent)
         self.outcomes[reply.outcome] += 1
+        if reply.outcome is Outcome.ANSWERED:
+            self.fastest_s = min(reply.seconds, self.fastest_s or reply.seconds)
         exchange = Exchange(
             key=key,
             purpose=about[0],

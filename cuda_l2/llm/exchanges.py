@@ -6,6 +6,7 @@ that was killed does not pay twice. Keys of endpoints are never part of an excha
 
 import datetime
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,8 @@ from cuda_l2.database import BUSY_TIMEOUT_S
 from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages, Outcome, Reply
 
+SPARE_BYTES = 8 << 20
+"""What must be free for each answer before it is paid for: the longest that is kept, twice, and its prompt."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
     number INTEGER PRIMARY KEY, key TEXT NOT NULL, purpose TEXT NOT NULL, task TEXT NOT NULL, machine TEXT NOT NULL,
@@ -60,6 +63,15 @@ class ExchangeLog:
             self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise self._unusable(error) from None
+
+    def require_space(self, count: int) -> None:
+        """UserError where so many answers might not fit on the disk."""
+        free = shutil.disk_usage(self.path.resolve().parent).free
+        if free < count * SPARE_BYTES:
+            raise UserError(
+                f"{free >> 20} MiB are free where the archive {self.path} lies, and an answer that is paid for might"
+                f" not fit: free {count * SPARE_BYTES >> 20} MiB, or choose another with --archive"
+            )
 
     def append(self, exchange: Exchange) -> None:
         """Store one exchange; it is there after a kill once this returns."""

@@ -59,6 +59,7 @@ class LlmProposer(Proposer):
         self._group: list[Exchange] = []
         self._repairs: collections.deque[tuple[Exchange, str]] = collections.deque()
         self._unjudged: collections.deque[Exchange] = collections.deque()
+        self._left = 0  # of the group, when the time was up
         self._fruitless = 0
         self._known: set[str] = set()
         self._ended = ""
@@ -91,6 +92,7 @@ class LlmProposer(Proposer):
         return []
 
     def observe(self, trials: Sequence[Trial]) -> None:
+        self._left = len(self._group) - len(trials)
         for exchange, trial in zip(self._group, trials, strict=False):
             self._known.add(trial.candidate.id)
             if _question.failed(trial):
@@ -105,7 +107,12 @@ class LlmProposer(Proposer):
 
     def summary(self) -> str:
         faults = [f"{counted(count, 'answer')} {fault}" for fault, count in sorted(self._faults.items())]
-        return ", ".join([self._client.summary(), *faults]) + (f"; ended: {self._ended}" if self._ended else "")
+        left = self._left + len(self._unjudged)
+        unjudged = [f"{counted(left, 'answer')} not judged yet: the next search begins with them"] if left else []
+        unasked = not self._client.outcomes and not self._client.reused and time.perf_counter() >= self.deadline
+        why = self._ended or ("the time was up before the first question" if unasked else "")
+        ended = f"; ended: {why}" if why else ""
+        return ", ".join([self._client.summary(), *faults, *unjudged]) + ended
 
     def _ask(self, questions: Sequence[Question]) -> list[Exchange]:
         self._on_wait()
@@ -119,8 +126,10 @@ class LlmProposer(Proposer):
         if self._fruitless >= FRUITLESS_ROUNDS:
             last = f", at last: {self._client.failure}" if self._client.failure else ""
             self._ended = f"nothing new in {self._fruitless} rounds of questions{last}"
-        late = time.perf_counter() >= self.deadline
-        return late or bool(self._ended or (self._client.ended and not self._unjudged))
+        now = time.perf_counter()
+        if not self._unjudged and now + self._client.fastest_s > self.deadline > now:
+            self._ended = f"the time left is too short for an answer, the fastest took {self._client.fastest_s:.1f} s"
+        return now >= self.deadline or bool(self._ended or (self._client.ended and not self._unjudged))
 
     def _read(self, exchange: Exchange) -> Answer | None:
         """The answer of an exchange, its faults counted and put up for mending; None where there is no answer."""

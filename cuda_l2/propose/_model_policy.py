@@ -38,6 +38,7 @@ class ModelPolicy:
         require_sandbox(settings.without_sandbox)
         self._templates = Templates(settings.prompts)
         self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings, purpose)
+        self._client.require_budget()
         self._hidden = hidden
         self._index = _index() if settings.reference_tokens else None
 

@@ -51,7 +51,7 @@ def describe(task: Task, progress: Progress, budget_s: float) -> str:
     """A search's state in a few lines."""
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
     lines = [
-        f"{task}: {progress.seconds:.0f} of {budget_s:.0f} s",
+        f"{task}: {progress.seconds:.0f} s, of {budget_s:.0f} s to search",
         f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct,"
         f" {progress.known} known before, {progress.repeated} repeated",
         f"rejected: {rejected}",

@@ -1,6 +1,7 @@
 """Tasks as tables: our own, one of them in full, and what became of a KernelBench checkout's files."""
 
 import collections
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -105,4 +106,5 @@ def _bytes(count: int) -> str:
 
 def _time(arm: Arm) -> str:
     interval = arm.latency_us
-    return f"{interval.estimate:.1f} us [{interval.low:.1f}, {interval.high:.1f}]"
+    known = f" [{interval.low:.1f}, {interval.high:.1f}]" if math.isfinite(interval.low) else ""
+    return f"{interval.estimate:.1f} us{known}"

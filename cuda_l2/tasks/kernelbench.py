@@ -74,6 +74,11 @@ class Case:
     keys: dict[str, str]
     initial: list[Any] | dict[str, Any] | None
 
+    @property
+    def weights(self) -> Tensors:
+        """By their keys in the module's state."""
+        return {key: self.tensors[name] for name, key in self.keys.items()}
+
 
 def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
     """The files of these levels, in their own order; UserError where there are none."""

@@ -1,8 +1,8 @@
 """What the candidate leaves to PyTorch's own operators is said, and forbidden where the user did not allow it.
 
-PyTorch's profiler watches every thread, calls from C++ too; beside it stands what the candidate's own libraries import
-of ATen, read here from their files. Both are what a file in that process says or leaves: one that detects the profiler
-can hide from the first, one that looks functions up by name from the second. So an onlooker samples it from outside
+PyTorch tells of every thread's operators, calls from C++ too; beside it stands what the candidate's own libraries
+import of ATen, read here from their files. Both are what a file in that process says or leaves: one that detects who
+watches can hide from the first, one that looks functions up by name from the second. So an onlooker looks from outside
 too.
 """
 
@@ -18,7 +18,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from cuda_l2 import sandbox
 from cuda_l2.audit._base import ModuleCheck, ModuleSession, require_right
-from cuda_l2.audit.onlooker import COMPILER, FREE, calls_sampled, computing_operators, left_to_pytorch, listed
+from cuda_l2.audit.onlooker import COMPILER, FREE, calls_sampled, left_to_pytorch, listed, what_is_left
 from cuda_l2.audit.process import Call
 
 MAX_LIBRARIES = 16
@@ -34,23 +34,18 @@ class Operators(ModuleCheck):
     def run(self, session: ModuleSession) -> None:
         case = session.cases.get("state 0", weights_seed=13)
         session.make(case, 13)
-        weights = {key: case.tensors[name] for name, key in case.keys.items()}
-        session.module.prepare([Call(case.task, case.tensors, case.numbers)], weights)
-        watched = session.module.profile()
+        session.module.prepare([Call(case.task, case.tensors, case.numbers)], session.weights_of(case))
+        watched = session.onlooker.watched()
         require_right(case, session.module.output(), "where its operators are watched")
-        computing, share = computing_operators(watched)
-        imported = sorted(imports(session.module.folder) - FREE - set(computing))
-        if computing:
-            session.notes.append(f"leaves {share:.0%} of its time to PyTorch's own {listed(computing)}")
+        imported = sorted(imports(session.module.folder) - FREE - set(watched.operators))
+        if session.module.on_cpu:
+            session.notes += what_is_left(watched)
         if imported:
             session.notes.append(f"its library can call PyTorch's own {listed(imported)}")
-        vendors = [name for name in watched.kernels if re.search(r"cublas|cudnn|cutlass|gemm|flash", name, re.I)]
-        if vendors:
-            session.notes.append(f"runs the kernels {', '.join(name[:60] for name in vendors[:4])}")
         if watched.compiled:
             session.notes.append(f"leaves kernels to {COMPILER}")
         session.onlooker.require_allowed([*left_to_pytorch(watched), *imported])
-        if "all" not in session.allowed:
+        if session.module.on_cpu and "all" not in session.allowed:
             session.module.prepare(calls_sampled(case), {})
             session.onlooker.sample()
         told = session.onlooker.require_own_work()

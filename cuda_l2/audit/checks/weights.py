@@ -14,7 +14,7 @@ class Weights(ModuleCheck):
     order = 50
 
     def applies(self, session: ModuleSession) -> bool:
-        return bool(session.cases.get("seed 0", weights_seed=0).keys)
+        return bool(session.cases.get("seed 0", weights_seed=0).keys) and not session.own_weights
 
     def run(self, session: ModuleSession) -> None:
         cases = session.cases

@@ -26,11 +26,13 @@ from cuda_l2.llm.settings import ModelSettings
 MAX_BODY_BYTES = 4 << 20
 """A server that sends more is not read any further."""
 LATE = "the time was up before the answer came; give more with --budget"
+NOT_SENT = Reply(Outcome.FAILED, reason="the time was up before this question was sent")
+NO_KEY = "none"
 LEAST_KEY = 4
 """Characters of a key: shorter ones keep no secret, and any text holds them."""
 SENT_HEADERS = {"accept", "connection", "content-length", "content-type", "host", "user-agent"}
 """All that a server of the user's gets beside its key: what the environment holds for OpenAI is not its business."""
-READ_TIMEOUT_S = 600.0
+READ_TIMEOUT_S, CONNECT_TIMEOUT_S = 600.0, 15.0
 """A server that is silent for so long is given up; deadlines are usually earlier."""
 
 
@@ -78,9 +80,10 @@ class OpenAiModel(Model):
         self.name, self.where = f"openai:{self._model}", address
         self.secrets = (key,) if len(key) >= LEAST_KEY else ()
         self._own_address = match.group(2) is None
-        self._key, self._variable = key or "none", settings.key_variable
+        self._key, self._variable = key or NO_KEY, settings.key_variable
         self._retries, self._concurrency = settings.retries, settings.concurrency
         self._form = _Form()
+        self._hint = "" if address.rstrip("/").endswith("/v1") else "; addresses usually end in /v1"
 
     def ask(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None], deadline: float = math.inf
@@ -93,9 +96,10 @@ class OpenAiModel(Model):
             base_url=self.where,
             api_key=self._key,
             max_retries=self._retries,
-            timeout=READ_TIMEOUT_S,
-            http_client=_Careful("" if self._own_address else self._key, follow_redirects=False),
+            timeout=httpx2.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            http_client=(http := _Careful("" if self._own_address else self._key, follow_redirects=False)),
         )
+        asked: dict[int, int] = {}  # by which thread
 
         def work() -> None:
             while True:
@@ -103,6 +107,7 @@ class OpenAiModel(Model):
                     i = todo.get_nowait()
                 except queue.Empty:
                     return
+                asked[i] = threading.get_ident()
                 try:
                     done.put((i, self._one(client, requests[i], deadline)))
                 except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
@@ -126,7 +131,26 @@ class OpenAiModel(Model):
         finally:
             client.close()
         for i in sorted(waiting):
-            on_reply(i, Reply(Outcome.TIMED_OUT, reason=LATE))
+            on_reply(i, self._late(http.failures.get(asked[i], "")) if i in asked else NOT_SENT)
+
+    def _late(self, failure: str | int) -> Reply:
+        """Of a question that had no answer when the time was up.
+
+        failure: how its last try ended, as in `_Careful`; empty while it lasts.
+        """
+        if failure == 429:
+            advice = f"{self.where} limited the rate until the time was up; lower --concurrency or raise --budget"
+            return Reply(Outcome.RATE_LIMITED, reason=advice)
+        if isinstance(failure, int):
+            return Reply(Outcome.FAILED, reason=f"{self.where} failed (HTTP {failure}) until the time was up")
+        if failure:
+            return self._unreachable(failure)
+        return Reply(Outcome.TIMED_OUT, reason=LATE)
+
+    def _unreachable(self, cause: str) -> Reply:
+        cause = one_line(self.without_secrets(cause), 120)
+        reason = f"cannot reach {self.where} ({cause}); is the server running, is the address right?"
+        return Reply(Outcome.UNREACHABLE, reason=reason)
 
     def _one(self, client: openai.OpenAI, request: Request, deadline: float) -> Reply:
         start = time.perf_counter()
@@ -168,6 +192,9 @@ class OpenAiModel(Model):
             return Reply(Outcome.FAILED, reason=reason, billed=begun)
         except _NotAnAnswer as error:
             said = one_line(self.without_secrets(str(error)), 100)
+            if body.lstrip()[:1] == b"<":
+                advice = f"{self.where} sent a web page, no chat completion ({said}){self._hint}"
+                return Reply(Outcome.REFUSED, reason=advice)
             reason = f"{self.where} sent what is not a chat completion: {said}"
             return Reply(Outcome.FAILED, reason=reason, billed=begun)
         except (httpx2.InvalidURL, UnicodeError) as error:  # a name that no connection takes
@@ -186,14 +213,12 @@ class OpenAiModel(Model):
         return True
 
     def _failure(self, error: openai.OpenAIError) -> Reply:
+        if isinstance(error.__cause__, httpx2.ConnectTimeout):
+            return self._unreachable(f"no connection within {CONNECT_TIMEOUT_S:g} s")
         if isinstance(error, openai.APITimeoutError):
             return Reply(Outcome.TIMED_OUT, reason=f"{self.where} was silent for {READ_TIMEOUT_S:.0f} s")
         if isinstance(error, openai.APIConnectionError):
-            cause = one_line(self.without_secrets(str(error.__cause__ or error)), 120)
-            return Reply(
-                Outcome.UNREACHABLE,
-                reason=f"cannot reach {self.where} ({cause}); is the server running, is the address right?",
-            )
+            return self._unreachable(str(error.__cause__ or error))
         if not isinstance(error, openai.APIStatusError):
             return Reply(Outcome.FAILED, reason=one_line(f"{self.where}: {self.without_secrets(str(error))}"))
         status, said = error.status_code, one_line(self.without_secrets(str(error.message)), 200)
@@ -204,9 +229,11 @@ class OpenAiModel(Model):
                 return Reply(Outcome.REFUSED, reason=advice)
             case 401 | 403:
                 advice = f"{self.where} refuses the key ({said}); set {self._variable} to one that is valid there"
+                if self._key == NO_KEY:
+                    advice = f"{self.where} wants a key ({said}); set {self._variable} to yours"
                 return Reply(Outcome.REFUSED, reason=advice)
             case 404 | 405:
-                advice = f"{self.where} has no model {self._model}, or no chat ({said}); addresses usually end in /v1"
+                advice = f"{self.where} has no model {self._model}, or no chat ({said}){self._hint}"
                 return Reply(Outcome.REFUSED, reason=advice)
             case 429 if "insufficient_quota" in str(error.body):
                 return Reply(Outcome.REFUSED, reason=f"{self.where}: the account's quota is spent ({said})")
@@ -229,6 +256,8 @@ class _Careful(httpx2.Client):  # type: ignore[misc]
         """key: for a server of the user's, which gets that and SENT_HEADERS alone; empty for OpenAI's own."""
         super().__init__(**options)
         self._only_key = key
+        self.failures: dict[int, str | int] = {}
+        """How the last request of a thread failed, if it did: why nothing could be reached, or the status."""
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         headers = dict(request.headers)
@@ -239,7 +268,14 @@ class _Careful(httpx2.Client):  # type: ignore[misc]
         sent = httpx2.Request(
             request.method, request.url, headers=headers, stream=request.stream, extensions=request.extensions
         )
-        response = super().send(sent, **{**options, "stream": True})
+        self.failures.pop(threading.get_ident(), None)
+        try:
+            response = super().send(sent, **{**options, "stream": True})
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            self.failures[threading.get_ident()] = str(error) or type(error).__name__
+            raise
+        if response.status_code >= 400:
+            self.failures[threading.get_ident()] = response.status_code
         response.request = request  # openai's client reads there what it wanted
         assert isinstance(response.stream, httpx2.SyncByteStream)
         response.stream = _Bounded(response.stream, response.headers.get("content-encoding", "identity"))
