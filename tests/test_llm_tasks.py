@@ -211,7 +211,7 @@ def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(eva
     assert [trial.status for trial in progress.trials] == ["measured", "measured"]
     assert progress.best is fast and fast.candidate.proposer == "openai:stub"
     own = [trial.timing.candidate.latency_us for trial in (fast, slow)]  # PyTorch's own wobbles beside other work
-    assert 3 * own[0].high < own[1].low  # 27 times on idle cores
+    assert own[0].high < own[1].low and 3 * own[0].estimate < own[1].estimate  # 27 times on idle cores
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
 
