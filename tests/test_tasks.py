@@ -1,5 +1,7 @@
 """tasks/: every task of our own computes, everywhere it says it does, and its tolerance tells fp32 from less."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,77 @@ def test_two_tasks_of_one_name_are_said_with_their_file(monkeypatch) -> None:
     monkeypatch.setattr(attention, "TASKS", (*attention.TASKS, attention.TASKS[0]))
     with pytest.raises(UserError, match=rf"two tasks are named {attention.TASKS[0].name}.*attention\.py"):
         _base.definitions.__wrapped__()
+
+
+ENTRY = """\
+from cuda_l2.tasks._base import Definition
+from cuda_l2.tasks.values import normal
+
+TASKS = (
+    Definition(
+        "mine", lambda x, rows: x * 2, inputs={"x": normal("rows columns")},
+        cpu={"rows": 4, "columns": 8}, gpu={"rows": 4, "columns": 8},
+    ),
+)
+"""
+MISTAKES = {
+    "a comma forgotten": (("    ),\n)", "    )\n)"), "a comma follows it"),
+    "no table": (("TASKS", "TABLE"), "TASKS must be a tuple"),
+    "a name unknown": (('normal("', 'norml("'), r"line 6: NameError: name 'norml'"),
+    "no Python": (("TASKS =", "TASKS = ="), "line 4: invalid syntax"),
+    "a name that no identity may have": (('"mine"', '"my-task"'), r"line 5: task 'my-task': a name has small letters"),
+    "no input": (('{"x": normal("rows columns")}', "{}"), "an input and an output"),
+    "a tensor named as a size": (('"x":', '"rows":'), "rows names two things"),
+    "sizes of one machine alone": (('gpu={"rows": 4, "columns": 8}', 'gpu={"rows": 4}'), "columns stands in one alone"),
+    "a rigid size that is none": (("gpu=", "rigid=('width',), gpu="), "rigid names width"),
+    "a parameter that is nothing": (("x, rows:", "x, y:"), "its reference takes y, which"),
+    "an input that is not taken": (("lambda x, rows: x", "lambda rows: rows"), "its reference does not take x"),
+    "a type that is none": (("gpu=", "dtypes=('float64',), gpu="), "dtypes must be some of"),
+    "a shape of no sizes": (('"rows columns"', '"rows width"'), "cannot read the expression 'width'"),
+    "flops of no sizes": (("gpu=", 'flops="2*n", gpu='), "cannot read the expression '2\\*n'"),
+}
+FAILURES = {
+    "two results for one output": (("x * 2", "(x, x)"), "returns Tensor, Tensor; return a tensor for each"),
+    "nothing": (("x * 2", "None"), "its reference returns NoneType"),
+    "no method": (("x * 2", "x.doubled()"), "mine cannot be computed at sizes .*AttributeError"),
+    "shapes that do not fit": (("x * 2", "x @ x"), "mine cannot be computed at sizes .*RuntimeError"),
+}
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Writes a file as the only one among our own tasks, and loads it."""
+    from cuda_l2.tasks import _base, own  # noqa: PLC0415
+
+    def load(text: str) -> dict[str, Definition]:
+        (tmp_path / "written_here.py").write_text(text)
+        return _base.definitions.__wrapped__()
+
+    monkeypatch.setattr(own, "__path__", [str(tmp_path)])
+    yield load
+    sys.modules.pop("cuda_l2.tasks.own.written_here", None)
+
+
+def test_an_entry_as_the_page_describes_it_is_a_task(table) -> None:
+    (known,) = table(ENTRY).values()
+    assert known.group == "written here" and str(known.task()) == "mine:rows=4,columns=8"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_table_is_one_error_with_its_file(table, mistake) -> None:
+    (old, new), said = MISTAKES[mistake]
+    assert old in ENTRY
+    with pytest.raises(UserError, match=rf"written_here\.py.*{said}"):
+        table(ENTRY.replace(old, new))
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_reference_that_fails_is_one_error(table, failure) -> None:
+    (old, new), said = FAILURES[failure]
+    assert old in ENTRY
+    (known,) = table(ENTRY.replace(old, new)).values()
+    with pytest.raises(UserError, match=said):
+        known.task()
 
 
 def test_there_are_tasks_of_every_group() -> None:

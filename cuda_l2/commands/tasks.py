@@ -119,10 +119,10 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
         return
     try:
         limits = {str(values): bounds(function, known.draw(task, seed, values)) for values in Distribution}
-    except RuntimeError as error:
-        if "memory" not in str(error):
-            raise
-        raise UserError(f"{task} does not fit in this machine's memory: {line_of(error)}") from None
+    except Exception as error:  # noqa: BLE001 - a reference is anybody's code
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            raise UserError(f"{task} does not fit in this machine's memory: {line_of(error)}") from None
+        raise UserError(f"{task}: its reference fails, in its own type or in fp64: {line_of(error)}") from None
     print_task(task, limits, timing)
 
 

@@ -3,17 +3,21 @@
 import importlib
 import inspect
 import pkgutil
+import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from cuda_l2.contract.expressions import evaluate
+from cuda_l2.contract.expressions import ContractError, evaluate
 from cuda_l2.errors import UserError
+from cuda_l2.plain import line_of
 from cuda_l2.records import Operation, Tensor
 from cuda_l2.tasks.values import Distribution, Values, seeded
 
@@ -47,6 +51,11 @@ class Definition:
     dtypes: tuple[str, ...] = FLOATS
     group: str = ""  # set from the table it stands in
 
+    def __post_init__(self) -> None:
+        """UserError for what no size can mend."""
+        if mistake := _mistake(self):
+            raise UserError(f"task {self.name!r}: {mistake}")
+
     def task(self, sizes: Mapping[str, int] | None = None, dtype: str = "float32", target: str = "cpu") -> Operation:
         """The record at these sizes, those left out as on the target, cpu or cuda; UserError where it cannot be."""
         unknown = set(sizes or {}) - set(self.cpu)
@@ -66,13 +75,19 @@ class Definition:
             with FakeTensorMode():  # shapes without memory
                 fake = {t.name: torch.empty(t.shape, dtype=getattr(torch, t.dtype)) for t in (*inputs, *weights)}
                 results = self.bind(chosen)(**fake)
-            outputs = tuple(
-                Tensor(name, str(result.dtype).removeprefix("torch."), tuple(result.shape))
-                for name, result in zip(self.outputs, results, strict=True)
+        except Exception as error:  # noqa: BLE001 - a reference is anybody's code
+            raise UserError(f"{self.name} cannot be computed at sizes {chosen}: {line_of(error)}") from None
+        if len(results) != len(self.outputs) or not all(isinstance(result, torch.Tensor) for result in results):
+            kinds = ("Tensor" if isinstance(result, torch.Tensor) else type(result).__name__ for result in results)
+            found = ", ".join(kinds) or "nothing"
+            raise UserError(
+                f"task {self.name!r}: its reference returns {found}; return a tensor for each of its outputs, "
+                f"{', '.join(self.outputs)}"
             )
-        except (RuntimeError, ValueError, IndexError) as error:
-            line = str(error).splitlines()[0]
-            raise UserError(f"{self.name} cannot be computed at sizes {chosen}: {line}") from None
+        outputs = tuple(
+            Tensor(name, str(result.dtype).removeprefix("torch."), tuple(result.shape))
+            for name, result in zip(self.outputs, results, strict=True)
+        )
         flops = evaluate(self.flops, chosen)
         return Operation(self.name, tuple(chosen.items()), dtype, "", inputs, weights, outputs, flops)
 
@@ -83,7 +98,7 @@ class Definition:
 
         def function(**tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             result = self.reference(**tensors, **fixed)
-            return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+            return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
         return function
 
@@ -133,11 +148,19 @@ def definitions() -> dict[str, Definition]:
     package = importlib.import_module("cuda_l2.tasks.own")
     found: dict[str, Definition] = {}
     for info in pkgutil.iter_modules(package.__path__):
+        path = Path(package.__path__[0]) / f"{info.name}.py"
         try:
             module = importlib.import_module(f"{package.__name__}.{info.name}")
         except SyntaxError as error:
             raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
-        for definition in module.TASKS:
+        except Exception as error:  # noqa: BLE001 - whatever a table's author wrote
+            line = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            what = str(error) if isinstance(error, UserError) else line_of(error)
+            raise UserError(f"{path}{f', line {line[-1]}' if line else ''}: {what}") from None
+        table = getattr(module, "TASKS", None)
+        if not isinstance(table, tuple) or not all(isinstance(entry, Definition) for entry in table):
+            raise UserError(f"{path}: TASKS must be a tuple of Definitions; with one alone, a comma follows it")
+        for definition in table:
             if definition.name in found:
                 raise UserError(
                     f"two tasks are named {definition.name}, one of them in {module.__file__}: rename that one"
@@ -153,6 +176,40 @@ def definition(name: str) -> Definition:
         near = [other for other in known if name.split("_", 1)[0] in other]
         raise UserError(f"there is no task {name!r}; {_choose(near or known)}")
     return known[name]
+
+
+def _mistake(known: Definition) -> str:
+    """What is wrong with it at any size; empty where nothing is."""
+    tensors, sizes = [*known.inputs, *known.weights], set(known.cpu)
+    wanted = inspect.signature(known.reference).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in wanted.values())
+    named = [name for name, parameter in wanted.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", known.name):
+        return "a name has small letters, digits and underscores, and begins with a letter"
+    if not tensors or not known.outputs:
+        return "it needs an input and an output"
+    if twice := sorted({name for name in tensors if tensors.count(name) > 1 or name in sizes}):
+        return f"{', '.join(twice)} names two things"
+    if set(known.gpu) != sizes:
+        return f"cpu and gpu must give the same sizes; {', '.join(sorted(sizes ^ set(known.gpu)))} stands in one alone"
+    if strange := sorted(set(known.rigid) - sizes):
+        return f"rigid names {', '.join(strange)}, which is no size; sizes: {', '.join(known.cpu)}"
+    if strange := [name for name in named if name not in tensors and name not in sizes]:
+        return f"its reference takes {', '.join(strange)}, which is no input, weight or size"
+    if left := [name for name in tensors if not anything and name not in wanted]:
+        return f"its reference does not take {', '.join(left)}"
+    if not known.dtypes or set(known.dtypes) - set(FLOATS):
+        return f"dtypes must be some of {', '.join(FLOATS)}"
+    try:
+        for chosen in (known.cpu, known.gpu):
+            evaluate(known.flops, chosen)
+            for values in (*known.inputs.values(), *known.weights.values()):
+                values.dims(chosen)
+                evaluate(values.fan_in, chosen)
+                evaluate(values.below, chosen)
+    except ContractError as error:
+        return str(error)
+    return ""
 
 
 def _choose(names: Iterator[str] | Mapping[str, object] | list[str]) -> str:
