@@ -405,8 +405,10 @@ def test_the_command_prints_the_trial(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", *arguments, "--protocol", "search"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert ended.value.code == 1 and "forbidden in the check 'PyTorch's operators': calls aten::linear" in out
+    begun = [line.rpartition(" s, ")[2] for line in err.splitlines() if line.startswith("kernelbench/level2/1: ")]
+    assert begun[0] == "executing the file ..." and begun[-1] == "PyTorch's operators ...", "timing never began"
 
 
 GPU_REASONS = {

@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -68,11 +68,13 @@ class Auditor:
         allowed: Collection[str] = (),
         one_shape: bool = False,
         own_weights: bool = False,
+        begins: Callable[[str], None] = lambda _: None,
     ) -> Trial:
         """What becomes of a candidate: its file executed, checked, and timed in turn with the reference.
 
         allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. one_shape: judge at
         the shape shown alone. own_weights: with the weights that its seed makes, which are neither set nor changed.
+        begins: told what of all this begins.
         """
         if protocol not in CPU_PROTOCOLS:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
@@ -80,6 +82,7 @@ class Auditor:
         timing: Timing | None = None
         with machine_lock(), self._candidate(candidate.source) as module:
             start = time.perf_counter()
+            begins("executing the file")
             failure = module.load(BUILD_TIMEOUT_S)
             build = Build(
                 candidate.id,
@@ -94,7 +97,7 @@ class Auditor:
                 session = ModuleSession(module, self._book, onlooker, frozenset(allowed), one_shape, own_weights)
                 session.notes += ["judged at one shape alone"] * one_shape
                 session.notes += ["judged with the weights that its seed makes alone"] * own_weights
-                verdict, timing = self._judged(session, CPU_PROTOCOLS[protocol])
+                verdict, timing = self._judged(session, CPU_PROTOCOLS[protocol], begins)
         return Trial(
             task=self.task,
             candidate=candidate,
@@ -108,18 +111,22 @@ class Auditor:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _judged(self, session: ModuleSession, protocol: Protocol) -> tuple[Verdict, Timing | None]:
+    def _judged(
+        self, session: ModuleSession, protocol: Protocol, begins: Callable[[str], None]
+    ) -> tuple[Verdict, Timing | None]:
         """The verdict, and the timing of what is correct."""
         checks = module_checks()
-        verdict = verify(lambda: session, [check for check in checks if not check.late])
+        verdict = verify(lambda: session, [check for check in checks if not check.late], begins=begins)
         timing: Timing | None = None
         if verdict.status is VerdictStatus.CORRECT:
+            begins("the reference as it is timed")
             arms = {**self._timed_baselines(), CANDIDATE: session.module}
+            begins("timing")
             set_weights = not session.own_weights
             timing = measure_modules(arms, self._book, protocol, session.onlooker, set_weights=set_weights)
             timing.conditions.update({"left out": self._left_out} if self._left_out else {})
         if timing and timing.status is TimingStatus.MEASURED:
-            after = verify(lambda: session, [check for check in checks if check.late])
+            after = verify(lambda: session, [check for check in checks if check.late], begins=begins)
             verdict = replace(after, passed=verdict.passed + after.passed, seconds=verdict.seconds + after.seconds)
         correct = verdict.status is VerdictStatus.CORRECT
         return replace(verdict, notes=tuple(session.notes)), timing if correct else None

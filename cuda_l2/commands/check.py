@@ -121,6 +121,7 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
 
 def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:
     from cuda_l2.audit import Auditor
+    from cuda_l2.report.live import Stages
     from cuda_l2.targets import gpu_present
     from cuda_l2.tasks.checkout import effort_for, find_entry
 
@@ -131,9 +132,15 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
     effort = effort_for(gpu=gpu, as_written=settings.as_written)
     entry = find_entry(checkout, task)
-    with Auditor(entry, effort, compiled=not settings.eager) as auditor:
-        rules = {"one_shape": settings.one_shape, "own_weights": settings.own_weights}
-        return auditor.judge(Candidate(text), protocol, allowed=settings.pytorch, **rules)
+    with Stages(task) as stages, Auditor(entry, effort, compiled=not settings.eager) as auditor:
+        return auditor.judge(
+            Candidate(text),
+            protocol,
+            allowed=settings.pytorch,
+            one_shape=settings.one_shape,
+            own_weights=settings.own_weights,
+            begins=stages.stage,
+        )
 
 
 def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None) -> Trial:

@@ -1,6 +1,7 @@
-"""What a search shows while it runs."""
+"""What a search or a long judgement shows while it runs."""
 
 import time
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -13,31 +14,24 @@ LINE_EVERY_S = 5.0
 """Without a terminal, one line this often."""
 
 
-class LiveProgress:
-    """Shows a search's progress: live on a terminal, as lines elsewhere, on standard error. A context manager."""
+class Stages:
+    """Shows which stage runs: live on a terminal, as lines elsewhere, on standard error. A context manager."""
 
-    def __init__(self, task: Task, budget_s: float, quiet: bool = False) -> None:
-        self._task, self._budget_s, self._quiet = task, budget_s, quiet
+    def __init__(self, task: Task | str, quiet: bool = False) -> None:
+        self._task, self._quiet = task, quiet
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-        self._last_line = 0.0
         self._on_terminal = self._console.is_terminal and not quiet
-
-    def progress(self, progress: Progress) -> None:
-        text = describe(self._task, progress, self._budget_s)
-        if self._on_terminal:
-            self._live.update(Text(text))
-        elif not self._quiet and time.monotonic() - self._last_line >= LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            self._console.print(text.replace("\n  ", "; "), highlight=False, soft_wrap=True)
+        self._started = time.monotonic()
 
     def stage(self, stage: str) -> None:
+        text = f"{self._task}: {time.monotonic() - self._started:.0f} s, {stage} ..."
         if self._on_terminal:
-            self._live.update(Text(f"{self._task}: {stage} ..."))
+            self._live.update(Text(text))
         elif not self._quiet:
-            self._console.print(f"{self._task}: {stage} ...", highlight=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
 
-    def __enter__(self) -> "LiveProgress":
+    def __enter__(self) -> Self:
         if self._on_terminal:
             self._live.start()
         return self
@@ -47,7 +41,24 @@ class LiveProgress:
             self._live.stop()
 
 
-def describe(task: Task, progress: Progress, budget_s: float) -> str:
+class LiveProgress(Stages):
+    """Shows a search's progress too."""
+
+    def __init__(self, task: Task, budget_s: float, quiet: bool = False) -> None:
+        super().__init__(task, quiet)
+        self._budget_s = budget_s
+        self._last_line = 0.0
+
+    def progress(self, progress: Progress) -> None:
+        text = describe(self._task, progress, self._budget_s)
+        if self._on_terminal:
+            self._live.update(Text(text))
+        elif not self._quiet and time.monotonic() - self._last_line >= LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self._console.print(text.replace("\n  ", "; "), soft_wrap=True)
+
+
+def describe(task: Task | str, progress: Progress, budget_s: float) -> str:
     """A search's state in a few lines."""
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
     lines = [

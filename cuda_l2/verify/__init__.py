@@ -29,11 +29,18 @@ class _Session(Protocol):
 S = TypeVar("S", bound=_Session)
 
 
-def verify(open_session: Callable[[], S], checks: Sequence[CheckOf[S]], *, full: bool = False) -> Verdict:
+def verify(
+    open_session: Callable[[], S],
+    checks: Sequence[CheckOf[S]],
+    *,
+    full: bool = False,
+    begins: Callable[[str], None] = lambda _: None,
+) -> Verdict:
     """Run every check that applies on one session.
 
     checks: in order; those of matrix products are `all_checks()`.
     full: also the checks that are too slow for every candidate of a search.
+    begins: told each check's name before it runs.
     """
     start = time.perf_counter()
     passed: list[str] = []
@@ -44,6 +51,7 @@ def verify(open_session: Callable[[], S], checks: Sequence[CheckOf[S]], *, full:
             for check in checks:
                 check_name = check.name
                 if (full or not check.full_only) and check.applies(session):
+                    begins(check.name)
                     check.run(session)
                     passed.append(check.name)
         check_name = ""
