@@ -23,6 +23,7 @@ from cuda_l2.audit.process import Call, Module
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
+from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
@@ -54,7 +55,7 @@ def measure_modules(
 
     set_weights: the same in all, and others at times; else those that each made from its seed.
     """
-    start = time.perf_counter()
+    start, others = time.perf_counter(), None if protocol.selects else OtherWork()
     rounds = _ModuleRounds(modules, book, protocol, onlooker, set_weights)
     try:
         rounds.set_up()
@@ -65,7 +66,8 @@ def measure_modules(
         return failed(Fault(failure.status, failure.reason), protocol, start)
     except (Fault, WrongOutput) as error:
         return failed(error, protocol, start)
-    return rounds.timing(empty_call_us, time.perf_counter() - start)
+    timing = rounds.timing(empty_call_us, time.perf_counter() - start)
+    return replace(timing, conditions=others.conditions() if others else {})
 
 
 class _ModuleRounds(Rounds):

@@ -13,6 +13,7 @@ import numpy as np
 
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
+from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
 from cuda_l2.records import Timing
@@ -76,6 +77,7 @@ def measure_cpu(
     The reference is the strongest baseline of this run. timeout_s: of a sample's launches.
     """
     start = time.perf_counter()
+    others = None if terms.protocol.selects else OtherWork()  # too short to tell, and nobody reads its digits
     arms: dict[str, Contestant] = dict(baselines)
     empty_call_us = float("nan")
     try:
@@ -92,7 +94,8 @@ def measure_cpu(
     except (Fault, WrongOutput) as error:
         return failed(error, terms.protocol, start)
     timing = run.timing(empty_call_us, time.perf_counter() - start)
-    return replace(timing, conditions={"evicted_bytes": run.evicted.nbytes}) if terms.protocol.evict else timing
+    evicted = {"evicted_bytes": run.evicted.nbytes} if terms.protocol.evict else {}
+    return replace(timing, conditions={**evicted, **(others.conditions() if others else {})})
 
 
 class _CpuRounds(Rounds):

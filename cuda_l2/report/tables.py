@@ -12,6 +12,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.counted import counted
 from cuda_l2.families._base import all_families
+from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
 from cuda_l2.paths import default_archive
 from cuda_l2.plain import plain
@@ -66,6 +67,8 @@ def print_result(result: Result) -> None:
     for timing in timings:
         if "drifted" in timing.conditions:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions['drifted']}")
+        if busy := noticed(timing.conditions):
+            console.print(f"{timing.protocol}: {busy}")
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")
@@ -112,6 +115,8 @@ def print_trial(trial: Trial) -> None:
         console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {rounds}")
         for name, ratio in timing.speedups:
             console.print(f"         {_ratio(ratio)} against {name} ({_time(_arm(timing, name))})")
+        if busy := noticed(timing.conditions):
+            console.print(f"         {busy}")
     elif timing:
         console.print(f"timing   {timing.status}{_because(timing.reason)}")
     if trial.review:

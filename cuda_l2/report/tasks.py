@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cuda_l2.counted import counted
+from cuda_l2.measure.other_work import noticed
 from cuda_l2.records import Arm, Operation, Timing
 from cuda_l2.tasks._base import Definition
 from cuda_l2.tasks.examined import Examined, Readiness
@@ -54,6 +55,8 @@ def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: T
             console.print(f"  {arm.name:<14} {_time(arm)} over {counted(arm.rounds, 'round')} ({timing.protocol})")
         for name, reason in timing.conditions.get("left out", {}).items():
             console.print(f"  {name:<14} left out: {reason}")
+        if busy := noticed(timing.conditions):
+            console.print(f"  {busy}")
 
 
 def print_examined(found: Examined) -> None:

@@ -1,0 +1,86 @@
+"""measure/other_work.py: what others take of the cores is told apart from our own work."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cuda_l2 import process_tree
+from cuda_l2.measure import other_work
+from cuda_l2.measure.other_work import OtherWork, noticed
+
+BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """counted(seconds a core was busy) writes what the kernel would say of this process's cores, and of one more."""
+    cores = sorted(os.sched_getaffinity(0))
+    hundredths = os.sysconf("SC_CLK_TCK")
+
+    def write(*fields: float) -> None:
+        values = " ".join(str(round(seconds * hundredths)) for seconds in fields)
+        rest = " ".join("9" for _ in fields)
+        lines = ["cpu  1 2 3 4", *(f"cpu{core} {values}" for core in cores), f"cpu{max(cores) + 1} {rest}", "intr 5"]
+        (tmp_path / "stat").write_text("\n".join(lines) + "\n")
+
+    monkeypatch.setattr(other_work, "STAT", tmp_path / "stat")
+    return write
+
+
+def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> None:
+    own_s, now = [100.0], [0.0]
+    monkeypatch.setattr(process_tree, "cpu_seconds", lambda _: own_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    cores = len(os.sched_getaffinity(0))
+    # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen
+    counted(100, 0, 0, 5, 5, 0, 0, 0)
+    watch = OtherWork()
+    now[0] = 10.0
+    counted(104, 1, 1, 90, 90, 1, 1, 2)  # ten seconds more on every core
+    own_s[0] += 10.0 * cores - 5.0
+    assert watch.conditions() == {"other_work": {"cores": 0.5, "of": cores}}
+    assert noticed(watch.conditions()) == (
+        f"other work kept 0.5 of {cores} cores busy meanwhile: these times are less sure"
+    )
+    own_s[0] += 4.0
+    assert noticed(watch.conditions()) == "", "a tenth of a core is always taken"
+    own_s[0] += 100.0
+    assert watch.conditions()["other_work"]["cores"] == 0.0, "clocks that do not agree"
+
+
+@pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 a b\n"])
+def test_a_system_that_counts_nothing_says_nothing(text, tmp_path, monkeypatch) -> None:
+    (tmp_path / "stat").write_text(text)
+    monkeypatch.setattr(other_work, "STAT", tmp_path / "stat")
+    assert OtherWork().conditions() == {} and noticed({}) == ""
+    monkeypatch.setattr(other_work, "STAT", tmp_path / "none")
+    assert OtherWork().conditions() == {}
+
+
+def test_work_of_a_process_of_ours_is_our_own(counted) -> None:
+    """On the kernel's own figures for processes; those for cores stand still."""
+    counted(100, 0, 0, 0, 0, 0, 0, 0)
+    watch = OtherWork()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    counted(100.4, 0, 0, 0, 0, 0, 0, 0)  # less than what it took, and it has ended
+    assert watch.conditions()["other_work"]["cores"] == 0.0
+
+
+def test_an_eager_baseline_and_its_figures_say_so(capsys) -> None:
+    """What is timed by a protocol of a report carries it."""
+    from cuda_l2.measure.protocols import OFFLINE  # noqa: PLC0415
+    from cuda_l2.report.tasks import print_task  # noqa: PLC0415
+    from cuda_l2.rigs.cpu import CpuRig  # noqa: PLC0415
+    from cuda_l2.tasks._base import definition  # noqa: PLC0415
+
+    task = definition("softplus").task({"rows": 8, "columns": 33})
+    with CpuRig() as rig, rig.open(task, 1) as bench:
+        timing = bench.time_baselines(OFFLINE)
+    found = timing.conditions["other_work"]
+    assert 0 <= found["cores"] <= found["of"] == len(os.sched_getaffinity(0))
+    found["cores"] = 0.75
+    print_task(task, {}, timing)
+    assert f"other work kept 0.8 of {found['of']} cores busy" in capsys.readouterr().out
