@@ -257,7 +257,7 @@ def test_a_matrix_product_is_a_task_too() -> None:
 
 def test_a_reference_that_does_not_fit_its_declaration_is_refused() -> None:
     x = {"x": normal("rows")}
-    with pytest.raises(UserError, match="returns Tensor, Tensor; return a tensor for each of its outputs, out$"):
+    with pytest.raises(UserError, match=r"returns Tensor, Tensor; return a tensor for each of its outputs, out$"):
         Definition("two", lambda x: (x, x), x, {"rows": 4}, {"rows": 8}).task()
     with pytest.raises(UserError, match="columns"):
         Definition("one", lambda x: x, {"x": normal("columns")}, {"rows": 4}, {"rows": 8}).task()
