@@ -17,7 +17,8 @@ BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() 
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
     """counted(seconds a core was busy) writes what the kernel would say of this process's cores, and of one more."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores = [0, 1]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
     hundredths = os.sysconf("SC_CLK_TCK")
 
     def write(*fields: float) -> None:
@@ -34,7 +35,7 @@ def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> No
     own_s, now = [100.0], [0.0]
     monkeypatch.setattr(process_tree, "cpu_seconds", lambda _: own_s[0])
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    cores = len(os.sched_getaffinity(0))
+    cores = 2
     # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen
     counted(100, 0, 0, 5, 5, 0, 0, 0)
     watch = OtherWork()
@@ -65,7 +66,7 @@ def test_work_of_a_process_of_ours_is_our_own(counted) -> None:
     counted(100, 0, 0, 0, 0, 0, 0, 0)
     watch = OtherWork()
     subprocess.run([sys.executable, "-c", BURN], check=True)
-    counted(100 + 0.4 / len(os.sched_getaffinity(0)), 0, 0, 0, 0, 0, 0, 0)  # less than what it took, and it has ended
+    counted(100.2, 0, 0, 0, 0, 0, 0, 0)  # of each of two: less than what it took, and it has ended
     assert watch.conditions()["other_work"]["cores"] == 0.0
 
 
