@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cuda_l2.audit.symbols import functions
 from cuda_l2.audit.tracing import executable
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
+from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Candidate, Operation, Tensor, Timing, Trial, VerdictStatus
 from cuda_l2.tasks.checkout import find_entry
 from cuda_l2.tasks.kernelbench import Effort
@@ -179,6 +181,7 @@ class Late(ModuleCheck):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_late_check_comes_after_the_timing_and_decides(fails: bool, monkeypatch) -> None:
+    """By a protocol whose figures are reported."""
     happened: list[str] = []
     checks = [check for check in module_checks() if check.name == "five seeds"]
 
@@ -188,6 +191,7 @@ def test_a_late_check_comes_after_the_timing_and_decides(fails: bool, monkeypatc
 
     monkeypatch.setattr(auditor, "module_checks", lambda: [Late(happened, fails), *checks])
     monkeypatch.setattr(auditor, "measure_modules", timed)
+    monkeypatch.setitem(auditor.CPU_PROTOCOLS, "search", replace(SEARCH, selects=False))
     text, task, _, _ = said(CHEATS / "honest_torch.py")
     with Auditor(find_entry(CHECKOUT, task), EFFORT, compiled=False) as judge:
         trial = judge.judge(Candidate(text), "search", allowed=["all"])
@@ -197,6 +201,7 @@ def test_a_late_check_comes_after_the_timing_and_decides(fails: bool, monkeypatc
         assert trial.verdict.check == "late" and trial.verdict.passed == ("five seeds",) and trial.reward < 0
     else:
         assert trial.status == "measured" and trial.verdict.passed == ("five seeds", "late")
+        assert trial.timing.conditions["other_work"]["of"] == len(os.sched_getaffinity(0))
 
 
 def test_what_torch_compile_makes_may_be_allowed(audit) -> None:

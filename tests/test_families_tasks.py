@@ -9,10 +9,12 @@ from cuda_l2.families._base import families_for
 from cuda_l2.families.cpu_columns import FAMILY as COLUMNS
 from cuda_l2.families.cpu_elementwise import FAMILY as ELEMENTWISE
 from cuda_l2.families.cpu_rows import FAMILY as ROWS
+from cuda_l2.measure import other_work
 from cuda_l2.optimizer import Optimizer, Settings
 from cuda_l2.propose._base import space_for
 from cuda_l2.propose.random import draw
 from cuda_l2.records import Gemm, VerdictStatus
+from cuda_l2.report.tables import print_result
 from cuda_l2.tasks._base import definition
 
 SERVED = [*ELEMENTWISE.table, *ROWS.table, *COLUMNS.table]
@@ -71,7 +73,7 @@ def test_families_of_tasks_do_not_serve_products(target) -> None:
     assert families and not {ELEMENTWISE, ROWS, COLUMNS} & set(families)
 
 
-def test_a_task_is_searched_and_reported_like_a_product(tmp_path) -> None:
+def test_a_task_is_searched_and_reported_like_a_product(tmp_path, monkeypatch, capsys) -> None:
     task = tasks.parse("softmax:rows=33,columns=70")
     with Optimizer(Settings(trials=2, archive=tmp_path / "archive.db", protocol="offline", target="cpu")) as optimizer:
         result = optimizer.optimize(task)
@@ -80,3 +82,6 @@ def test_a_task_is_searched_and_reported_like_a_product(tmp_path) -> None:
     assert result.best and result.best.task == task and result.best.candidate.family == "cpu_rows"
     assert {trial.protocol for trial in kept} == {"search", "offline"}
     assert {trial.task for trial in kept} == {task} and result.source_path.exists()
+    monkeypatch.setattr(other_work, "NOTICED_CORES", -1.0)
+    print_result(result)
+    assert "offline: other work kept" in capsys.readouterr().out

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from cuda_l2 import process_tree
+from cuda_l2 import cli, process_tree
 from cuda_l2.measure import other_work
 from cuda_l2.measure.other_work import OtherWork, noticed
 
@@ -70,18 +71,16 @@ def test_work_of_a_process_of_ours_is_our_own(counted) -> None:
     assert watch.conditions()["other_work"]["cores"] == 0.0
 
 
-def test_an_eager_baseline_and_its_figures_say_so(capsys) -> None:
-    """What is timed by a protocol of a report carries it."""
-    from cuda_l2.measure.protocols import OFFLINE  # noqa: PLC0415
-    from cuda_l2.report.tasks import print_task  # noqa: PLC0415
-    from cuda_l2.rigs.cpu import CpuRig  # noqa: PLC0415
-    from cuda_l2.tasks._base import definition  # noqa: PLC0415
-
-    task = definition("softplus").task({"rows": 8, "columns": 33})
-    with CpuRig() as rig, rig.open(task, 1) as bench:
-        timing = bench.time_baselines(OFFLINE)
-    found = timing.conditions["other_work"]
-    assert 0 <= found["cores"] <= found["of"] == len(os.sched_getaffinity(0))
-    found["cores"] = 0.75
-    print_task(task, {}, timing)
-    assert f"other work kept 0.8 of {found['of']} cores busy" in capsys.readouterr().out
+def test_what_is_timed_for_a_report_says_so(capsys, monkeypatch) -> None:
+    """Baselines alone, and a candidate beside them."""
+    monkeypatch.setattr(other_work, "NOTICED_CORES", -1.0)
+    softmax = str(Path(__file__).with_name("task_cheats") / "honest_softmax.c")
+    for arguments, status in (
+        (["tasks", "softplus:rows=8,columns=33", "--baselines", "--protocol", "offline"], 0),
+        (["check", softmax, "softmax:rows=8,columns=33"], 0),
+    ):
+        monkeypatch.setattr(sys, "argv", ["cuda-l2", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == status
+        assert f"of {len(os.sched_getaffinity(0))} cores busy" in capsys.readouterr().out, arguments

@@ -99,6 +99,13 @@ def test_a_reference_that_fails_is_one_error(table, failure) -> None:
         known.task()
 
 
+def test_sizes_that_leave_fewer_operations_than_none_are_refused(table) -> None:
+    (known,) = table(ENTRY.replace("gpu=", 'flops="2*rows-6", gpu=')).values()
+    assert known.task().flops == 2
+    with pytest.raises(UserError, match=r"mine cannot be computed at sizes .*is negative"):
+        known.task({"rows": 2})
+
+
 def test_there_are_tasks_of_every_group() -> None:
     groups = {known.group for known in OWN.values()}
     assert len(OWN) >= 60

@@ -75,6 +75,7 @@ class Definition:
             with FakeTensorMode():  # shapes without memory
                 fake = {t.name: torch.empty(t.shape, dtype=getattr(torch, t.dtype)) for t in (*inputs, *weights)}
                 results = self.bind(chosen)(**fake)
+            flops = evaluate(self.flops, chosen)
         except Exception as error:  # noqa: BLE001 - a reference is anybody's code
             raise UserError(f"{self.name} cannot be computed at sizes {chosen}: {line_of(error)}") from None
         if len(results) != len(self.outputs) or not all(isinstance(result, torch.Tensor) for result in results):
@@ -88,7 +89,6 @@ class Definition:
             Tensor(name, str(result.dtype).removeprefix("torch."), tuple(result.shape))
             for name, result in zip(self.outputs, results, strict=True)
         )
-        flops = evaluate(self.flops, chosen)
         return Operation(self.name, tuple(chosen.items()), dtype, "", inputs, weights, outputs, flops)
 
     def bind(self, sizes: Mapping[str, int]) -> Callable[..., tuple[torch.Tensor, ...]]:
