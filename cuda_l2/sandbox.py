@@ -5,8 +5,10 @@ in a process group of their own, so that one signal ends every process of the co
 of its own inside, dies with bubblewrap.
 """
 
+import contextlib
 import enum
 import functools
+import io
 import os
 import platform
 import re
@@ -17,7 +19,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,11 +225,30 @@ def receive_line(connection: socket.socket, timeout_s: float, most_bytes: int) -
 
 def read_left(path: Path, most_bytes: int) -> bytes | None:
     """First bytes of what a command in a sandbox left; None where it is no regular file. No link is followed out."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
-            return file.read(most_bytes) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-    except OSError:
-        return None
+    with _left(path) as (file, _):
+        return file.read(most_bytes) if file else None
+
+
+def read_all_left(path: Path, expected_bytes: int) -> bytearray | None:
+    """The same of a file that is to have so many bytes, as memory that can be used; None where it has others."""
+    with _left(path) as (file, size):
+        if not file or size != expected_bytes:
+            return None
+        data = bytearray(size)
+        return data if file.readinto(data) == size else None
+
+
+@contextlib.contextmanager
+def _left(path: Path) -> Iterator[tuple[io.BufferedReader | None, int]]:
+    """A regular file and its size, else None."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb"))  # noqa: PTH123
+            found = os.fstat(file.fileno())
+        except OSError:
+            yield None, 0
+            return
+        yield (file if stat.S_ISREG(found.st_mode) else None), found.st_size
 
 
 def _limit_arguments(limits: Limits) -> list[str]:

@@ -296,4 +296,7 @@ def test_no_link_is_followed_to_what_a_sandbox_left(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
     assert sandbox.read_left(tmp_path / "file", 2) == b"le"
-    assert [sandbox.read_left(tmp_path / name, 9) for name in ("link", "pipe", ".", "none")] == [None] * 4
+    assert sandbox.read_all_left(tmp_path / "file", 4) == b"left"
+    assert [sandbox.read_all_left(tmp_path / "file", size) for size in (3, 5, 1 << 60)] == [None] * 3
+    for name in ("link", "pipe", ".", "none"):
+        assert sandbox.read_left(tmp_path / name, 9) is sandbox.read_all_left(tmp_path / name, 4) is None

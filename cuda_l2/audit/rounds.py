@@ -1,9 +1,10 @@
 """Times a module against the reference, eager and compiled, in processes alike: one clock, ours, fresh inputs a round.
 
 A sample is so many calls, each on inputs that its process has not seen and that come, or can be read, when the results
-of the call before are read. The clock runs until the call is done and the device is idle, then on until its results
-lie in memory that we read. What reading takes longer than it typically takes for the eager reference counts as work
-that was put off. What this conversation takes where nothing is called, in eager's process, is taken off every arm.
+of the call before are read. Calls that do not count come first: a process is slow at first after it was stopped, by
+other amounts each time. The clock runs until the call is done and the device is idle, then on until its results lie in
+memory that we read. What reading takes longer than it typically takes for the baselines counts as work that was put
+off. What this conversation takes where nothing is called, in the baselines' processes, is taken off every arm.
 
 The instance that is timed is looked at as checks look at others, at random rounds: its inputs stay, its weights change
 in place in all arms, and what it leaves to PyTorch is watched and sampled.
@@ -36,7 +37,10 @@ from cuda_l2.verify._base import CheckFailed
 
 MOST_CALLS = 32
 CALLS_BYTES = 64 << 20
-"""Inputs and results of a sample's calls together take at most this, one call more."""
+"""Inputs and results of a sample's calls that count take together at most this, one call more."""
+LEADING = 2
+"""Calls before these that do not count. On one H200 the first after a stop took 3 to 5 times as long as those that came
+later, and of calls of nothing the first two took milliseconds now and then, the others 20 us."""
 AT_ONCE = 4
 LEAST_S = 1e-6
 """What is left of a call once the conversation is taken off: Python calls nothing in less."""
@@ -89,12 +93,12 @@ class _ModuleRounds(Rounds):
         """With other weights each; of this round, and of the last that each module has."""
         self.case = self.cases[0]
         self._has: dict[str, Case] = {}
-        self.eager = next(iter(modules))
         self._distribution: Distribution | None = None
         last_level = max(cpu.detect().cache_bytes) or LAST_LEVEL_BYTES
         self._evicted = torch.zeros(2 * last_level, dtype=torch.uint8) if protocol.evict else None  # a GPU's stay
-        self._collect_s: dict[int, list[float]] = {}
-        self._empty_s: dict[int, list[float]] = {}
+        self._collect_s: dict[bool, list[float]] = {True: [], False: []}
+        self._empty_s: dict[bool, list[float]] = {True: [], False: []}
+        """Of the baselines' calls behind leading ones, and of their first, which are taken before the candidate's."""
         self.begin_round()
 
     def set_up(self) -> None:
@@ -132,28 +136,29 @@ class _ModuleRounds(Rounds):
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         module = self.modules[name]
         with _blaming(name):
-            if warm:
-                self._prepare(name, [self._next(name)])
-                module.take_turns()
+            leading = [self._next(name)] * LEADING if warm else []
             first = self._used[name]
-            self._prepare(name, [self._next(name) for _ in range(count)])
-            if self._evicted is not None:
-                self._evicted += 1
-            time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
-            spent = module.take_turns()
+            self._prepare(name, leading + [self._next(name) for _ in range(count)])
+            spent = module.take_turns(leading=len(leading), before=self._before)
             if name == CANDIDATE and module.on_cpu:
                 module.require_untouched()
         kept = self._found if name == CANDIDATE else self._right
-        kept.update({first + index: module.output(index) for index in range(count)})
+        kept.update({first + index: module.output(len(leading) + index) for index in range(count)})
         self._check()
         if name == CANDIDATE:
             self._look(first, count)
-        collect_s, empty_s = (known.setdefault(count, []) for known in (self._collect_s, self._empty_s))
-        if name == self.eager:
-            collect_s.append(spent.collect_s)
-            empty_s.append(module.take_turns(empty=True).run_s)
-        put_off_s = max(0.0, spent.collect_s - _typical(collect_s))
-        return max(LEAST_S, (spent.run_s + put_off_s - _typical(empty_s)) / count)
+        if name != CANDIDATE:
+            self._collect_s[warm].append(spent.collect_s / count)
+            self._empty_s[warm].append(module.take_turns(empty=True, leading=len(leading)).run_s / count)
+        collect_s, empty_s = (_typical(known[warm] or known[False]) for known in (self._collect_s, self._empty_s))
+        put_off_s = max(0.0, spent.collect_s / count - collect_s)
+        return max(LEAST_S, spent.run_s / count + put_off_s - empty_s)
+
+    def _before(self) -> None:
+        """What the protocol has before a call."""
+        if self._evicted is not None:
+            self._evicted += 1
+        time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
 
     def _prepare(self, name: str, inputs: Sequence[Tensors]) -> None:
         """Calls of a module, with the round's weights."""
@@ -183,7 +188,7 @@ class _ModuleRounds(Rounds):
 
     def empty_call_us(self) -> float:
         """What was taken off a call."""
-        return _typical([seconds / count for count, known in self._empty_s.items() for seconds in known]) * 1e6
+        return _typical(self._empty_s[True]) * 1e6
 
     def _require(self, name: str, limit: Bounds, found: Tensors, right: Tensors) -> None:
         if not limit.dtype.is_floating_point:

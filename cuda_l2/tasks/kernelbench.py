@@ -396,16 +396,19 @@ def _read_sets(folder: Path, count: int) -> list[Tensors]:
 
 
 def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:
-    """Tensors whose bytes lie one after the other, each by the two words before its type and shape."""
+    """Tensors that lie one after the other, each by the two words before its type and shape; in one memory."""
     sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in listed]
-    data = bytearray(_read(folder / reference_server.TENSORS, sum(sizes)))
-    if len(data) != sum(sizes):
-        raise ValueError("short")
+    places = [size + -size % reference_server.LINE for size in sizes]
+    data = sandbox.read_all_left(folder / reference_server.TENSORS, sum(places))
+    if data is None:
+        raise ValueError(f"no {reference_server.TENSORS} of their size")
     found, offset = [], 0
-    for (role, name, dtype, shape), size in zip(listed, sizes, strict=True):
-        raw = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=offset) if size else torch.empty(0)
-        found.append(((role, name), raw.clone().view(getattr(torch, dtype)).reshape(shape)))
-        offset += size
+    for (role, name, dtype, shape), size, taken in zip(listed, sizes, places, strict=True):
+        kind = getattr(torch, dtype)
+        count = size // DTYPE_BYTES[dtype]
+        flat = torch.frombuffer(data, dtype=kind, count=count, offset=offset) if size else torch.empty(0, dtype=kind)
+        found.append(((role, name), flat.reshape(shape)))
+        offset += taken
     return found
 
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 TASK, RESULT, TENSORS, ERROR = "task.py", "result.json", "tensors", "error"
+LINE = 64
+"""Tensors are left at multiples of so many bytes, so that they can be used where they are read."""
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 
@@ -229,7 +231,9 @@ def _leave(header: dict[str, Any], listed: list[tuple[Any, str, Any]]) -> None:
 
     with Path(TENSORS).open("wb") as file:
         for _, _, tensor in listed:
-            file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            file.write(data)  # as it lies there: tensors may be gigabytes
+            file.write(bytes(-data.size % LINE))
     tensors = [(role, name, str(t.dtype).removeprefix("torch."), list(t.shape)) for role, name, t in listed]
     Path(RESULT).write_text(json.dumps(header | {"tensors": tensors}))
 
