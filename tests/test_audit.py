@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_l2 import cli, sandbox
+from cuda_l2 import cli, process_tree, sandbox
 from cuda_l2.audit import Auditor, auditor
 from cuda_l2.audit._base import ModuleCheck, ModuleSession, module_checks
 from cuda_l2.audit.checks.operators import imports
@@ -30,6 +30,7 @@ from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Candidate, Operation, Tensor, Timing, Trial, VerdictStatus
+from cuda_l2.targets.cpu import separate_cores
 from cuda_l2.tasks.checkout import find_entry
 from cuda_l2.tasks.kernelbench import Effort
 from cuda_l2.verify._base import CheckFailed
@@ -417,8 +418,8 @@ def test_the_command_prints_the_trial(monkeypatch, capsys) -> None:
 
 
 GPU_REASONS = {
-    "hides_from_profiler": "5 kernels a call, of which PyTorch's profiler sees none",
-    "last_instance": "5 kernels a call, of which PyTorch's profiler sees none",
+    "hides_from_profiler": "beside the operators that its profiler sees",
+    "last_instance": "beside the operators that its profiler sees",
     "pass_through": "aten::linear",
     "patched_synchronize": "torch.cuda.synchronize",
     "reads_ahead": "its own result",
@@ -454,6 +455,14 @@ def test_a_candidate_for_the_gpu_ends_as_its_file_says(path, gpu_audit) -> None:
 
 
 @pytest.mark.gpu
+def test_kernels_of_torch_compile_may_be_allowed_on_the_gpu(gpu_audit) -> None:
+    text, task, _, _ = said(CHEATS / "compiled.py")
+    trial = gpu_audit(text, task, COMPILER)
+    assert trial.status == "measured", (trial.status, trial.reason)
+    assert "leaves kernels to torch.compile" in trial.verdict.notes
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_reference_is_as_fast_as_itself_on_the_gpu(number: int, gpu_audit) -> None:
     """It once was judged to be a third slower."""
@@ -462,6 +471,18 @@ def test_a_reference_is_as_fast_as_itself_on_the_gpu(number: int, gpu_audit) -> 
     assert trial.status == "measured", (trial.status, trial.reason)
     ratio = dict(trial.timing.speedups)["torch eager"]
     assert 0.9 < ratio.estimate < 1.1, ratio
+
+
+def test_the_first_thread_of_a_module_can_be_kept_on_a_core() -> None:
+    cores = separate_cores()
+    if len(cores) < 2:
+        pytest.skip("there is one core")
+    with Module(TURNS.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 23, 20)) as module:
+        module.pin(cores[1:2])
+        found = [os.sched_getaffinity(pid) for pid in process_tree.processes(module.pid)]
+        assert found and all(each == {cores[1]} for each in found)
+        module.pin(os.sched_getaffinity(0))
+        assert os.sched_getaffinity(module.pid) == os.sched_getaffinity(0)
 
 
 def test_the_clock_runs_before_a_process_goes_on() -> None:

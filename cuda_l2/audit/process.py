@@ -1,5 +1,6 @@
 """A module in KernelBench's style in a sandboxed process of its own, addressed through memory that we share with it."""
 
+import contextlib
 import fcntl
 import json
 import math
@@ -155,6 +156,11 @@ class Module:
     @property
     def on_cpu(self) -> bool:
         return self._resources.device == "cpu"
+
+    @property
+    def pid(self) -> int:
+        """Of the sandbox's first process."""
+        return self._process.pid
 
     @property
     def folder(self) -> Path:
@@ -440,6 +446,12 @@ class Module:
 
     def cpu_seconds(self) -> float:
         return process_tree.cpu_seconds(self._process.pid)
+
+    def pin(self, cores: Collection[int]) -> None:
+        """Keep the first thread of each of its processes on these cores; others run where they like."""
+        for pid in process_tree.processes(self._process.pid):
+            with contextlib.suppress(OSError):  # gone, or not ours to move
+                os.sched_setaffinity(pid, cores)
 
     def freeze(self) -> None:
         self._stopped = process_tree.stop(self._process.pid)

@@ -11,16 +11,18 @@ in place in all arms, and what it leaves to PyTorch is watched and sampled.
 """
 
 import contextlib
+import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from cuda_l2.audit._base import CaseBook
 from cuda_l2.audit.onlooker import Onlooker
-from cuda_l2.audit.process import Call, Module
+from cuda_l2.audit.process import Call, Module, Spent
 from cuda_l2.errors import UserError
 from cuda_l2.execute.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
@@ -70,6 +72,8 @@ def measure_modules(
         return failed(Fault(failure.status, failure.reason), protocol, start)
     except (Fault, WrongOutput) as error:
         return failed(error, protocol, start)
+    finally:
+        rounds.release()
     timing = rounds.timing(empty_call_us, time.perf_counter() - start)
     return replace(timing, conditions=others.conditions() if others else {})
 
@@ -96,6 +100,9 @@ class _ModuleRounds(Rounds):
         self._distribution: Distribution | None = None
         last_level = max(cpu.detect().cache_bytes) or LAST_LEVEL_BYTES
         self._evicted = torch.zeros(2 * last_level, dtype=torch.uint8) if protocol.evict else None  # a GPU's stay
+        cores = [] if next(iter(modules.values())).on_cpu else cpu.separate_cores()
+        self._cores = cores[-2:] if len(cores) > 1 else []
+        """On a GPU, ours and the modules' while a sample is taken: neither moves, nor shares a core with the other."""
         self._collect_s: dict[bool, list[float]] = {True: [], False: []}
         self._empty_s: dict[bool, list[float]] = {True: [], False: []}
         """Of the baselines' calls behind leading ones, and of their first, which are taken before the candidate's."""
@@ -113,12 +120,19 @@ class _ModuleRounds(Rounds):
                 module.make(self.book.weights_seed(16), self.case.initial)
                 self._prepare(name, [self.case.tensors])
                 module.take_turns()
+            if self._cores:
+                module.pin(self._cores[1:])
         keys = set(self.case.keys.values())
         named = keys <= self.modules[CANDIDATE].state  # others come from the seed it was made under
         if self._set_weights and keys and named:
             for number in range(17, 16 + WEIGHTS):
                 other = self.book.get("timed", weights_seed=number, **wanted)
                 self.cases.append(replace(other, tensors={name: other.tensors[name] for name in other.keys}))
+
+    def release(self) -> None:
+        """Let modules run on every core again."""
+        for module in self.modules.values() if self._cores else ():
+            module.pin(os.sched_getaffinity(0))
 
     @property
     def most(self) -> int:
@@ -136,10 +150,10 @@ class _ModuleRounds(Rounds):
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         module = self.modules[name]
         with _blaming(name):
-            leading = [self._next(name)] * LEADING if warm else []
+            leading = [self._next(name)] * min(LEADING, self.most) if warm else []
             first = self._used[name]
             self._prepare(name, leading + [self._next(name) for _ in range(count)])
-            spent = module.take_turns(leading=len(leading), before=self._before)
+            spent = self._turns(module, leading=len(leading), before=self._before)
             if name == CANDIDATE and module.on_cpu:
                 module.require_untouched()
         kept = self._found if name == CANDIDATE else self._right
@@ -149,10 +163,20 @@ class _ModuleRounds(Rounds):
             self._look(first, count)
         if name != CANDIDATE:
             self._collect_s[warm].append(spent.collect_s / count)
-            self._empty_s[warm].append(module.take_turns(empty=True, leading=len(leading)).run_s / count)
+            self._empty_s[warm].append(self._turns(module, empty=True, leading=len(leading)).run_s / count)
         collect_s, empty_s = (_typical(known[warm] or known[False]) for known in (self._collect_s, self._empty_s))
         put_off_s = max(0.0, spent.collect_s / count - collect_s)
         return max(LEAST_S, spent.run_s / count + put_off_s - empty_s)
+
+    def _turns(self, module: Module, **how: Any) -> Spent:
+        """Of a module, on cores of our own."""
+        before = os.sched_getaffinity(0)
+        if self._cores:
+            os.sched_setaffinity(0, self._cores[:1])
+        try:
+            return module.take_turns(**how)
+        finally:
+            os.sched_setaffinity(0, before)
 
     def _before(self) -> None:
         """What the protocol has before a call."""
@@ -196,12 +220,20 @@ class _ModuleRounds(Rounds):
             if int(differ.sum()) > 1 + OTHER_INTEGERS * differ.numel():
                 raise WrongOutput(f"a timed call's {name} is not its own: {int(differ.sum())} elements differ")
             return
+        rms_allowed, max_allowed = limit.rms_allowed + limit.eager_rms, limit.max_allowed + limit.eager_max
+        if limit.dtype is not torch.float64:  # cheap, and mostly all that is needed; not so for NaN
+            apart = (found[name].float() - right[name].float()).flatten()
+            largest = float(apart.abs().max()) if apart.numel() else 0.0
+            rms = float(torch.linalg.vector_norm(apart)) / max(1, apart.numel()) ** 0.5
+            if largest <= max_allowed and 1.001 * rms <= rms_allowed:
+                self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
+                return
         near = replace(
             limit,
             exact=right[name].double(),
             free=limit.free & False,
-            rms_allowed=limit.rms_allowed + limit.eager_rms,
-            max_allowed=limit.max_allowed + limit.eager_max,
+            rms_allowed=rms_allowed,
+            max_allowed=max_allowed,
         )
         wrong = near.violation(found[name])
         if wrong:
@@ -215,7 +247,7 @@ class _ModuleRounds(Rounds):
         """The round's next inputs, the same for every arm: each process meets them for the first time."""
         number = self._used[name]
         while len(self._inputs) <= number:
-            self._inputs += self._drawn(AT_ONCE)
+            self._inputs += self._drawn(min(AT_ONCE, self.most))
         self._used[name] += 1
         return self._inputs[number]
 

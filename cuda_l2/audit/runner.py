@@ -399,7 +399,7 @@ class Runner:
             graph_launches += event.name.startswith(("cudaGraphLaunch", "cuGraphLaunch"))
             if event.name.startswith("aten::") or _within_operator(event):
                 launches += sum(not kernel.name.startswith(("Memcpy", "Memset")) for kernel in event.kernels)
-            if event.device_type is torch.autograd.DeviceType.CUDA:
+            if event.device_type == torch.autograd.DeviceType.CUDA:  # in some versions a new object each time
                 kernels[event.name[:MAX_REASON]] = (
                     kernels.get(event.name[:MAX_REASON], 0.0) + event.time_range.elapsed_us()
                 )

@@ -105,6 +105,18 @@ def detect() -> CpuTarget:
     )
 
 
+def separate_cores() -> list[int]:
+    """Of the logical CPUs that this process may use, the first of each core: two that share none of its units."""
+    found: dict[str, int] = {}
+    for number in sorted(os.sched_getaffinity(0)):
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(number)
+        found.setdefault(siblings.strip(), number)
+    return list(found.values())
+
+
 def usable_cores() -> int:
     """Cores this process may use: affinity, cut by a control group's quota."""
     cores = len(os.sched_getaffinity(0))
