@@ -465,12 +465,12 @@ def test_kernels_of_torch_compile_may_be_allowed_on_the_gpu(gpu_audit) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_reference_is_as_fast_as_itself_on_the_gpu(number: int, gpu_audit) -> None:
-    """It once was judged to be a third slower."""
+    """It once was judged to be a third slower: 0.68 [0.65, 0.74]."""
     entry = find_entry(CHECKOUT, f"kernelbench/level1/{number}")
     trial = gpu_audit(re.sub(r"\bModel\b", "ModelNew", entry.path.read_text()), entry.name, "all", "offline")
     assert trial.status == "measured", (trial.status, trial.reason)
     ratio = dict(trial.timing.speedups)["torch eager"]
-    assert 0.9 < ratio.estimate < 1.1, ratio
+    assert ratio.low < 1.1 and ratio.high > 0.9, ratio  # one interval may be wide, but must not exclude what is true
 
 
 def test_the_first_thread_of_a_module_can_be_kept_on_a_core() -> None:
