@@ -1,6 +1,7 @@
 """The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
 
 import json
+import py_compile
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import run
 from conftest import CHEATS
+
+from cuda_l2.commands import doctor
 
 COMMANDS = (
     "optimize",
@@ -219,6 +222,19 @@ def test_doctor_says_which_folder_cannot_be_written(tmp_path) -> None:
         assert done.returncode == 2 and "cannot be written" in line and variable in line
         assert "apt install gcc" not in done.stdout  # which is there
     assert "cannot write the cache" in run("doctor", CUDA_L2_CACHE="/proc/nowhere").stdout
+
+
+def test_doctor_says_where_torch_has_no_bytecode(tmp_path, monkeypatch) -> None:
+    late = tmp_path / "torch" / "_dynamo" / "__init__.py"
+    late.parent.mkdir(parents=True)
+    for path in (late, late.parent.with_name("__init__.py")):
+        path.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    (found,) = doctor._bytecode()
+    assert not found.good and f"-m compileall -q {tmp_path / 'torch'}" in str(found)
+    py_compile.compile(str(late))
+    assert not list(doctor._bytecode())
 
 
 def test_doctor_passes_here() -> None:

@@ -31,7 +31,7 @@ class Finding:
 
 def command() -> None:
     """Say what this machine has, what is missing, and how to get it. Exits with 2 where the main job cannot run."""
-    findings = [*_system(), *_cpu(), *_sandbox(), *_gpu(), *_packages(), *_folders()]
+    findings = [*_system(), *_cpu(), *_sandbox(), *_gpu(), *_packages(), *_bytecode(), *_folders()]
     for finding in findings:
         print(finding)
     if any(finding.needed and not finding.good for finding in findings):
@@ -90,6 +90,18 @@ def _packages() -> Iterator[Finding]:
         present = importlib.util.find_spec(package) is not None
         advice = f"needed for {needed_for}: pip install {source}"
         yield Finding(present, package, "installed" if present else "missing", advice, needed=package == "torch")
+
+
+def _bytecode() -> Iterator[Finding]:
+    """Of torch, without which every process in a sandbox, where nothing may be kept, compiles torch's Python anew."""
+    spec = importlib.util.find_spec("torch")
+    if not spec or not spec.origin:
+        return
+    folder = Path(spec.origin).parent
+    late = folder / "_dynamo" / "__init__.py"  # so that importing torch does not hide it
+    if late.exists() and not Path(importlib.util.cache_from_source(str(late))).exists():
+        advice = f"each process in a sandbox starts seconds later: {sys.executable} -m compileall -q {folder}"
+        yield Finding(False, "torch's bytecode", "missing, as some installers leave it", advice)
 
 
 def _folders() -> Iterator[Finding]:
