@@ -73,6 +73,8 @@ def main() -> None:
     if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
         most = settings["memory_bytes"] + settings["arena_bytes"] + LIBRARIES_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    from cuda_l2.plain import line_of  # noqa: PLC0415 - where the search path is set
+
     try:
         runner = Runner(connection, settings)
         answer: dict[str, Any] = {"ready": True}
@@ -109,13 +111,14 @@ class Runner:
         import torch.utils.cpp_extension  # noqa: PLC0415 - so that importing it changes nothing that is watched
         from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
+        from cuda_l2.plain import line_of  # noqa: PLC0415
         from cuda_l2.tasks.arguments import decode  # noqa: PLC0415
         from cuda_l2.tasks.warm import set_full_precision, warm_vector_math  # noqa: PLC0415
 
         if settings["device"] == "cuda":
             from cuda_l2.execute.cuda_helpers import Helpers  # noqa: PLC0415 - not on machines without CUDA
 
-        self.torch, self._leaves, self._decode = torch, tree_leaves, decode
+        self.torch, self._leaves, self._decode, self._line_of = torch, tree_leaves, decode, line_of
         self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
         self._device = torch.device(settings["device"])
         self._synchronize: Callable[[], None] = lambda: None
@@ -334,7 +337,7 @@ class Runner:
 
     def _send_failure(self, error: BaseException) -> None:
         kind = "refused" if isinstance(error, Refused) else "error"
-        text = str(error) if kind == "refused" else line_of(error)
+        text = str(error) if kind == "refused" else self._line_of(error)
         self._send(b"X" + json.dumps({kind: text}).encode() + b"\n")
 
     def give_inputs_back(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -506,13 +509,6 @@ def _watched(torch: Any) -> Iterator[Any]:
     )
     yield from (torch.Tensor.__mro__[1], torch.utils.cpp_extension, torch.random)
     yield from (value for value in vars(torch.nn).values() if isinstance(value, type))
-
-
-def line_of(error: BaseException) -> str:
-    """An error in one line."""
-    text = f"{type(error).__name__}: {error}"
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return "".join(c for c in line if c.isprintable())[:MAX_REASON]
 
 
 if __name__ == "__main__":
