@@ -169,14 +169,15 @@ class _ModuleRounds(Rounds):
         return max(LEAST_S, spent.run_s / count + put_off_s - empty_s)
 
     def _turns(self, module: Module, **how: Any) -> Spent:
-        """Of a module, on cores of our own."""
-        before = os.sched_getaffinity(0)
-        if self._cores:
-            os.sched_setaffinity(0, self._cores[:1])
+        """Of a module, on cores of our own where there are any."""
+        if not self._cores:
+            return module.take_turns(**how)
+        everywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cores[:1])
         try:
             return module.take_turns(**how)
         finally:
-            os.sched_setaffinity(0, before)
+            os.sched_setaffinity(0, everywhere)
 
     def _before(self) -> None:
         """What the protocol has before a call."""
