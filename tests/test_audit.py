@@ -20,7 +20,16 @@ from cuda_l2 import cli, process_tree, sandbox
 from cuda_l2.audit import Auditor, auditor
 from cuda_l2.audit._base import ModuleCheck, ModuleSession, module_checks
 from cuda_l2.audit.checks.operators import imports
-from cuda_l2.audit.onlooker import COMPILER, LEAST_SAMPLES, SUSPECT_SAMPLES, Onlooker, enough_samples
+from cuda_l2.audit.onlooker import (
+    COMPILER,
+    LEAST_SAMPLES,
+    MOST_SHARE,
+    SURE_DEVIATIONS,
+    SUSPECT_SAMPLES,
+    Onlooker,
+    _Spent,
+    enough_samples,
+)
 from cuda_l2.audit.process import Call, Launched, Module, Resources, Watched
 from cuda_l2.audit.rounds import measure_modules
 from cuda_l2.audit.samples import Samples
@@ -380,6 +389,25 @@ def test_who_computes_inside_pytorch_is_sampled_longer(inside: float, needed: in
 
     assert not enough_samples(of(needed // looks - 1), looks)
     assert enough_samples(of(needed // looks), looks)
+
+
+def test_few_samples_say_what_they_are_sure_of() -> None:
+    """A file that hid half of its rows passed where 100 samples took longer than there was; of 20 in making tensors
+    alone nothing follows.
+    """
+    free = _Spent(2.0, 2.0, 300)
+    assert _Spent(16.0, 4.0, 90).share(free, SURE_DEVIATIONS) > MOST_SHARE
+    assert _Spent(2.3, 0.0, 20).share(free) == 1.0 and not _Spent(2.3, 0.0, 20).share(free, SURE_DEVIATIONS)
+    assert _Spent(16.0, 4.0, 20).share(free, SURE_DEVIATIONS) < _Spent(16.0, 4.0, 90).share(free, SURE_DEVIATIONS)
+    assert not _Spent().share(free, SURE_DEVIATIONS)
+
+
+def test_what_is_free_is_what_it_took_at_the_same_speed() -> None:
+    """An honest NumPy module was refused where the machine was slower as it was looked at."""
+    free = _Spent(10.0, 10.0, 300)
+    assert _Spent(15.0, 15.0, 300).share(free) == 0
+    assert _Spent(15.0, 10.0, 300).share(free) == pytest.approx(1 / 3)
+    assert _Spent(50.0, 50.0, 300).share(free) == pytest.approx(30 / 80), "no machine is that much slower"
 
 
 def test_libraries_are_looked_for_in_the_candidates_own_folder_alone(tmp_path) -> None:

@@ -9,6 +9,7 @@ timing, and operators are an execution trace's before: the profiler brings CUPTI
 stays and may take time at every launch.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ SAMPLING_S, MOST_SAMPLING_S = 2.0, 12.0
 LEAST_SAMPLES, SUSPECT_SAMPLES = 100, 400
 """In code that computes. The second where some lie inside PyTorch: of 100, a share of 0.4 errs by 0.05."""
 CALLS_SAMPLED, SAMPLED_BYTES = 32, 64 << 20
+FEWEST_SAMPLES, SURE_DEVIATIONS = 20, 3.0
+"""Where threads mostly wait, or the machine is busy, there are few: what counts is what they are sure of."""
 TOLD_SHARE, MOST_SHARE = 0.1, 0.3
 """Of computing time in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was
 seen. Filling and copying do not count."""
@@ -162,14 +165,14 @@ class Onlooker:
     def require_own_work(self) -> str:
         """What to say of the time inside PyTorch in the samples since the last time, or nothing.
 
-        CheckFailed where it is too much; nothing where too few samples lie in code that computes.
+        CheckFailed where it is too much. Of few samples in code that computes what is sure counts, of fewer nothing.
         """
         spent, self._spent = _together(self._spent), []
-        if spent.samples < LEAST_SAMPLES or spent.share() < TOLD_SHARE:
+        if spent.samples < FEWEST_SAMPLES or spent.share() < TOLD_SHARE:
             return ""  # taking off only makes it less
         if self._free is None:
             self._free = self._making(spent.outside_us)
-        inside = spent.share(self._free)
+        inside = spent.share(self._free, SURE_DEVIATIONS if spent.samples < LEAST_SAMPLES else 0.0)
         if inside < TOLD_SHARE:
             return ""
         told = f"spends {inside:.0%} of its time inside PyTorch's libraries, seen from outside"
@@ -195,17 +198,22 @@ class Onlooker:
 class _Spent:
     """Microseconds of processor time a call: in PyTorch's libraries, and in other code that computes."""
 
-    inside_us: float
-    outside_us: float
-    samples: int
+    inside_us: float = 0.0
+    outside_us: float = 0.0
+    samples: int = 0
 
-    def share(self, free: "_Spent | None" = None) -> float:
-        """Of what computes, what is inside PyTorch beyond what is free: what took so long beside as much other work."""
-        inside = self.inside_us
+    def share(self, free: "_Spent | None" = None, deviations: float = 0.0) -> float:
+        """Of what computes, what is inside PyTorch beyond what is free: what took so long beside as much other work.
+
+        deviations: the share that lies at least there by so many standard deviations of the samples' numbers.
+        """
+        inside, outside, taken = self.inside_us, self.outside_us, 0.0
         if free:
-            slower = self.outside_us / free.outside_us if free.outside_us else 1.0
-            inside = max(0.0, inside - free.inside_us * min(MOST_SLOWER, max(1.0, slower)))
-        return inside / (inside + self.outside_us) if inside else 0.0
+            slower = outside / free.outside_us if free.outside_us else 1.0
+            taken = free.inside_us * min(MOST_SLOWER, max(1.0, slower))
+        sample_us = (inside + outside) / self.samples if self.samples else 0.0
+        beyond = max(0.0, inside - taken - deviations * math.sqrt((inside + taken) * sample_us))
+        return beyond / (beyond + outside + deviations * math.sqrt(outside * sample_us)) if beyond else 0.0
 
 
 def computing_operators(watched: Watched) -> tuple[list[str], float]:
@@ -250,7 +258,7 @@ def _spent(module: Module, most_s: float, looks: int) -> _Spent:
     """Of what the module is prepared for, in one of so many looks."""
     sampled = module.sampled(SAMPLING_S / looks, most_s / looks, lambda counts: enough_samples(counts, looks))
     if not sampled or not sampled.counts:
-        return _Spent(0.0, 0.0, 0)
+        return _Spent()
     inside, outside = _computing(sampled.counts)
     us = sampled.cpu_s * 1e6 / sampled.counts.total() / sampled.calls
     return _Spent(inside * us, outside * us, inside + outside)
@@ -258,7 +266,7 @@ def _spent(module: Module, most_s: float, looks: int) -> _Spent:
 
 def _together(looks: Sequence[_Spent]) -> _Spent:
     """The mean of looks that saw something; of all their samples."""
-    seen = [look for look in looks if look.samples] or [_Spent(0.0, 0.0, 0)]
+    seen = [look for look in looks if look.samples] or [_Spent()]
     inside, outside = (sum(times) / len(seen) for times in ([s.inside_us for s in seen], [s.outside_us for s in seen]))
     return _Spent(inside, outside, sum(look.samples for look in seen))
 
