@@ -477,7 +477,7 @@ class Module:
 
     def _poison(self, tensor: Tensor, offset: int) -> None:
         poison = POISONS[tensor.dtype]
-        word = np.dtype(f"u{len(poison)}")  # a word at a time: byte by byte it would take ten times as long
+        word = np.dtype(f"u{len(poison)}")  # byte by byte takes longer
         self._bytes[offset : offset + tensor.bytes].numpy().view(word)[:] = np.frombuffer(poison, word)
 
 

@@ -100,7 +100,7 @@ def _bytecode() -> Iterator[Finding]:
     folder = Path(spec.origin).parent
     late = folder / "_dynamo" / "__init__.py"  # so that importing torch does not hide it
     if late.exists() and not Path(importlib.util.cache_from_source(str(late))).exists():
-        advice = f"each process in a sandbox starts seconds later: {sys.executable} -m compileall -q {folder}"
+        advice = f"each process in a sandbox compiles it anew: {sys.executable} -m compileall -q {folder}"
         yield Finding(False, "torch's bytecode", "missing, as some installers leave it", advice)
 
 
