@@ -528,14 +528,15 @@ for _ in range(5):
         pages.write(b"x" * (600 << 20))
         time.sleep(60)
         os._exit(0)
-time.sleep(8)
+time.sleep(60)
 """
-    references.effort = Effort(timeout_s=20, memory_bytes=1 << 30)
+    references.effort = Effort(timeout_s=90, memory_bytes=1 << 30)
     found = references.examine(entry(tmp_path, share + text()))
     references.effort = EFFORT
     assert (found.status, "together" in found.reason) == (Readiness.TOO_LARGE, True), found
 
 
+@pytest.mark.timeout(300)
 def test_a_file_whose_processes_multiply_is_ended(references, tmp_path) -> None:
     bomb = """
 import mmap, os, time
@@ -547,7 +548,9 @@ while True:  # as many as the machine bears, should nobody end them
     seen[number] = 1
     os.fork()
 """
+    references.effort = replace(EFFORT, timeout_s=240)  # a fork is milliseconds here, a tenth of a second there
     found = references.examine(entry(tmp_path, bomb + text()))
+    references.effort = EFFORT
     assert (found.status, "processes" in found.reason) == (Readiness.CRASHED, True), found
 
 
