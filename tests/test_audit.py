@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -27,10 +28,11 @@ from cuda_l2.audit.onlooker import (
     SURE_DEVIATIONS,
     SUSPECT_SAMPLES,
     Onlooker,
+    _computing,
     _Spent,
     enough_samples,
 )
-from cuda_l2.audit.process import Call, Launched, Module, Resources, Watched
+from cuda_l2.audit.process import Call, Launched, Module, Resources, Sampled, Watched
 from cuda_l2.audit.rounds import measure_modules
 from cuda_l2.audit.samples import Samples
 from cuda_l2.audit.symbols import functions
@@ -389,6 +391,30 @@ def test_who_computes_inside_pytorch_is_sampled_longer(inside: float, needed: in
 
     assert not enough_samples(of(needed // looks - 1), looks)
     assert enough_samples(of(needed // looks), looks)
+
+
+def inside_torch(pattern: bytes) -> tuple[str, int]:
+    """A place in one of PyTorch's functions, as samples have it."""
+    library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+    return str(library), int(functions(library, pattern).ranges[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("in_kernels", "allowed", "says"),
+    [(3, (), "in kernels of PyTorch's operators in 3 of 311 samples"), (3, ("mul",), ""), (0, (), "")],
+)
+def test_kernels_of_operators_that_nobody_saw_are_told_by_their_names(in_kernels, allowed, says) -> None:
+    """Of the time that a file hid in PyTorch most was spent around kernels, as an honest file's is that makes tensors."""
+    kernel, copying = inside_torch(rb"2at6native\w*10mul_kernel"), inside_torch(rb"2at6native\w*18direct_copy_kernel")
+    around, own = inside_torch(rb"2at4_ops10mul_Tensor4call"), ("/tmp/quartic.so", 0)
+    counts = Samples({kernel: in_kernels, copying: 50, around: 8, own: 300})
+    assert _computing(counts) == (8 + in_kernels, 300, in_kernels)
+    module = types.SimpleNamespace(sampled=lambda *_: Sampled(counts, calls=100, cpu_s=0.1))
+    watching = Onlooker(module, allowed, lambda: None, lambda _: None)
+    watching.sample()
+    with pytest.raises(CheckFailed, match=says) if says else contextlib.nullcontext():
+        assert watching.require_own_work() == ""
+    assert enough_samples(counts, 1) and not enough_samples(Samples({kernel: 1, own: 300}), 1)
 
 
 def test_few_samples_say_what_they_are_sure_of() -> None:

@@ -3,10 +3,11 @@
 The profiler's word is that of the module's own process. So program counters are sampled from outside too, in runs like
 those that are timed: on the CPU what is inside PyTorch's libraries is seen there. Tensors are made there as well,
 which is most of what a small task takes: a module that makes its results and computes nothing is sampled beside the
-candidate, and what it spends inside PyTorch is taken off. On a GPU most time goes by in the driver: there
-launches are counted by who calls, and the profiler must see what PyTorch's libraries launch. It is asked that after the
-timing, and operators are an execution trace's before: the profiler brings CUPTI into a process that has CUDA, which
-stays and may take time at every launch.
+candidate, and what it spends inside PyTorch is taken off. Kernels of operators that compute are told by their names in
+the library, and nobody runs them who leaves PyTorch nothing: of them a few samples suffice. On a GPU most time goes by
+in the driver: there launches are counted by who calls, and the profiler must see what PyTorch's libraries launch. It is
+asked that after the timing, and operators are an execution trace's before: the profiler brings CUPTI into a process
+that has CUDA, which stays and may take time at every launch.
 """
 
 import math
@@ -36,6 +37,8 @@ FEWEST_SAMPLES, SURE_DEVIATIONS = 20, 3.0
 TOLD_SHARE, MOST_SHARE = 0.1, 0.3
 """Of computing time in PyTorch's libraries: said from the first on, forbidden beyond the second where no operator was
 seen. Filling and copying do not count."""
+MOST_IN_KERNELS = 2
+"""Samples in kernels of operators that compute, where no operator was seen. Of 13,500 of honest files none was."""
 COMPILER = "torch.compile"
 COUNTED_RUNS, COUNTING_S = 4, 4.0
 MOST_HIDDEN = 0.25
@@ -101,6 +104,12 @@ FREE = set(
 """Operators that make, move or look at tensors and compute nothing."""
 _MAKING = rb"(11fill_kernel|11copy_kernel|18direct_copy_kernel|24reduced_float_copy_kernel)"
 """Functions that fill and copy, in the names of libtorch_cpu.so. Where it was stripped they count as work."""
+_KERNELS = (
+    rb"2at6native\d+(DEFAULT|AVX|SVE|VSX|ZVECTOR)|2at6native12_GLOBAL__N_1\w*_kernel|"
+    rb"mkl_(blas|vml|dft|vsl|lapack|sparse)_|4dnnl4impl|6fbgemm"
+)
+"""Functions that operators compute in, those that fill and copy among them: code that is compiled for each kind of
+processor, and the libraries linked in. Where it was stripped there are none."""
 
 
 class Onlooker:
@@ -168,6 +177,9 @@ class Onlooker:
         CheckFailed where it is too much. Of few samples in code that computes what is sure counts, of fewer nothing.
         """
         spent, self._spent = _together(self._spent), []
+        if spent.in_kernels > MOST_IN_KERNELS and not self._allowed:
+            seen = f"{spent.in_kernels} of {spent.samples} samples, seen from outside, where no profiler watches"
+            raise CheckFailed(VerdictStatus.FORBIDDEN, f"is in kernels of PyTorch's operators in {seen}")
         if spent.samples < FEWEST_SAMPLES or spent.share() < TOLD_SHARE:
             return ""  # taking off only makes it less
         if self._free is None:
@@ -196,11 +208,15 @@ class Onlooker:
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """Microseconds of processor time a call: in PyTorch's libraries, and in other code that computes."""
+    """Microseconds of processor time a call: in PyTorch's libraries, and in other code that computes.
+
+    samples: in both. in_kernels: those in kernels of PyTorch's operators, but not in what fills and copies.
+    """
 
     inside_us: float = 0.0
     outside_us: float = 0.0
     samples: int = 0
+    in_kernels: int = 0
 
     def share(self, free: "_Spent | None" = None, deviations: float = 0.0) -> float:
         """Of what computes, what is inside PyTorch beyond what is free: what took so long beside as much other work.
@@ -259,33 +275,43 @@ def _spent(module: Module, most_s: float, looks: int) -> _Spent:
     sampled = module.sampled(SAMPLING_S / looks, most_s / looks, lambda counts: enough_samples(counts, looks))
     if not sampled or not sampled.counts:
         return _Spent()
-    inside, outside = _computing(sampled.counts)
+    inside, outside, in_kernels = _computing(sampled.counts)
     us = sampled.cpu_s * 1e6 / sampled.counts.total() / sampled.calls
-    return _Spent(inside * us, outside * us, inside + outside)
+    return _Spent(inside * us, outside * us, inside + outside, in_kernels)
 
 
 def _together(looks: Sequence[_Spent]) -> _Spent:
     """The mean of looks that saw something; of all their samples."""
     seen = [look for look in looks if look.samples] or [_Spent()]
     inside, outside = (sum(times) / len(seen) for times in ([s.inside_us for s in seen], [s.outside_us for s in seen]))
-    return _Spent(inside, outside, sum(look.samples for look in seen))
+    samples, in_kernels = (sum(counts) for counts in ([s.samples for s in seen], [s.in_kernels for s in seen]))
+    return _Spent(inside, outside, samples, in_kernels)
 
 
-def _computing(counts: Samples) -> tuple[int, int]:
-    """Samples of code that computes: in PyTorch's libraries, and elsewhere."""
-    making = functions(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so", _MAKING)
-    inside = outside = 0
+def _computing(counts: Samples) -> tuple[int, int, int]:
+    """Samples of code that computes: in PyTorch's libraries, elsewhere, and of the first in operators' kernels."""
+    library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+    making, kernels = functions(library, _MAKING), functions(library, _KERNELS)
+    inside = outside = in_kernels = 0
     for (path, offset), count in counts.items():
         if _TORCH.search(path):
-            inside += count if Path(path).name != "libtorch_cpu.so" or offset not in making else 0
+            known = Path(path).name == library.name
+            if not known or offset not in making:
+                inside += count
+                in_kernels += count if known and offset in kernels else 0
         elif not _WAITING.search(path):
             outside += count
-    return inside, outside
+    return inside, outside, in_kernels
 
 
 def enough_samples(counts: Samples, looks: int) -> bool:
-    """Whether one of so many looks has its part of what tells a share inside PyTorch from another."""
-    inside, outside = _computing(counts)
+    """Whether one of so many looks has its part of what tells a share inside PyTorch from another.
+
+    One sample in a kernel of PyTorch's asks for more.
+    """
+    inside, outside, in_kernels = _computing(counts)
+    if 0 < in_kernels <= MOST_IN_KERNELS:
+        return False
     suspect = inside > TOLD_SHARE * (inside + outside)
     return looks * (inside + outside) >= (SUSPECT_SAMPLES if suspect else LEAST_SAMPLES)
 

@@ -19,14 +19,14 @@ class Functions:
 
     def __init__(self, ranges: np.ndarray) -> None:
         """ranges: first offsets and those past the last ones, one row a function."""
-        self._ranges = ranges[np.argsort(ranges[:, 0])]
+        self.ranges = ranges[np.argsort(ranges[:, 0])]
 
     def __contains__(self, offset: int) -> bool:
-        index = int(np.searchsorted(self._ranges[:, 0], offset, side="right")) - 1
-        return index >= 0 and offset < int(self._ranges[index, 1])
+        index = int(np.searchsorted(self.ranges[:, 0], offset, side="right")) - 1
+        return index >= 0 and offset < int(self.ranges[index, 1])
 
     def __len__(self) -> int:
-        return len(self._ranges)
+        return len(self.ranges)
 
 
 @cache
