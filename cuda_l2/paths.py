@@ -23,6 +23,11 @@ def compiler_name() -> str:
     return os.environ.get("CC", "cc")
 
 
+def cxx_name() -> str:
+    """The C++ compiler to use: CXX, as everywhere else."""
+    return os.environ.get("CXX", "g++")
+
+
 def endpoint_key(variable: str) -> str:
     """The key of a language model's endpoint; empty where there is none."""
     return os.environ.get(variable, "").strip()

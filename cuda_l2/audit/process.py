@@ -23,6 +23,7 @@ from cuda_l2.audit.launches import Counts, Launches
 from cuda_l2.audit.samples import Sampler, Samples
 from cuda_l2.execute.fills import POISONS
 from cuda_l2.execute.worker import Fault
+from cuda_l2.measure import inductor
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
 from cuda_l2.targets import cuda
 from cuda_l2.tasks.foreign_process import ForeignProcess
@@ -500,7 +501,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _environment(on_gpu: bool) -> dict[str, str]:
-    """Where compilers are, for files that bring code of their own."""
+    """Where compilers are, for files that bring code of their own, and what torch.compile is told."""
     compiler = shutil.which("nvcc")
     path = ["/usr/local/bin", "/usr/bin", "/bin"]
     if ninja := shutil.which("ninja"):
@@ -510,4 +511,4 @@ def _environment(on_gpu: bool) -> dict[str, str]:
         path.insert(0, str(Path(compiler).parent))
     if on_gpu and (libraries := sandbox.gpu_libraries()):
         environment["TRITON_LIBCUDA_PATH"] = libraries[-1]
-    return environment | {"PATH": ":".join(dict.fromkeys(path))}
+    return environment | inductor.environment() | {"PATH": ":".join(dict.fromkeys(path))}

@@ -65,7 +65,7 @@ def main() -> None:
         folder = Path(name).resolve()
         folder.mkdir(exist_ok=True)
         os.environ[variable] = str(folder)
-    os.environ |= {"USER": "sandbox", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    os.environ["USER"] = "sandbox"
     os.environ |= {"OMP_PROC_BIND": "close"} if settings["spins"] else {"OMP_WAIT_POLICY": "passive"}
     os.environ |= {"MAX_JOBS": str(settings["threads"]), "PYTHONDONTWRITEBYTECODE": "1"} | settings["environment"]
     _keep_freed_memory()

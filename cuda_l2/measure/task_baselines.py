@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from cuda_l2 import paths
 from cuda_l2.errors import UserError
 from cuda_l2.execute.task_arena import TaskArena
+from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines import TorchArm, TorchBaselines
 from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Operation
@@ -29,10 +30,9 @@ class TaskBaselines(TorchBaselines):
     """What a reader of the times needs to know."""
 
     def __init__(self, threads: int) -> None:
-        # compilers in this process, which is stopped where others are timed, not in children, which would run on
         self.environment = {
             "TORCHINDUCTOR_CACHE_DIR": str(paths.cache_dir() / "inductor"),
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            **inductor.environment(paths.cxx_name()),
         }
         super().__init__(threads)
         self.task_arena: TaskArena | None = None
