@@ -4,6 +4,7 @@ import datetime
 import json
 import math
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers, and all that they start, have cores of their own: none disturbs another's clock."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell that runs the tests in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
         each = max(1, len(cores) // int(config.workerinput["workercount"]))
