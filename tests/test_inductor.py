@@ -9,6 +9,7 @@ import pytest
 
 from cuda_l2.measure import inductor
 
+TOLD = "TORCHINDUCTOR_VEC_ISA_OK"
 PICKED = """
 from torch._inductor import cpp_builder, cpu_vec_isa
 asked = []
@@ -25,7 +26,7 @@ def picked(folder, variables: dict[str, str]) -> tuple[str, int]:
     return vectors, int(compiled)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors' vectors are asked for as ever")
+@pytest.mark.skipif(TOLD not in inductor.environment(), reason="this compiler does not know them all")
 def test_the_vectors_that_inductor_picks_are_the_same_without_compiling_for_it(tmp_path) -> None:
     vectors, compiled = picked(tmp_path / "asked", {})
     assert compiled, "or else there is nothing to save"
@@ -33,9 +34,15 @@ def test_the_vectors_that_inductor_picks_are_the_same_without_compiling_for_it(t
     assert told == vectors and without < compiled
 
 
-def test_a_compiler_that_knows_no_vectors_or_is_not_there_decides_nothing(tmp_path) -> None:
-    old = tmp_path / "old-compiler"
-    old.write_text('#!/bin/sh\ncase "$*" in *amx*) exit 1; esac\n')
-    old.chmod(0o755)
-    for compiler in (str(old), str(tmp_path / "none")):
-        assert inductor.environment(compiler) == {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+def test_a_compiler_that_does_not_know_vectors_or_is_not_there_decides_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for name, knows in (("new", "exit 0"), ("old", 'case "$*" in *amx*) exit 1; esac')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{knows}\n")
+        (tmp_path / name).chmod(0o755)
+    found = {name: inductor.environment(str(tmp_path / name)) for name in ("new", "old", "none")}
+    assert found == {"new": {**found["none"], TOLD: "1"}, "old": found["none"], "none": found["none"]}
+    assert found["none"] == {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    inductor.environment.cache_clear()
+    assert inductor.environment(str(tmp_path / "new")) == found["none"], "whose vectors are others"
+    inductor.environment.cache_clear()
