@@ -176,6 +176,37 @@ def test_large_blocks_are_as_fast_whatever_was_freed_before() -> None:
         assert module.output()["out"].tolist() == [0, 0, 0]
 
 
+PLACES = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        first = x * x
+        places = [first.data_ptr(), (first * first - 3 * first).data_ptr()]
+        return torch.tensor([place % (1 << 24) for place in places], dtype=torch.float32)
+"""
+
+
+def test_what_a_module_computes_lies_where_it_lay_whatever_came_before() -> None:
+    """Holes from checks of other sizes had it move about: a module took 1.2 times as long as itself."""
+
+    def calls(size: int, count: int) -> list[Call]:
+        inputs = (Tensor("x", "float32", (size,)),)
+        task = Operation("kernelbench/level1/1_Places", inputs=inputs, outputs=(Tensor("out", "float32", (2,)),))
+        return [Call(task, {"x": torch.full((size,), float(number))}, {}) for number in range(count)]
+
+    with Module(PLACES.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 27, 20)) as module:
+        assert not module.load(60)
+        module.make(0, [])
+        for size in (1 << 19, 700_001, 300_007, 1 << 18, 900_001):
+            module.prepare(calls(size, 3), {})
+            module.run()
+        module.prepare(calls(1 << 19, 12), {}, turns=True)
+        module.take_turns()
+        found = [tuple(module.output(index)["out"].tolist()) for index in range(2, 12)]
+        assert len(set(found)) == 1, found
+
+
 class Late(ModuleCheck):
     """As the one that asks for what a GPU's profiler saw."""
 
@@ -189,6 +220,31 @@ class Late(ModuleCheck):
         session.notes.append("was asked late")
         if self.fails:
             raise CheckFailed(VerdictStatus.FORBIDDEN, "seen late")
+
+
+def test_no_call_that_counts_has_inputs_that_its_process_has_seen(monkeypatch) -> None:
+    counted: dict[int, list[int]] = {}
+    leads: dict[int, set[int]] = {}
+    kept: list[Any] = []
+    take_turns = Module.take_turns
+
+    def told(module: Module, order: Any = None, *, empty: bool = False, leading: int = 0, **how: Any) -> Any:
+        order = range(len(module._calls)) if order is None else order
+        if not empty:
+            inputs = [next(iter(module._calls[index].tensors.values())) for index in order]
+            kept.extend(inputs)  # so that no other takes its number
+            leads.setdefault(id(module), set()).update(map(id, inputs[:leading]))
+            counted.setdefault(id(module), []).extend(map(id, inputs[leading:]))
+        return take_turns(module, order, empty=empty, leading=leading, **how)
+
+    monkeypatch.setattr(Module, "take_turns", told)
+    text, task, _, _ = said(CHEATS / "honest_torch.py")
+    with Auditor(find_entry(CHECKOUT, task), EFFORT, compiled=False) as judge:
+        trial = judge.judge(Candidate(text), "search", allowed=["all"])
+    assert trial.status == "measured", trial.reason
+    assert len(counted) == 2
+    for module, numbers in counted.items():
+        assert len({*numbers, *leads[module]}) == len(numbers) + len(leads[module])
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -642,6 +698,11 @@ def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> No
         spent = module.take_turns()
         assert [module.output(index)["out"][-1] for index in range(3)] == [1, 3, 7], "each adds what it sees"
         assert 0 < module.take_turns(empty=True).run_s < spent.run_s
+        module.prepare(calls(10, 20, 40), {}, turns=True)
+        module.take_turns([2, 2, 0], leading=1)
+        assert [module.output(index)["out"][-1] for index in (2, 0)] == [43, 52], (
+            "1, 2, 4 lie there until theirs are shown"
+        )
         module.prepare(calls(1, 2, 4), {})
         module.run()
         assert [module.output(index)["out"][-1] for index in range(3)] == [7, 7, 7]

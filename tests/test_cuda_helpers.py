@@ -165,7 +165,7 @@ def test_a_modules_masked_inputs_are_put_in_place_in_their_turn(
         ]
         call = {"inputs": inputs, "outputs": [{"offset": 512, "dtype": "float64", "shape": [1]}], "weights": {}}
         running.prepare({"calls": [call], "weights": {}, "static": False, "masked": True})
-        running.take_turns(empty=False)
+        running.take_turns([0], empty=False)
         assert judge.recv(1) == b"C"
     assert shared[512:520].view(np.float64)[0] == pytest.approx(2 * float(x.sum() + y.sum()))
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,6 +206,46 @@ def test_no_arm_is_left_out_for_a_cold_first_sample(name: str, seldom: list[str]
     timing = rounds.timing(0.0, 0.0)
     assert timing.reference == "usual" and timing.speedup.estimate == pytest.approx(5 / 5.5)
     assert {arm.name for arm in timing.baselines if arm.rounds > 1} == {"usual", "other"}
+
+
+def test_a_round_in_parts_is_prepared_once_and_counts_once() -> None:
+    class InParts(ColdFirst):
+        """Twice as slow in every second part."""
+
+        most = 32
+
+        def __init__(self, *given: Any) -> None:
+            self.events: list[tuple[object, ...]] = []
+            super().__init__(*given)
+
+        def parts(self, count: int) -> int:
+            return min(4, count)
+
+        def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
+            self.events.append(("begin", sorted(names), count))
+
+        def end_round(self) -> None:
+            self.events.append(("end",))
+
+        def sample(self, name: str, count: int, warm: bool = True) -> float:
+            part = sum(event[0] in self.LATER for event in self.events) // 2
+            if self.number:
+                self.events.append((name, count))
+            return self.LATER[name] * (1 + part % 2)
+
+    protocol = dataclasses.replace(CPU_PROTOCOLS["search"], halfwidth=-1.0)
+    rounds = InParts([CANDIDATE, "usual"], Terms(protocol, np.random.default_rng(0)))
+    rounds.run()
+    assert rounds.events[0] == ("begin", [], 0)
+    for first in range(1, len(rounds.events), 10):
+        begin, *samples, end = rounds.events[first : first + 10]
+        assert begin == ("begin", [CANDIDATE, "usual"], 32) and end == ("end",)
+        assert all(sorted(samples[i : i + 2]) == [(CANDIDATE, 8), ("usual", 8)] for i in range(0, 8, 2))
+    timing, number = rounds.timing(0.0, 0.0), protocol.max_rounds
+    assert timing.candidate.rounds == number and timing.candidate.launches == 32 * number
+    ratio = timing.speedup
+    assert (ratio.low, ratio.estimate, ratio.high) == pytest.approx((5 / 5.5,) * 3)
+    assert timing.candidate.latency_us.estimate == pytest.approx(1.5 * 5.5), "half of the parts are twice as slow"
 
 
 def test_no_arm_is_left_out_because_the_machine_was_busy_for_a_moment() -> None:

@@ -50,6 +50,8 @@ def run(monkeypatch, capsys, tmp_path):
         (["softmax", "--seed", "-1"], "seed"),
         (["softmax", "--baselines", "--protocol", "quick"], "protocol"),
         (["--kernelbench", str(CHECKOUT), "--level", "4"], "levels"),
+        (["--kernelbench", str(CHECKOUT), "--target", "gpu"], "no target 'gpu'"),
+        (["--target", "cuda"], "--target goes with --kernelbench"),
         (["--kernelbench", str(CHECKOUT), "--timeout", "soon"], "time"),
         (["--kernelbench", str(CHECKOUT), "--memory", "0"], "memory"),
         (["--kernelbench", str(CHECKOUT), "--out", "/proc/nowhere/out.jsonl"], "cannot write"),

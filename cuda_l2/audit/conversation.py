@@ -58,13 +58,13 @@ class Conversation:
         return done, collected
 
     def begin_turns(self, *, shown: int = 0) -> None:
-        """Set the counters, while it is stopped. shown: of the calls, those whose inputs are there."""
+        """Set the counters, while it is stopped. shown: of the turns, those whose inputs are there."""
         for counter in range(len(self._counters)):
             self._counters[counter] = 0
         self._counters[runner.SHOWN] = shown
 
     def show(self, number: int, key: int = 0) -> None:
-        """Let it begin a call: the inputs of so many are there, the last ones masked with a key where there is one."""
+        """Let it begin a turn: the inputs of so many are there, the last ones masked with a key where there is one."""
         self._counters[runner.KEY] = key
         self._counters[runner.SHOWN] = number
 

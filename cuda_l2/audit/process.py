@@ -35,6 +35,11 @@ MOST_AHEAD, AHEAD_S = 64, 0.1
 """Runs that are ordered at once where samples are taken, and how long they may take together."""
 MOST_RUNNING_BYTES = 64 << 10
 """Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
+MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+"""glibc keeps small blocks that were freed in a cache for each thread, and so long what was freed around them does not
+become one: what is left of PyTorch's aligned blocks lay between a module's results, which moved about from call to call
+where checks of other sizes had come before, and it took 1.2 times as long as itself.
+"""
 RUNNER_BYTES = 1 << 30
 """What a process with torch loaded may take beside what its module does."""
 
@@ -138,6 +143,7 @@ class Module:
                 arguments=[json.dumps(settings)],
                 pass_fds=[self._fd],
                 devices=sandbox.gpu_devices() if on_gpu else (),
+                environment=MALLOC,
             )
         except BaseException:
             os.close(self._fd)
@@ -149,7 +155,7 @@ class Module:
             self._traceable = set(process_tree.processes(self._process.pid)) - sampler.untraced
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
-        self._given: list[Tensors] = []  # results of calls that took turns
+        self._given: dict[int, Tensors] = {}  # results of calls that took turns
         self._keys: list[int] = []  # that inputs are masked with, on a GPU, until their call's turn
         self._stopped: list[int] = []
         self.state: set[str] = set()
@@ -209,7 +215,7 @@ class Module:
                 self._view(Tensor("w", placed[key]["dtype"], tuple(value.shape)), placed[key]["offset"]).copy_(value)
             return placed
 
-        self._calls, self._places, self._given = list(calls), [], []
+        self._calls, self._places, self._given = list(calls), [], {}
         self._keys = [masks.new_key() for _ in calls] if turns and not self.on_cpu else []
         placed_calls: list[dict[str, Any]] = []
         for call in calls:
@@ -278,6 +284,7 @@ class Module:
 
         repeats: how often in a row, where an order of calls is played.
         """
+        self._given = {}
         self._talk.send({"op": "run", "repeats": repeats})
         start = time.perf_counter()  # before any of its threads runs on
         self.thaw()
@@ -285,29 +292,37 @@ class Module:
         self.freeze()
         return Spent(done - start, collected - done)
 
-    def take_turns(self, *, empty: bool = False, leading: int = 0, before: Callable[[], None] = lambda: None) -> Spent:
+    def take_turns(
+        self,
+        order: Sequence[int] | None = None,
+        *,
+        empty: bool = False,
+        leading: int = 0,
+        before: Callable[[], None] = lambda: None,
+    ) -> Spent:
         """Launch what was prepared for it: each call's inputs are shown when we have the results of the call before, so
         that no calls can be computed together. Afterwards every process is stopped.
+
+        order: numbers of calls, else each once. Inputs of those that are not among them are not shown.
 
         The clock of a call runs from before its inputs are there. On a CPU they come while the process waits where that
         takes microseconds, else while it is stopped, as whatever comes between calls; on a GPU they are unmasked.
         empty: nothing is called, and results are none: what showing, unmasking, waiting and being woken take.
-        leading: so many calls come first and do not count: a process that goes on after a stop is slow at first.
+        leading: so many turns come first and do not count: a process that goes on after a stop is slow at first.
         before: done before each call that counts.
         """
-        calls = range(len(self._calls))
+        order = range(len(self._calls)) if order is None else order
         sizes = [sum(t.bytes for t in (*call.task.inputs, *call.task.outputs)) for call in self._calls]
         keys = self._keys or [0] * len(sizes)
         running = [bool(self._keys) or size <= MOST_RUNNING_BYTES for size in sizes]
-        inputs = [[] if self._keys else self._inputs(index) for index in calls]
-        self._given = []
+        inputs = {index: [] if self._keys else self._inputs(index) for index in order}
         self._talk.begin_turns()
-        self._talk.send({"op": "take_turns", "empty": empty})
+        self._talk.send(_turns(order, empty=empty))
         self.thaw()
         run_s = collect_s = 0.0
-        for index in calls:
-            self._talk.await_turn(runner.ARRIVED, index + 1)
-            if index >= leading:
+        for turn, index in enumerate(order, 1):
+            self._talk.await_turn(runner.ARRIVED, turn)
+            if turn > leading:
                 before()
             if not running[index]:
                 self.freeze()
@@ -315,17 +330,17 @@ class Module:
             start = time.perf_counter()
             if running[index]:
                 _copy(inputs[index])
-            self._talk.show(index + 1, keys[index])
+            self._talk.show(turn, keys[index])
             if not running[index]:
                 self.thaw()
-            self._talk.await_turn(runner.DONE, index + 1)
+            self._talk.await_turn(runner.DONE, turn)
             done = time.perf_counter()
-            self._talk.await_turn(runner.GIVEN, index + 1)
-            if index >= leading:
+            self._talk.await_turn(runner.GIVEN, turn)
+            if turn > leading:
                 collect_s += time.perf_counter() - done
                 run_s += done - start
             if not empty:
-                self._given.append(self._result(index))
+                self._given[index] = self._result(index)
         self._talk.end_turns()
         self.freeze()
         return Spent(run_s, collect_s)
@@ -347,7 +362,7 @@ class Module:
                 if start - began > (seconds if enough(sampler.counts) else most_s):
                     break
                 for _ in range(ahead):
-                    self._talk.send({"op": "take_turns", "empty": False})
+                    self._talk.send(_turns(range(len(self._calls))))
                 for _ in range(ahead):
                     sampler.until(self._process.waiting, self._resources.timeout_s)
                     self._talk.end_turns()
@@ -368,7 +383,7 @@ class Module:
         done, end = 0, time.perf_counter() + seconds
         with Launches(self._process.pid, self.folder) as launches:
             while launches.able and done < runs and (not done or time.perf_counter() < end):
-                self._talk.send({"op": "take_turns", "empty": False})
+                self._talk.send(_turns(range(len(self._calls))))
                 launches.until(self._process.waiting, self._resources.timeout_s)
                 self._talk.end_turns()
                 launches.look()
@@ -384,7 +399,7 @@ class Module:
 
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""
-        return self._given[index] if self._given else self._result(index)
+        return self._given[index] if index in self._given else self._result(index)
 
     def _result(self, index: int) -> Tensors:
         places = self._places[index]
@@ -393,11 +408,14 @@ class Module:
         return {t.name: raw.view(outputs[t].dtype).view(t.shape) for t, raw in copies.items()}
 
     def require_untouched(self) -> None:
-        """Fault where a call changed its inputs. A stopped process on the CPU stays so."""
+        """Fault where a call changed its inputs, of those that took turns where any did. A stopped process on the CPU
+        stays so.
+        """
         if not self.on_cpu:
             self.thaw()
             self._talk.require({"op": "give_inputs_back"}, "its inputs cannot be read")
-        for call, places in zip(self._calls, self._places, strict=True):
+        for index in self._given or range(len(self._calls)):
+            call, places = self._calls[index], self._places[index]
             for tensor in call.task.inputs:
                 if tensor.name in places:
                     found = self._view(tensor, places[tensor.name])
@@ -489,6 +507,10 @@ def _helpers(on_gpu: bool) -> dict[str, bytes]:
     from cuda_l2.execute.cuda_helpers import compiled_helpers  # noqa: PLC0415 - not on machines without CUDA
 
     return {HELPERS: compiled_helpers(cuda.detect().arch).read_bytes()}
+
+
+def _turns(order: Sequence[int], *, empty: bool = False) -> dict[str, Any]:
+    return {"op": "take_turns", "order": list(order), "empty": empty}
 
 
 def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -2,9 +2,11 @@
 
 A sample is so many calls, each on inputs that its process has not seen and that come, or can be read, when the results
 of the call before are read. Calls that do not count come first: a process is slow at first after it was stopped, by
-other amounts each time. The clock runs until the call is done and the device is idle, then on until its results lie in
-memory that we read. What reading takes longer than it typically takes for the baselines counts as work that was put
-off. What this conversation takes where nothing is called, in the baselines' processes, is taken off every arm.
+other amounts each time. What a round needs is prepared before it and looked at after it, and its calls come in parts,
+all arms by turns in each: a core that others share is as fast for two samples only where little lies between them. The
+clock runs until the call is done and the device is idle, then on until its results lie in memory that we read. What
+reading takes longer than it typically takes for the baselines counts as work that was put off. What this conversation
+takes where nothing is called, in the baselines' processes, is taken off every arm.
 
 The instance that is timed is looked at as checks look at others, at random rounds: its inputs stay, its weights change
 in place in all arms, and what it leaves to PyTorch is watched and sampled.
@@ -14,7 +16,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +41,10 @@ from cuda_l2.verify._base import CheckFailed
 
 MOST_CALLS = 32
 CALLS_BYTES = 64 << 20
-"""Inputs and results of a sample's calls that count take together at most this, one call more."""
+"""Inputs and results of a round's calls that count take together at most this, one call more."""
+PARTS = 4
+"""Of a round, each with as many calls that count as lead it, or more. On one H100 samples 65 ms apart said little of
+each other (a correlation of 0.1 to 0.3), parts of 6 calls that lay 3 to 6 ms apart did (0.4 to 0.7)."""
 LEADING = 2
 """Calls before these that do not count. On one H200 the first after a stop took 3 to 5 times as long as those that came
 later, and of calls of nothing the first two took milliseconds now and then, the others 20 us."""
@@ -118,7 +123,7 @@ class _ModuleRounds(Rounds):
         for name, module in self.modules.items():
             with _blaming(name):
                 module.make(self.book.weights_seed(16), self.case.initial)
-                self._prepare(name, [self.case.tensors])
+                self._prepare(name, 1, leads=False)
                 module.take_turns()
             if self._cores:
                 module.pin(self._cores[1:])
@@ -138,44 +143,64 @@ class _ModuleRounds(Rounds):
     def most(self) -> int:
         return max(1, min(MOST_CALLS, CALLS_BYTES // max(1, self.case.task.bytes)))
 
-    def begin_round(self) -> None:
+    def parts(self, count: int) -> int:
+        return max(1, min(PARTS, count // LEADING))
+
+    def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         self._inputs: list[Tensors] = []
         self._used = dict.fromkeys(self.modules, 0)
+        self._ahead: dict[str, list[tuple[int, int]]] = {}
+        """Of each module: calls that are prepared and did not count yet, by their numbers there and of their inputs."""
+        self._timed: list[int] = []
+        """Of inputs that the candidate was timed on since it was last looked at."""
         self._right: dict[int, Tensors] = {}  # a baseline's results by the number of their inputs
         self._found: dict[int, Tensors] = {}
         others = [case for case in self.cases if case is not self.case]
         if others and (self.number == self._surely_changed or self.rng.random() < CHANGED_SHARE):
             self.case = others[int(self.rng.integers(len(others)))]
+        for name in names:
+            self._prepare(name, count)
+
+    def end_round(self) -> None:
+        """Look at what was timed: results, what became of inputs, and at times whose work it is."""
+        candidate = self.modules[CANDIDATE]
+        if self._timed and candidate.on_cpu:
+            candidate.require_untouched()
+        self._check()
+        self._look()
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         module = self.modules[name]
+        alone = len(self._ahead.get(name, ())) < count  # outside of rounds
+        if alone:
+            self._prepare(name, count, leads=warm)
+        now, self._ahead[name] = self._ahead[name][:count], self._ahead[name][count:]
+        leading = [0] * min(LEADING, self.most) if warm else []
+        order = leading + [index for index, _ in now]
         with _blaming(name):
-            leading = [self._next(name)] * min(LEADING, self.most) if warm else []
-            first = self._used[name]
-            self._prepare(name, leading + [self._next(name) for _ in range(count)])
-            spent = self._turns(module, leading=len(leading), before=self._before)
-            if name == CANDIDATE and module.on_cpu:
-                module.require_untouched()
+            spent = self._turns(module, order, leading=len(leading), before=self._before)
+            if name != CANDIDATE:
+                self._collect_s[warm].append(spent.collect_s / count)
+                empty = self._turns(module, order, empty=True, leading=len(leading))
+                self._empty_s[warm].append(empty.run_s / count)
         kept = self._found if name == CANDIDATE else self._right
-        kept.update({first + index: module.output(len(leading) + index) for index in range(count)})
-        self._check()
+        kept.update({number: module.output(index) for index, number in now})
         if name == CANDIDATE:
-            self._look(first, count)
-        if name != CANDIDATE:
-            self._collect_s[warm].append(spent.collect_s / count)
-            self._empty_s[warm].append(self._turns(module, empty=True, leading=len(leading)).run_s / count)
+            self._timed += [number for _, number in now]
+        if alone:
+            self.end_round()
         collect_s, empty_s = (_typical(known[warm] or known[False]) for known in (self._collect_s, self._empty_s))
         put_off_s = max(0.0, spent.collect_s / count - collect_s)
         return max(LEAST_S, spent.run_s / count + put_off_s - empty_s)
 
-    def _turns(self, module: Module, **how: Any) -> Spent:
+    def _turns(self, module: Module, order: Sequence[int], **how: Any) -> Spent:
         """Of a module, on cores of our own where there are any."""
         if not self._cores:
-            return module.take_turns(**how)
+            return module.take_turns(order, **how)
         everywhere = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._cores[:1])
         try:
-            return module.take_turns(**how)
+            return module.take_turns(order, **how)
         finally:
             os.sched_setaffinity(0, everywhere)
 
@@ -185,24 +210,30 @@ class _ModuleRounds(Rounds):
             self._evicted += 1
         time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
 
-    def _prepare(self, name: str, inputs: Sequence[Tensors]) -> None:
-        """Calls of a module, with the round's weights."""
-        module = self.modules[name]
+    def _prepare(self, name: str, count: int, *, leads: bool = True) -> None:
+        """So many calls of a module, with the round's weights. leads: one before them that leads their samples."""
+        first = self._used[name]
+        inputs = [self._next(name) for _ in range(leads + count)]
+        self._ahead[name] = [(index, first + index) for index in range(int(leads), leads + count)]
         has, self._has[name] = self._has.get(name), self.case
         weights = self.case.weights if self._set_weights and has is not self.case else {}
-        calls = [Call(self.case.task, tensors, self.case.numbers) for tensors in inputs]
-        module.prepare(calls, weights, turns=True)
+        with _blaming(name):
+            self.modules[name].prepare(self._calls(inputs), weights, turns=True)
 
-    def _look(self, first: int, count: int) -> None:
+    def _calls(self, inputs: Sequence[Tensors]) -> list[Call]:
+        return [Call(self.case.task, tensors, self.case.numbers) for tensors in inputs]
+
+    def _look(self) -> None:
         """Where it is time to: what is the candidate's own work, on inputs that it was just timed on."""
         protocol = self.protocol
         share = self.number / protocol.min_rounds
         if protocol.measure_s:
             share = (time.perf_counter() - self._started) / (protocol.warmup_s + protocol.measure_s)
-        while self._looks and share >= self._looks[0]:
+        timed, self._timed = self._timed, []
+        while timed and self._looks and share >= self._looks[0]:
             self._looks.pop(0)
-            inputs = self._inputs[first : first + count]
-            self._onlooker.look([Call(self.case.task, tensors, self.case.numbers) for tensors in inputs], LOOKS)
+            self._onlooker.look(self._calls([self._inputs[number] for number in timed]), LOOKS)
+            self._ahead[CANDIDATE] = []  # it is prepared for others now
 
     def _check(self) -> None:
         """WrongOutput where a result is not the reference's own for the same inputs, as near as that errs."""

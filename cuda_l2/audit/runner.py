@@ -32,7 +32,7 @@ WORD_BYTES = 8
 """Masked inputs are whole words."""
 COUNTERS_BYTES = 128
 SHOWN, AWAITED, KEY, ARRIVED, DONE, GIVEN = 0, 1, 2, 8, 9, 10
-"""Numbers of calls at the start of the shared memory: whose inputs are there, whether the judge sleeps, what the inputs
+"""Numbers of turns at the start of the shared memory: whose inputs are there, whether the judge sleeps, what the inputs
 are masked with; on another cache line where this process waits, which launch is done, whose results are there.
 """
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's names
@@ -90,7 +90,7 @@ def main() -> None:
             runner.run(job["repeats"])
             continue
         if job["op"] == "take_turns":
-            runner.take_turns(empty=job["empty"])
+            runner.take_turns(job["order"], empty=job["empty"])
             continue
         try:
             answer = getattr(runner, job["op"])(job)
@@ -298,17 +298,18 @@ class Runner:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
             self._send_failure(error)
 
-    def take_turns(self, *, empty: bool) -> None:
-        """Each call once its inputs are shown, its results where the judge finds them before it goes on; at last C, or
-        X and a line. empty: call nothing and give nothing, for what the rest takes.
+    def take_turns(self, order: list[int], *, empty: bool) -> None:
+        """Calls in this order, each once its inputs are shown, its results where the judge finds them before it goes
+        on; at last C, or X and a line. empty: call nothing and give nothing, for what the rest takes.
         """
         try:
             with self.torch.no_grad():
-                for number, (function, call) in enumerate(zip(self._functions, self._calls, strict=True), 1):
+                for number, index in enumerate(order, 1):
+                    function, call = self._functions[index], self._calls[index]
                     self._tell(ARRIVED, number)
                     while self._counters[SHOWN] < number:
                         self._let_others_run()
-                    self._unmask(number - 1)
+                    self._unmask(index)
                     if empty:
                         self._tell(DONE, number)
                     else:
@@ -316,6 +317,7 @@ class Runner:
                         self._synchronize()
                         self._tell(DONE, number)
                         self._collect([result], [call])
+                        result = None  # every call finds the same memory free
                     self._tell(GIVEN, number)
             self._send(b"C")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_writable, seconds
+from cuda_l2.commands._options import require_target, require_writable, seconds
 from cuda_l2.errors import UserError
 from cuda_l2.plain import line_of
 
@@ -22,10 +22,12 @@ class CheckoutSettings:
     """Which levels; give it several times."""
     timeout: str = "120s"
     """What one file may take."""
-    memory: float = 8.0
-    """GiB that verifying one file may take."""
+    memory: float | None = None
+    """GiB that verifying one file may take: 8 for a CPU, 64 for a GPU, unless told."""
+    target: str = "cpu"
+    """Where references run: cpu, cuda, or auto for a GPU where there is one."""
     as_written: Annotated[bool, Parameter(negative=())] = False
-    """Keep sizes as written, however long they take, instead of halving them until they suit a CPU."""
+    """Keep sizes as written, however long they take, instead of halving them until they suit the target."""
     parts: Annotated[bool, Parameter(negative=())] = False
     """Also cut files of level 3 into parts that a kernel could replace."""
     out: Path | None = None
@@ -129,19 +131,26 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
 def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -> None:
     if not set(settings.level) <= {1, 2, 3}:
         raise UserError(f"the levels are 1, 2 and 3, not {', '.join(map(str, settings.level))}")
-    if not settings.memory > 0:
+    if settings.memory is not None and not settings.memory > 0:
         raise UserError(f"the memory must be positive, not {settings.memory}")
     timeout_s = seconds(settings.timeout)
+    require_target(settings.target)
     if settings.out:
         require_writable(settings.out)
 
     from cuda_l2.records import to_json
     from cuda_l2.report.tasks import print_counts, print_examined
-    from cuda_l2.tasks.kernelbench import Effort, entries, examine_all
+    from cuda_l2.targets import chosen, detect
+    from cuda_l2.tasks.checkout import effort_for, require_gpu_devices
+    from cuda_l2.tasks.kernelbench import entries, examine_all
 
-    effort = Effort(timeout_s=timeout_s, memory_bytes=int(settings.memory * 2**30))
-    if settings.as_written:
-        effort = Effort(timeout_s, effort.memory_bytes, budget_bytes=0)
+    gpu = chosen(settings.target) == "cuda"
+    if gpu:
+        detect("cuda")
+        require_gpu_devices(str(folder))
+    effort = dataclasses.replace(effort_for(gpu=gpu, as_written=settings.as_written), timeout_s=timeout_s)
+    if settings.memory is not None:
+        effort = dataclasses.replace(effort, memory_bytes=int(settings.memory * 2**30))
     listed = entries(folder, settings.level)
     found = []
     with settings.out.open("w") if settings.out else contextlib.nullcontext() as out:

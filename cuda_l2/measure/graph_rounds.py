@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -212,7 +212,7 @@ class GraphRounds(Rounds):
         Nothing tells the candidate that it is this round, so what it skips elsewhere it skips here.
         """
 
-    def begin_round(self) -> None:
+    def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         self._operands.refresh()
 
     @property

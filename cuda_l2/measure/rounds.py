@@ -110,8 +110,17 @@ class Rounds(ABC):
         """Rounds between samples of the seldom arms."""
         return self.protocol.seldom_every
 
-    def begin_round(self) -> None:  # noqa: B027 - not every target has something to do
-        """Called before the arms of each round."""
+    def parts(self, count: int) -> int:
+        """In how many parts every arm takes its launches of a round, all arms by turns in each. What is left over where
+        they do not divide is not launched. Parts of one round are no rounds of their own: moments last longer.
+        """
+        return 1
+
+    def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:  # noqa: B027 - not all have something to do
+        """Called before each round, in which each of these arms has so many launches, and once before the first."""
+
+    def end_round(self) -> None:  # noqa: B027
+        """Called when all launches of a round are done."""
 
     def run(self) -> None:
         protocol = self.protocol
@@ -148,6 +157,8 @@ class Rounds(ABC):
                 self._add(name, 0, once[name], 1)
         fastest = min(once.values())
         count = self.count(self.round_s(fastest) / fastest) if protocol.round_s else 1
+        parts = self.parts(count)
+        count //= parts
         started = time.perf_counter()
         while time.perf_counter() - started < protocol.warmup_s:
             for name in active:
@@ -158,11 +169,16 @@ class Rounds(ABC):
         looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
         for number in range(1, protocol.max_rounds + 1):
             self.number, self.check_elements = number, number % protocol.check_every == 0
-            self.begin_round()
-            for index in self.rng.permutation(len(active)):
-                name = active[int(index)]
-                if name not in self.seldom or number % every == 1 % every:
-                    self._add(name, number, self.sample(name, count), count)
+            names = [name for name in active if name not in self.seldom or number % every == 1 % every]
+            self.begin_round(names, parts * count)
+            taken: dict[str, list[float]] = {name: [] for name in names}
+            for _ in range(parts):
+                for index in self.rng.permutation(len(names)):
+                    name = names[int(index)]
+                    taken[name].append(self.sample(name, count))
+            for name, seconds in taken.items():
+                self._add(name, number, statistics.fmean(seconds), parts * count)
+            self.end_round()
             if protocol.measure_s:
                 if time.perf_counter() - started >= protocol.measure_s and number >= protocol.min_rounds:
                     break

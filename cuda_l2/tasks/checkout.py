@@ -80,11 +80,8 @@ def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Oper
 
 def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | None = None) -> Operation:
     """The task that a file is at these sizes, remembered with it; UserError with the reason why it is none."""
-    if effort.device != "cpu" and not sandbox.gpu_devices():
-        raise UserError(
-            f"{entry.name} cannot run on a GPU here: there is no device file /dev/nvidia* to give its sandbox;"
-            " choose --target cpu"
-        )
+    if effort.device != "cpu":
+        require_gpu_devices(entry.name)
     file = _open(entry, effort)
     examined = file.examine(sizes=sizes)
     if examined.status is not Readiness.READY or examined.task is None:
@@ -96,6 +93,15 @@ def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | No
         )
     _tasks[str(examined.task)] = ForeignTask(entry, examined, file)
     return examined.task
+
+
+def require_gpu_devices(what: str) -> None:
+    """UserError where a file's sandbox cannot be given a GPU."""
+    if not sandbox.gpu_devices():
+        raise UserError(
+            f"{what} cannot run on a GPU here: there is no device file /dev/nvidia* to give its sandbox;"
+            " choose --target cpu"
+        )
 
 
 def foreign(task: Operation) -> ForeignTask:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cuda_l2
@@ -37,8 +38,8 @@ class ForeignProcess:
 
     program: what it runs, with a socket's descriptor, the module search path and `arguments` as arguments; its first
     line is `{"ready": ...}` or `{"error": ...}`. files: what lies in its folder, by name. memory_bytes: what all its
-    processes together may hold, and these may be few hundred then; 0 leaves both open. UserError where there is no
-    sandbox, or the program does not start.
+    processes together may hold, and these may be few hundred then; 0 leaves both open. environment: variables that it
+    starts with. UserError where there is no sandbox, or the program does not start.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ForeignProcess:
         arguments: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
         devices: Sequence[Path] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if sandbox.kind() is sandbox.Kind.LIMITS:
             raise UserError("there is no sandbox to run other people's Python in; apt install bubblewrap")
@@ -60,14 +62,14 @@ class ForeignProcess:
             (self.folder / name).write_bytes(content)
         search = [str(Path(path).absolute()) for path in sys.path if path]
         command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(search), *arguments]
-        reads = readable()
+        reads, variables = readable(), dict(environment)
         if devices:
             libraries = sandbox.gpu_libraries()
-            names = [f"LD_LIBRARY_PATH={':'.join(libraries)}"]
+            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
             if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
-                names.append(f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}")
-            command = ["/usr/bin/env", *names, *command]
+                variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
             reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
+        command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
         wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
         try:
             with theirs, tempfile.TemporaryFile() as log:

@@ -1,7 +1,7 @@
 """Results kept by some of the numbers in their inputs.
 
 task: kernelbench/level2/1
-expect: incorrect
+expect: incorrect imprecise
 allow: all
 """
 
