@@ -69,7 +69,8 @@ class ForeignProcess:
             if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
                 variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
             reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
-        command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
+        if variables:
+            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
         wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
         try:
             with theirs, tempfile.TemporaryFile() as log:
