@@ -317,7 +317,7 @@ class Module:
         running = [bool(self._keys) or size <= MOST_RUNNING_BYTES for size in sizes]
         inputs = {index: [] if self._keys else self._inputs(index) for index in order}
         self._talk.begin_turns()
-        self._talk.send(_turns(order, empty=empty))
+        self._talk.send(_ordered(order, empty=empty))
         self.thaw()
         run_s = collect_s = 0.0
         for turn, index in enumerate(order, 1):
@@ -362,7 +362,7 @@ class Module:
                 if start - began > (seconds if enough(sampler.counts) else most_s):
                     break
                 for _ in range(ahead):
-                    self._talk.send(_turns(range(len(self._calls))))
+                    self._talk.send(_ordered(range(len(self._calls))))
                 for _ in range(ahead):
                     sampler.until(self._process.waiting, self._resources.timeout_s)
                     self._talk.end_turns()
@@ -383,7 +383,7 @@ class Module:
         done, end = 0, time.perf_counter() + seconds
         with Launches(self._process.pid, self.folder) as launches:
             while launches.able and done < runs and (not done or time.perf_counter() < end):
-                self._talk.send(_turns(range(len(self._calls))))
+                self._talk.send(_ordered(range(len(self._calls))))
                 launches.until(self._process.waiting, self._resources.timeout_s)
                 self._talk.end_turns()
                 launches.look()
@@ -509,7 +509,8 @@ def _helpers(on_gpu: bool) -> dict[str, bytes]:
     return {HELPERS: compiled_helpers(cuda.detect().arch).read_bytes()}
 
 
-def _turns(order: Sequence[int], *, empty: bool = False) -> dict[str, Any]:
+def _ordered(order: Sequence[int], *, empty: bool = False) -> dict[str, Any]:
+    """The message that has calls take turns in this order."""
     return {"op": "take_turns", "order": list(order), "empty": empty}
 
 
