@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cuda_l2.errors import UserError
     from cuda_l2.optimizer import evaluate, optimize
     from cuda_l2.records import Gemm, Trial
+    from cuda_l2.system.errors import UserError
 
 __version__ = "0.1.0"
 __all__ = ["Gemm", "Trial", "UserError", "evaluate", "optimize"]
@@ -20,7 +20,7 @@ __all__ = ["Gemm", "Trial", "UserError", "evaluate", "optimize"]
 _HOMES = {
     "Gemm": "cuda_l2.records",
     "Trial": "cuda_l2.records",
-    "UserError": "cuda_l2.errors",
+    "UserError": "cuda_l2.system.errors",
     "evaluate": "cuda_l2.optimizer",
     "optimize": "cuda_l2.optimizer",
 }

@@ -10,9 +10,9 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cuda_l2.database import connect, connect_to_read
-from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Task, Trial, from_json, to_json
+from cuda_l2.system.database import connect, connect_to_read
+from cuda_l2.system.errors import UserError
 
 SCHEMA_VERSION = 1
 _SCHEMA = """

@@ -27,7 +27,7 @@ from cuda_l2.commands import (
     throughput,
     train,
 )
-from cuda_l2.errors import MachineError, UserError
+from cuda_l2.system.errors import MachineError, UserError
 
 app = App(
     name="cuda-l2",

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from cuda_l2 import paths, sandbox, tasks
+from cuda_l2 import tasks
 from cuda_l2.archive import Archive
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine import chosen
+from cuda_l2.machine._base import Target
 from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
 from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
@@ -27,8 +28,8 @@ from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.search import Progress, search
-from cuda_l2.targets import chosen
-from cuda_l2.targets._base import Target
+from cuda_l2.system import paths, sandbox
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
     from cuda_l2.propose._model_policy import ModelPolicy

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
-from cuda_l2.errors import UserError
+from cuda_l2.system.errors import UserError
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cuda_l2.archive import Archive
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
 from cuda_l2.records import BuildStatus, Candidate, Trial
+from cuda_l2.system.errors import UserError
 
 
 @dataclass

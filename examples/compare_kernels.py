@@ -22,20 +22,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cuda_l2 import contract, grid
+from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
-from cuda_l2.counted import counted
-from cuda_l2.errors import MachineError, UserError
-from cuda_l2.execute.cuda_driver import bus_id
-from cuda_l2.execute.lock import machine_lock
 from cuda_l2.families._base import inlined
 from cuda_l2.library.table import COLD, PLAIN, Row, family_of, read_table
+from cuda_l2.machine.cuda import target as cuda
+from cuda_l2.machine.cuda.driver import bus_id
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate
 from cuda_l2.report.library import BUCKETS
-from cuda_l2.targets import cuda
-from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.runs import grid
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.lock import machine_lock
 
 ORIGINAL = Path(__file__).parents[1] / "cuda_l2" / "families"
 FINALISTS = 16

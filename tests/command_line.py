@@ -64,7 +64,7 @@ def _end(server: "subprocess.Popen[str]") -> None:
 def serve() -> None:
     """Read jobs, a JSON line each, and answer each with its status; a child returns, and so ends as a command does."""
     import cuda_l2.optimizer  # noqa: PLC0415
-    import cuda_l2.sweep  # noqa: F401, PLC0415 - what most commands load
+    import cuda_l2.runs.sweep  # noqa: F401, PLC0415 - what most commands load
     from cuda_l2 import cli  # noqa: PLC0415
 
     for line in sys.stdin:

@@ -19,11 +19,11 @@ from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
+from cuda_l2.machine import gpu_present
+from cuda_l2.machine.cpu.target import CpuTarget, usable_cores
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.rigs.cpu import CpuRig
-from cuda_l2.targets import gpu_present
-from cuda_l2.targets.cpu import CpuTarget, usable_cores
 
 CHEATS = Path(__file__).with_name("cheats")
 CORES_A_WORKER, MOST_WORKERS = 2, 4
@@ -71,7 +71,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if not path or not reporter:
         return
-    from cuda_l2.targets import cuda  # noqa: PLC0415 - needs a GPU
+    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415 - needs a GPU
 
     environment = json.loads(json.dumps(cuda.detect().environment()))
     before = json.loads(path.read_text()) if path.exists() else {}

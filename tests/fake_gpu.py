@@ -15,15 +15,16 @@ import pytest
 import torch
 from cuda.bindings import driver
 
-from cuda_l2.audit.arms import KeptBaselines
-from cuda_l2.audit.cuda_arms import CudaModelBaselines
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute import cuda_worker_main, device_arena
-from cuda_l2.execute.cuda_driver import LaunchError
-from cuda_l2.execute.cuda_helpers import Projection
-from cuda_l2.execute.cuda_worker import CudaWorker, CudaWorkers
-from cuda_l2.execute.segments import Copied, Segment
-from cuda_l2.execute.worker import Fault
+from cuda_l2.kernelbench.arms import KeptBaselines
+from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda import device_arena
+from cuda_l2.machine.cuda import worker_main as cuda_worker_main
+from cuda_l2.machine.cuda.driver import LaunchError
+from cuda_l2.machine.cuda.helpers import Projection
+from cuda_l2.machine.cuda.segments import Copied, Segment
+from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
 from cuda_l2.measure import cuda_outputs, cuda_rounds, cuda_task_baselines, cuda_task_outputs, graph_rounds
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample

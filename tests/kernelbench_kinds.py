@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cuda_l2.kernelbench.opened import Effort, entries, examine_all
 from cuda_l2.report.tasks import print_counts, print_examined
-from cuda_l2.tasks.kernelbench import Effort, entries, examine_all
 
 HEAD = """import math
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from cuda_l2.archive import Archive
-from cuda_l2.errors import UserError
 from cuda_l2.records import (
     Arm,
     Build,
@@ -33,6 +32,7 @@ from cuda_l2.records import (
     Verdict,
     VerdictStatus,
 )
+from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(64, 64, 64)
 

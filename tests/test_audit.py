@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_l2 import cli, process_tree, sandbox
-from cuda_l2.audit import Auditor, auditor
-from cuda_l2.audit._base import ModuleCheck, ModuleSession, module_checks
-from cuda_l2.audit.checks.operators import imports
-from cuda_l2.audit.onlooker import (
+from cuda_l2 import cli
+from cuda_l2.kernelbench import Auditor, auditor
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, module_checks
+from cuda_l2.kernelbench.checkout import find_entry
+from cuda_l2.kernelbench.checks.operators import imports
+from cuda_l2.kernelbench.onlooker import (
     COMPILER,
     LEAST_SAMPLES,
     MOST_SHARE,
@@ -32,18 +33,18 @@ from cuda_l2.audit.onlooker import (
     _Spent,
     enough_samples,
 )
-from cuda_l2.audit.process import Call, Launched, Module, Resources, Sampled, Watched
-from cuda_l2.audit.rounds import measure_modules
-from cuda_l2.audit.samples import Samples
-from cuda_l2.audit.symbols import functions
-from cuda_l2.audit.tracing import executable
-from cuda_l2.errors import UserError
-from cuda_l2.execute.worker import Fault
+from cuda_l2.kernelbench.opened import Effort
+from cuda_l2.kernelbench.process import Call, Launched, Module, Resources, Sampled, Watched
+from cuda_l2.kernelbench.rounds import measure_modules
+from cuda_l2.kernelbench.samples import Samples
+from cuda_l2.kernelbench.symbols import functions
+from cuda_l2.kernelbench.tracing import executable
+from cuda_l2.machine.cpu.target import separate_cores
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Candidate, Operation, Tensor, Timing, Trial, VerdictStatus
-from cuda_l2.targets.cpu import separate_cores
-from cuda_l2.tasks.checkout import find_entry
-from cuda_l2.tasks.kernelbench import Effort
+from cuda_l2.system import process_tree, sandbox
+from cuda_l2.system.errors import UserError
 from cuda_l2.verify._base import CheckFailed
 
 CHECKOUT = Path(__file__).with_name("kernelbench")

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from cuda_l2.errors import UserError
-from cuda_l2.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
     Accumulate,
@@ -33,9 +31,11 @@ from cuda_l2.records import (
 from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_live import duration
 from cuda_l2.report.grid_summary import cases, ratios, summary
-from cuda_l2.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
-from cuda_l2.run_file import Header
-from cuda_l2.sweep import Sweep, SweepSettings
+from cuda_l2.runs.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
+from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
+from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.sweep import Sweep, SweepSettings
+from cuda_l2.system.errors import UserError
 
 SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
 BUCKETS_OF_THE_PAPER = {18: 10, 21: 46, 24: 118, 27: 205, 30: 241, 33: 214, 36: 118, 39: 48}

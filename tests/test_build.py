@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 from conftest import honest_source
 
-from cuda_l2 import paths, sandbox, scratch
 from cuda_l2.build import rules
 from cuda_l2.build.cpu import build
-from cuda_l2.errors import UserError
 from cuda_l2.records import BuildStatus, Candidate
+from cuda_l2.system import paths, sandbox, scratch
+from cuda_l2.system.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import paths, sandbox
 from cuda_l2.build import cubin, cuda_compiler, cuda_rules
 from cuda_l2.build import cuda as cuda_build
 from cuda_l2.build.cuda import Compiler, build_all
 from cuda_l2.contract import kernel_id
-from cuda_l2.errors import UserError
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate
-from cuda_l2.targets.cuda import CudaTarget, compile_only
+from cuda_l2.system import paths, sandbox
+from cuda_l2.system.errors import UserError
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 

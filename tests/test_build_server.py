@@ -7,8 +7,8 @@ import pytest
 
 from cuda_l2.build.build_server import CORES_A_SERVER, MOST_A_BATCH, BuildServers
 from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
-from cuda_l2.targets.cuda import compile_only
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 

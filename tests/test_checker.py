@@ -10,7 +10,6 @@ from llm_server import Say, serving
 from test_review import GEMM, Listed, faked, judged
 
 from cuda_l2.commands.exchanges import command as list_exchanges
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Message, Outcome, Reply
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
@@ -22,6 +21,7 @@ from cuda_l2.review.checker import open_checker
 from cuda_l2.review.model_checker import read_opinion, without_comments
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.search import search
+from cuda_l2.system.errors import UserError
 
 ONE = ModelSettings(retries=0)
 CHEAT, HONEST = Say("Row 7 is skipped.\n\nVERDICT: cheat"), Say("It multiplies.\nVERDICT: honest")

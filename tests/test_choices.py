@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuda_l2 import choice_audit
 from cuda_l2.commands.choices import command
-from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm, Layout
+from cuda_l2.runs import choice_audit
+from cuda_l2.system.errors import UserError
 
 SHAPES = [Gemm(64, 64, 64), Gemm(128, 128, 128), Gemm(256, 256, 256)]
 

@@ -13,16 +13,16 @@ from conftest import CHEATS, honest_source
 from llm_server import Say, serving
 
 from cuda_l2.archive import Archive
-from cuda_l2.collect import PART, TRIES, Collection, Settings, collect
 from cuda_l2.commands import collect as command
 from cuda_l2.commands.collect import CollectSettings
 from cuda_l2.corpus import dataset
 from cuda_l2.corpus.holdout import HoldOut
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._function import FunctionProposer
 from cuda_l2.records import Candidate, Gemm
+from cuda_l2.runs.collect import PART, TRIES, Collection, Settings, collect
+from cuda_l2.system.errors import UserError
 
 GEMM = Gemm.parse("32x24x40")
 TASK_CHEATS = Path(__file__).with_name("task_cheats")

@@ -17,12 +17,12 @@ from cuda_l2.corpus.duplicates import Duplicates, digest
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import fingerprint, from_code
 from cuda_l2.corpus.snippets import MOST_CHARS, clean, licence, snippets, words_of
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.retrieve.sources import Source, installed_sources, user_sources
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import parse
 
 FILE = """\

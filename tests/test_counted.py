@@ -2,7 +2,7 @@
 
 import pytest
 
-from cuda_l2.counted import counted
+from cuda_l2.system.counted import counted
 
 
 @pytest.mark.parametrize(

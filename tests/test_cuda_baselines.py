@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuda_l2 import choice_audit
-from cuda_l2.errors import UserError
-from cuda_l2.execute import cupti
+from cuda_l2.machine.cuda import cupti
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import FRESH_S, Drift, GpuSample, GpuState
 from cuda_l2.measure.selection import Effort, select
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.runs import choice_audit
+from cuda_l2.system.errors import UserError
 
 cuda_baselines = pytest.importorskip("cuda_l2.measure.cuda_baselines", reason="needs cuda-bindings")
 stored = pytest.importorskip("cuda_l2.measure.tuned", reason="needs cuda-bindings")
@@ -280,7 +280,7 @@ def test_the_record_is_laid_out_as_the_toolkit_says(tmp_path: Path) -> None:
 
 
 def test_tracing_brings_in_nothing_heavy() -> None:
-    code = "import sys, cuda_l2.execute.cupti; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
+    code = "import sys, cuda_l2.machine.cuda.cupti; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -512,8 +512,8 @@ def test_launches_are_as_fast_after_a_detached_trace_as_before() -> None:
     code = """
 from cuda.bindings import driver
 from cuda.core import Program, ProgramOptions
-from cuda_l2.execute.cuda_driver import Graph, check
-from cuda_l2.execute.cupti import KernelTrace
+from cuda_l2.machine.cuda.driver import Graph, check
+from cuda_l2.machine.cuda.cupti import KernelTrace
 
 check("cuInit", driver.cuInit(0))
 context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(check("cuDeviceGet", driver.cuDeviceGet(0))))

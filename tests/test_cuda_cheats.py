@@ -10,8 +10,8 @@ import pytest
 from cuda_cheats import ACCEPTED, Cheat, all_cheats, read
 
 from cuda_l2.contract import ContractError, parse_cuda
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
-from cuda_l2.targets.cuda import compile_only
 from cuda_l2.verify import instructions
 from cuda_l2.verify._base import CheckFailed
 

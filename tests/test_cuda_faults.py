@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cuda_l2.errors import MachineError
-from cuda_l2.execute import messages
+from cuda_l2.machine import messages
+from cuda_l2.system.errors import MachineError
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 CORPUS = Path(__file__).with_name("cuda_cheats")
@@ -31,7 +31,7 @@ CORPUS = Path(__file__).with_name("cuda_cheats")
     ],
 )
 def test_a_driver_error_says_whose_it_is(call: str, status: str, of_machine: bool) -> None:
-    from cuda_l2.execute.cuda_driver import DriverError  # noqa: PLC0415 - skipped without cuda-bindings
+    from cuda_l2.machine.cuda.driver import DriverError  # noqa: PLC0415 - skipped without cuda-bindings
 
     assert DriverError(call, driver.CUresult[status]).of_machine is of_machine
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from cuda_on_cpu import HEADER
 
-from cuda_l2.audit import masks, runner
-from cuda_l2.execute.cuda_helpers import MAX_BLOCKS, ROW_THREADS, SOURCE, Helpers, Projection, compiled_helpers
+from cuda_l2.kernelbench import masks, runner
+from cuda_l2.machine.cuda.helpers import MAX_BLOCKS, ROW_THREADS, SOURCE, Helpers, Projection, compiled_helpers
 
 ROUNDING, SUMMATION = 2.0**-11, 1e-3
 SHAPES = [(1, 1), (5, 8), (33, 77), (64, 520), (300, 256)]
@@ -172,7 +172,7 @@ def test_a_modules_masked_inputs_are_put_in_place_in_their_turn(
 
 @pytest.mark.gpu
 def test_a_gpu_unmasks() -> None:
-    from cuda_l2.targets.cuda import detect  # noqa: PLC0415
+    from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
 
     torch.zeros(1, device="cuda")
     helpers, key = Helpers(compiled_helpers(detect().arch)), masks.new_key()

@@ -15,8 +15,8 @@ from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute.cuda_arena import CudaArena
-from cuda_l2.execute.device_arena import OUTSIDE
+from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.device_arena import OUTSIDE
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_rounds import measure_cuda
 from cuda_l2.measure.graph_rounds import Gpu

@@ -13,8 +13,8 @@ from fake_gpu import RMS_NORM, Rig, fake_gpu, floats, memory  # noqa: F401 - a f
 
 from cuda_l2 import tasks
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
-from cuda_l2.execute.fills import SCRATCH_BYTE
+from cuda_l2.machine.cuda.device_arena import NOT_RESTORED, OUTSIDE
+from cuda_l2.machine.fills import SCRATCH_BYTE
 from cuda_l2.measure.cuda_task_baselines import ARMS, COMPILED_GRAPH, EAGER_GRAPH
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Candidate

@@ -1,4 +1,4 @@
-"""The device memory of a task, its sizes and what fits: execute/cuda_task_arena.py, rigs/cuda_task.py."""
+"""The device memory of a task, its sizes and what fits: machine/cuda/task_arena.py, rigs/cuda_task.py."""
 
 import contextlib
 from pathlib import Path
@@ -12,16 +12,16 @@ from fake_gpu import RMS_NORM, fake_gpu  # noqa: F401 - a fixture
 
 from cuda_l2 import tasks
 from cuda_l2.contract import ContractError, plan_cuda
-from cuda_l2.errors import UserError
-from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_alone import Job
-from cuda_l2.execute.cuda_alone_main import _given
-from cuda_l2.execute.cuda_task_arena import CudaTaskArena, buffer_name, given_file
-from cuda_l2.execute.device_arena import GUARD_BYTES, OUTSIDE
-from cuda_l2.execute.fills import GUARD_BYTE, POISON_WORDS, POISONS
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda.alone import Job
+from cuda_l2.machine.cuda.alone_main import _given
+from cuda_l2.machine.cuda.device_arena import GUARD_BYTES, OUTSIDE
+from cuda_l2.machine.cuda.task_arena import CudaTaskArena, buffer_name, given_file
+from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, POISONS
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
 from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs.cuda_task import needed_bytes, windows
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import OwnCases
 
 TASK = tasks.parse("rms_norm:rows=10,columns=12")

@@ -16,8 +16,8 @@ from fake_gpu import fake_gpu  # noqa: F401 - a fixture
 from cuda_l2 import tasks
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, plan_cuda
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Trial, VerdictStatus
-from cuda_l2.targets.cuda import compile_only
 from cuda_l2.tasks.cases import OwnCases
 
 CORPUS = all_cheats(Path(__file__).with_name("cuda_task_cheats"))

@@ -13,10 +13,10 @@ from fake_gpu import fake_gpu  # noqa: F401 - a fixture
 
 from cuda_l2.families._base import Family, Schedule, all_families
 from cuda_l2.families._gpu_task import GpuTaskFamily
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Operation, VerdictStatus
 from cuda_l2.rigs.cuda_task import CudaTaskBench
-from cuda_l2.targets.cuda import compile_only
 from cuda_l2.tasks._base import SMALLER, definition
 
 HOPPER = compile_only("sm_90a")

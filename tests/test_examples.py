@@ -12,9 +12,9 @@ from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import Sampled
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
-from cuda_l2.targets.cuda import compile_only
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 INSTRUCTION = {"mma_sync": "HMMA.16816.F32", "wgmma_tma": "HGMMA.64x64x16.F32"}

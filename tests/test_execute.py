@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cuda_l2 import paths
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.execute.arena import Arena
-from cuda_l2.execute.fills import POISON
-from cuda_l2.execute.lock import machine_lock
-from cuda_l2.execute.worker import Fault, Worker
 from cuda_l2.library.kernel import POOL
-from cuda_l2.native import compiled
+from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.worker import Fault, Worker
+from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
+from cuda_l2.system import paths
+from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.native import compiled
 
 GEMM = Gemm(8, 4, 2)
 HEAD = "#include <stdint.h>\n#include <stdlib.h>\n#include <unistd.h>\n#include <sys/mman.h>\n#include <sys/socket.h>\n"
@@ -63,7 +63,7 @@ def library(folder: Path, body: str, before: str = "") -> Path:
 )  # fmt: skip
 def test_a_hostile_library_ends_itself_only(tmp_path, arena, monkeypatch, body, before, status) -> None:
     slow = "for (;;) {}" in before
-    monkeypatch.setattr("cuda_l2.execute.worker.START_TIMEOUT_S", 2.0 if slow else 20.0)
+    monkeypatch.setattr("cuda_l2.machine.cpu.worker.START_TIMEOUT_S", 2.0 if slow else 20.0)
     artifact = library(tmp_path, body, before)
     with pytest.raises(Fault) as fault, Worker(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
         worker.launch(0, 1.0 if status is VerdictStatus.TIMED_OUT else 20.0)
@@ -194,10 +194,10 @@ def test_a_killed_parent_leaves_no_stopped_process_behind(tmp_path) -> None:
     code = f"""
 import os, signal, sys, time
 from pathlib import Path
-from cuda_l2 import paths
+from cuda_l2.system import paths
 from cuda_l2.contract import CpuContract
-from cuda_l2.execute.arena import Arena
-from cuda_l2.execute.worker import Worker
+from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.records import Gemm
 baselines = TorchBaselines(1)

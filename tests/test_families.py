@@ -13,11 +13,11 @@ from cuda_l2.build.cpu import build
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, all_families, families_for
 from cuda_l2.families.cpu_gemm import FAMILY as CPU_GEMM
+from cuda_l2.machine.cpu.target import CpuTarget
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
 from cuda_l2.records import Build, BuildStatus, Gemm, Trial
-from cuda_l2.targets.cpu import CpuTarget
-from cuda_l2.targets.cuda import compile_only
 
 SHAPES = [
     "1x1x1",

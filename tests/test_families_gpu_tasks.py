@@ -19,11 +19,11 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, all_families, families_for, inlined
 from cuda_l2.families._gpu_task import GpuTaskFamily
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStatus
-from cuda_l2.targets.cuda import CudaTarget, compile_only
-from cuda_l2.task_bench import read_tasks
+from cuda_l2.runs.task_bench import read_tasks
 from cuda_l2.tasks._base import LARGER, definition
 from cuda_l2.tasks.cases import OwnCases
 from cuda_l2.tasks.sample import sample

@@ -12,8 +12,8 @@ from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, inlined
 from cuda_l2.families.sm80_gemm import CHOICES, FAMILY, SPARE_SHARED_BYTES
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import BuildStatus, Gemm
-from cuda_l2.targets.cuda import CudaTarget, compile_only
 
 SHAPES = (
     "1x1x1",

@@ -13,8 +13,8 @@ from cuda_l2.families._base import Schedule
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
 from cuda_l2.families.sm90_wave import FAMILY as WAVE
 from cuda_l2.families.sm90_wave import WARPGROUPS
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
-from cuda_l2.targets.cuda import compile_only
 
 HOPPER = compile_only("sm_90a")
 FAMILIES = [WAVE, PERSISTENT]

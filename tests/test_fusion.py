@@ -1,4 +1,4 @@
-"""tasks/fusion.py: parts of a module that a kernel could replace, and the module around them."""
+"""kernelbench/fusion.py: parts of a module that a kernel could replace, and the module around them."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cuda_l2.tasks.fusion import Kind, NotTraceable, plan
+from cuda_l2.kernelbench.fusion import Kind, NotTraceable, plan
 from cuda_l2.tasks.tolerance import bounds
 
 

@@ -122,7 +122,7 @@ def test_a_fault_costs_its_candidate_only(gpu) -> None:
 
 
 def test_a_process_outlives_the_memory_of_a_shape(gpu) -> None:
-    from cuda_l2.execute.cuda_arena import CudaArena  # noqa: PLC0415 - only with a GPU
+    from cuda_l2.machine.cuda.arena import CudaArena  # noqa: PLC0415 - only with a GPU
 
     met = []
     for _ in range(2):

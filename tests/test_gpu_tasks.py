@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cuda_l2 import tasks
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.records import Candidate, Operation
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
 from cuda_l2.tasks.cases import CLOSE, OwnCases, in_full_precision
 from cuda_l2.tasks.tolerance import widened

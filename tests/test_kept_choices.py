@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import grid
-from cuda_l2.errors import UserError
 from cuda_l2.measure import choices
 from cuda_l2.measure.cublas import Algorithm
 from cuda_l2.measure.tuned import Tuned, TunedLayout, recall, store
 from cuda_l2.records import Accumulate, Gemm
+from cuda_l2.runs import grid
+from cuda_l2.system.errors import UserError
 
 KEPT = Path(__file__).parents[1] / "results" / "h200" / "cublaslt.jsonl.gz"
 MACHINE, METHOD = "a GPU", "adaptive"

@@ -1,4 +1,4 @@
-"""tasks/kernelbench.py: files in KernelBench's format load and run, or are refused with their reason, in the sandbox."""
+"""kernelbench/opened.py: files in KernelBench's format load and run, or are refused with their reason, in the sandbox."""
 
 import json
 import os
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_l2 import process_tree, sandbox
-from cuda_l2.errors import UserError
+from cuda_l2.kernelbench import reference_server
+from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench.opened import Effort, Entry, References, _read_case, _read_examined, entries
+from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.records import Operation, Tensor, from_json, to_json
-from cuda_l2.targets.cpu import usable_cores
-from cuda_l2.tasks import reference_server
-from cuda_l2.tasks.examined import Examined, Readiness
-from cuda_l2.tasks.kernelbench import Effort, Entry, References, _read_case, _read_examined, entries
+from cuda_l2.system import process_tree, sandbox
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.values import Distribution
 
 CHECKOUT = Path(__file__).with_name("kernelbench")

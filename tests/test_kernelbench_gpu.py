@@ -22,19 +22,26 @@ pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from cuda_on_cpu import Compiled
 from fake_gpu import Rig, fake_gpu  # noqa: F401 - a fixture
 
-from cuda_l2 import sandbox, tasks
-from cuda_l2.audit import runner
-from cuda_l2.audit.process import Call, Module, Resources
+from cuda_l2 import tasks
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import command as bench
 from cuda_l2.commands.check import command as check
 from cuda_l2.commands.optimize import OptimizeSettings
 from cuda_l2.commands.optimize import command as optimize
 from cuda_l2.contract.text import contract_text
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.execute.worker import Fault
+from cuda_l2.kernelbench import runner
+from cuda_l2.kernelbench.cases import ForeignCases, other_sizes
+from cuda_l2.kernelbench.checkout import effort_for, read
+from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench.file import Refused, raise_if_memory
+from cuda_l2.kernelbench.foreign_process import ForeignProcess
+from cuda_l2.kernelbench.opened import Effort, Entry
+from cuda_l2.kernelbench.process import Call, Module, Resources
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine.cpu.target import CpuTarget
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.cuda_task_baselines import COMPILED_GRAPH, EAGER_GRAPH
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.task_worker import COMPILED, EAGER
@@ -42,16 +49,10 @@ from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Tensor, TimingStatus
 from cuda_l2.rigs.cuda import CudaRig
 from cuda_l2.rigs.cuda_task import CudaTaskBench, require_feasible
-from cuda_l2.targets.cpu import CpuTarget
-from cuda_l2.targets.cuda import compile_only
-from cuda_l2.task_bench import read_tasks
+from cuda_l2.runs.task_bench import read_tasks
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import in_full_precision
-from cuda_l2.tasks.checkout import effort_for, read
-from cuda_l2.tasks.examined import Examined, Readiness
-from cuda_l2.tasks.foreign_cases import ForeignCases, other_sizes
-from cuda_l2.tasks.foreign_file import Refused, raise_if_memory
-from cuda_l2.tasks.foreign_process import ForeignProcess
-from cuda_l2.tasks.kernelbench import Effort, Entry
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
 EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget_flops=10**8)
@@ -347,7 +348,7 @@ def test_files_are_tried_with_the_effort_of_the_machine(monkeypatch: pytest.Monk
         seen.append(effort)
         return SCALED
 
-    monkeypatch.setattr("cuda_l2.tasks.checkout.admit", kept)
+    monkeypatch.setattr("cuda_l2.kernelbench.checkout.admit", kept)
     for target in ("cuda", "cpu"):
         assert tasks.parse(QUARTIC, target, CHECKOUT) is SCALED
     assert seen == [effort_for(gpu=True), Effort()]

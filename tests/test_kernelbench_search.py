@@ -9,21 +9,22 @@ import pytest
 import torch
 from llm_server import Say, serving
 
-from cuda_l2 import sandbox, tasks
+from cuda_l2 import tasks
 from cuda_l2.commands import collect as collect_command
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import command as bench
 from cuda_l2.commands.collect import CollectSettings
 from cuda_l2.corpus.holdout import HoldOut
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.kernelbench.cases import ForeignCases
+from cuda_l2.kernelbench.checkout import foreign, read
+from cuda_l2.kernelbench.opened import Effort, Entry
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._task import code_words, describe_task
 from cuda_l2.records import Candidate
-from cuda_l2.task_bench import read_tasks
-from cuda_l2.tasks.checkout import foreign, read
-from cuda_l2.tasks.foreign_cases import ForeignCases
-from cuda_l2.tasks.kernelbench import Effort, Entry
+from cuda_l2.runs.task_bench import read_tasks
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
 EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget_flops=10**8)

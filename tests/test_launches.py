@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import process_tree
-from cuda_l2.audit.launches import Launches
-from cuda_l2.audit.onlooker import MOST_HIDDEN, hidden_launches
-from cuda_l2.audit.process import Launched, Watched
-from cuda_l2.audit.samples import Sampler
-from cuda_l2.audit.symbols import exported
-from cuda_l2.audit.tracing import threads, tracer
+from cuda_l2.kernelbench.launches import Launches
+from cuda_l2.kernelbench.onlooker import MOST_HIDDEN, hidden_launches
+from cuda_l2.kernelbench.process import Launched, Watched
+from cuda_l2.kernelbench.samples import Sampler
+from cuda_l2.kernelbench.symbols import exported
+from cuda_l2.kernelbench.tracing import threads, tracer
+from cuda_l2.system import process_tree
 
 DRIVER = "int cuLaunchKernel(int x) { return x + 1; } int cuGraphLaunch(int x) { return x + 1; }"
 RUNTIME = """
@@ -404,7 +404,7 @@ def test_who_keeps_threads_from_being_traced_or_takes_breakpoints_away_is_known(
         assert launches.removed == {running.pid}
     assert running.told() == ("m", 0, 0)
     thread = threads(running.pid)[-1]
-    code = f"from cuda_l2.audit.tracing import seize; print(seize({thread}), flush=True); input()"
+    code = f"from cuda_l2.kernelbench.tracing import seize; print(seize({thread}), flush=True); input()"
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as other:
         assert other.stdout and other.stdin and other.stdout.readline() == b"True\n"

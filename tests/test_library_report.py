@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from cuda_l2.errors import UserError
-from cuda_l2.library_run import fallbacks
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
 from cuda_l2.report import library
 from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import summary
-from cuda_l2.results import CSV, KernelFigures, Measurement
-from cuda_l2.run_file import Header
+from cuda_l2.runs.library_run import fallbacks
+from cuda_l2.runs.results import CSV, KernelFigures, Measurement
+from cuda_l2.runs.run_file import Header
+from cuda_l2.system.errors import UserError
 
 BASELINES = {"cuBLASLt-AutoTuning NN": 12.0, "cuBLASLt-AutoTuning TN": 10.0, "cuBLAS NN": 30.0}
 TIMES = {

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Row, joined, read_table, write_table
-from cuda_l2.library_run import Library, figures, headline
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Build, BuildStatus, Gemm, Interval, Timing, TimingStatus
-from cuda_l2.targets.cuda import compile_only
+from cuda_l2.runs.library_run import Library, figures, headline
+from cuda_l2.system.errors import UserError
 
 TARGET = compile_only("sm_90a")
 TIMES = {"nn": {PLAIN: 8.0, PROGRAMMATIC: 7.0}, "tn": {PLAIN: 6.0, PROGRAMMATIC: 9.0}}

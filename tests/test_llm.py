@@ -12,13 +12,13 @@ import pytest
 from llm_server import Say, serving
 
 from cuda_l2.archive import Archive
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Outcome, is_model, model_kinds, open_model
 from cuda_l2.llm.client import MAX_ANSWER_CHARS, Client, Question
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.kinds import openai as openai_kind
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._model_policy import ModelPolicy
+from cuda_l2.system.errors import UserError
 
 KEY = "sk-secret-of-the-tests-0123456789"
 QUICK = ModelSettings(retries=0, answer_tokens=200)

@@ -11,11 +11,12 @@ from test_archive import trial as measured_trial
 
 from cuda_l2.archive import Archive
 from cuda_l2.contract.text import contract_text
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine.cpu.target import CpuTarget
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import MESSAGE_CHARS, Parts, Templates, copy_templates, feedback, fenced
@@ -24,8 +25,7 @@ from cuda_l2.propose._references import excerpts
 from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Trial, Verdict, VerdictStatus
 from cuda_l2.retrieve.index import Piece
 from cuda_l2.retrieve.sources import USER
-from cuda_l2.targets.cpu import CpuTarget
-from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.system.errors import UserError
 
 GEMM = Gemm.parse("512x256x128:tn")
 

@@ -18,13 +18,11 @@ import pytest
 from conftest import CHEATS, honest_source
 from llm_server import Say, serving
 
-from cuda_l2 import sandbox
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import command as bench
 from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.commands.show import command as show
 from cuda_l2.contract.text import contract_text
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.llm._base import Message, Outcome, Reply, Request, open_model
@@ -39,6 +37,8 @@ from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.search import search
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(128, 96, 160)
 KEY = "sk-secret-of-the-search-0123456789"

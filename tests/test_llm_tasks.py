@@ -25,6 +25,7 @@ from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates, fenced
@@ -33,7 +34,6 @@ from cuda_l2.propose._references import query
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
 from cuda_l2.search import search
-from cuda_l2.targets.cuda import compile_only
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.words import tolerance_words

@@ -11,7 +11,7 @@ import torch
 from conftest import honest_source
 
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.execute.arena import Arena
+from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.measure import torch_worker
 from cuda_l2.measure.baselines import TorchBaselines
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval

@@ -19,8 +19,8 @@ from verify_the_verifier import Book
 
 from cuda_l2.contract import parse_cuda
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate
-from cuda_l2.targets.cuda import CudaTarget, compile_only
 
 SMS = 132
 LEAST_MUTANTS, LEAST_OF_SYNCHRONISATION = 240, 70

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import cuda_l2
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
 from cuda_l2.optimizer import Optimizer, Settings
 from cuda_l2.propose._base import FamilySpace
+from cuda_l2.system.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import cli, process_tree
+from cuda_l2 import cli
 from cuda_l2.measure import other_work
 from cuda_l2.measure.other_work import OtherWork, noticed
+from cuda_l2.system import process_tree
 
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
 

@@ -9,10 +9,10 @@ from cuda_cheats import all_cheats
 
 from cuda_l2.archive import Archive
 from cuda_l2.contract import parse_cuda
-from cuda_l2.errors import UserError
 from cuda_l2.measure import profile
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial, from_json, to_json
 from cuda_l2.rigs._base import Bench
+from cuda_l2.system.errors import UserError
 
 RECORDED = Path(__file__).with_name("data") / "ncu"
 DURATION, TENSOR = "gpu__time_duration.sum", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
@@ -130,7 +130,7 @@ def test_only_a_gpu_has_counters() -> None:
 
 def profiled(source: str, shape: str) -> dict[str, float]:
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-    from cuda_l2.targets import cuda  # noqa: PLC0415
+    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415
 
     target, gemm = cuda.detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import contract, prover
-from cuda_l2.execute.cuda_alone import Job
-from cuda_l2.execute.sanitizer import Tool
-from cuda_l2.execute.worker import Fault
+from cuda_l2 import contract
 from cuda_l2.families._base import families_for
 from cuda_l2.library import proof as proof_module
 from cuda_l2.library.kernels import EDGE, INTERIOR, ProofTask, TableKernel, kernels_of, launched, tasks_for
 from cuda_l2.library.proof import PROOF, ProofFile, failures, kernels_csv, proof_of
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, family_of, write_table
-from cuda_l2.lines import LinesFile
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda.alone import Job
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Accumulate, Gemm, Verdict, VerdictStatus
-from cuda_l2.targets.cuda import CudaTarget, compile_only
+from cuda_l2.runs import prover
+from cuda_l2.system.lines import LinesFile
 from cuda_l2.verify._base import CheckFailed
 
 TARGET = dataclasses.replace(compile_only("sm_90a"), cores=2)
@@ -207,7 +208,7 @@ def test_a_damaged_line_costs_itself_only(tasks: Sequence[ProofTask], tmp_path: 
 
 
 def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
-    from cuda_l2.errors import UserError  # noqa: PLC0415
+    from cuda_l2.system.errors import UserError  # noqa: PLC0415
 
     with LinesFile(tmp_path / PROOF), pytest.raises(UserError, match="another run"):
         LinesFile(tmp_path / PROOF)
@@ -318,7 +319,7 @@ def test_candidates_are_watched_alone_where_the_tool_speaks_of_several(
 @pytest.mark.timeout(300)
 def test_two_kernels_are_proved_by_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from cuda_l2.commands import prove  # noqa: PLC0415
-    from cuda_l2.targets.cuda import detect  # noqa: PLC0415
+    from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
 
     rows = [row("64x64x64", "sm80_gemm", target=detect())]
     rows += [row("512x512x512:tn", "sm90_wave", {"EDGE": edge}, detect()) for edge in (0, 1)]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from conftest import RECORDING
 
-from cuda_l2.errors import UserError
 from cuda_l2.propose._base import Exemplar, proposer_maker, proposer_names
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._recorded import RecordedSpace, load
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Trial
 from cuda_l2.report.replay import best_area, late_mean, maker_of, paired_difference, replay
+from cuda_l2.system.errors import UserError
 
 SEEDS = 10
 TRIALS = 120

@@ -16,14 +16,15 @@ from mutation.subjects import SUBJECTS, Subject
 
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
-from cuda_l2.errors import MachineError, UserError
-from cuda_l2.execute import cuda_alone, sanitizer
-from cuda_l2.execute.cuda_alone import Ended, Job
-from cuda_l2.execute.sanitizer import Tool
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine import gpu_present
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda import alone as cuda_alone
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda.alone import Ended, Job
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
-from cuda_l2.targets import gpu_present
-from cuda_l2.targets.cuda import compile_only
+from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.verify import races, stress
 from cuda_l2.verify._base import CheckFailed, normal_case
 
@@ -326,7 +327,7 @@ def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> N
 
 def cubin_and_plan(source: str, shape: str) -> tuple[Path, Any]:
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-    from cuda_l2.targets import cuda  # noqa: PLC0415
+    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415
 
     target, gemm = cuda.detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)
@@ -398,7 +399,7 @@ def test_one_that_is_wrong_among_several_in_one_process_is_noticed(tool: Tool, w
 
 def honest_kernels() -> list[tuple[str, str, str]]:
     """Name, source and shape of kernels that are right."""
-    from cuda_l2.targets import cuda  # noqa: PLC0415
+    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415
 
     kernels = [(subject.name, subject.candidate(cuda.detect()).source, subject.shape) for subject in SUBJECTS]
     return kernels + [(name, CHEATS[name].source, CHEATS[name].shape) for name in HONEST]
@@ -408,7 +409,7 @@ def honest_kernels() -> list[tuple[str, str, str]]:
 def opened(gpu: Any) -> Callable[[str, str], Any]:
     """opened(source, shape) is a session on a GPU, as a context manager."""
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-    from cuda_l2.execute.cuda_arena import CudaArena  # noqa: PLC0415
+    from cuda_l2.machine.cuda.arena import CudaArena  # noqa: PLC0415
     from cuda_l2.verify._base import Cases  # noqa: PLC0415
     from cuda_l2.verify._cuda import CudaReferences, CudaSession  # noqa: PLC0415
     from cuda_l2.verify._gpu import Facilities  # noqa: PLC0415

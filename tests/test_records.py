@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from cuda_l2.errors import UserError
 from cuda_l2.records import (
     Accumulate,
     Arm,
@@ -25,6 +24,7 @@ from cuda_l2.records import (
     from_json,
     to_json,
 )
+from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(64, 32, 16)
 SOFTMAX = Operation(

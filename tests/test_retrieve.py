@@ -15,7 +15,6 @@ from test_llm_prompts import TARGETS
 
 from cuda_l2.archive import Archive
 from cuda_l2.corpus.holdout import HoldOut
-from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._model_policy import ModelPolicy
 from cuda_l2.propose._references import excerpts, query
@@ -23,6 +22,7 @@ from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
 from cuda_l2.retrieve.chunks import MOST_CHARS, MOST_LINES, chunks, words
 from cuda_l2.retrieve.index import Index, index_folder, refresh
 from cuda_l2.retrieve.sources import Source, files, installed_sources, user_sources
+from cuda_l2.system.errors import UserError
 
 COPY = """// Copyright (c) somebody. All rights reserved.
 // Licensed under some licence.

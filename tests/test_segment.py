@@ -19,10 +19,10 @@ from cuda_l2.corpus.asking import MOST_DEAD, Template
 from cuda_l2.corpus.segment import TEMPLATE, File, piece, read, shown_windows
 from cuda_l2.corpus.snippets import MOST_CHARS, Snippet, clean, snippets
 from cuda_l2.corpus.windows import Listing, Window, hard_spans, windows
-from cuda_l2.errors import UserError
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.retrieve.sources import files, installed_sources
+from cuda_l2.system.errors import UserError
 
 FILE = """\
 #include <cuda_fp16.h>

@@ -10,10 +10,10 @@ import pytest
 from cuda_l2.families._base import families_for
 from cuda_l2.library.choose import choose, value
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, PoolRow, joined
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.selection import Case, select, summary, table
-from cuda_l2.survey import Arm, Record
-from cuda_l2.targets.cuda import compile_only
+from cuda_l2.runs.selection import Case, select, summary, table
+from cuda_l2.runs.survey import Arm, Record
 
 NAN = math.nan
 SIZE = (256, 256, 256)

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from cuda_l2.contract import kernel_id, parse_cuda
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PoolRow, Row, pool_of, read_pool, read_table, write_pool, write_table
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import as_dependent
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.shortlist import KNOWN_WITHIN, Shortlist, default_pool
-from cuda_l2.survey import BUILDS, TIMES, Arm, Record, Survey, SurveySettings, _line, read_records, shapes_of
-from cuda_l2.targets.cuda import compile_only
+from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool
+from cuda_l2.runs.survey import BUILDS, TIMES, Arm, Record, Survey, SurveySettings, _line, read_records, shapes_of
+from cuda_l2.system.errors import UserError
 
 HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
 SHAPES = ("256x256x256", "4096x4096x512:tn", "128x512x4096")
@@ -211,7 +211,7 @@ def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
         assert all(not arm.reason and math.isfinite(arm.first[0]) for arm in each.arms)
     rows = read_table(tmp_path / "out" / "schedules.csv")
     assert len(rows) == 3 * 2 * 2 * 2 and len(read_pool(tmp_path / "out" / "pool.csv")) > 6
-    from cuda_l2.targets.cuda import detect  # noqa: PLC0415
+    from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
 
     assert len({kernel_id(row.candidate(detect()).source) for row in rows}) <= 6
     cold = [*command[:5], "--grid", shapes, "--accumulate", "fp32,fp16", "--state", "cold"]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
 from cuda_l2.library import table
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, PoolRow, Row
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Gemm, Layout
-from cuda_l2.targets.cuda import compile_only
+from cuda_l2.system.errors import UserError
 
 HOPPER = compile_only("sm_90a")
 

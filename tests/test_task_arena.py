@@ -1,12 +1,12 @@
-"""execute/task_arena.py and measure/task_outputs.py: what shared memory shows of a candidate, and what it leaves to it."""
+"""machine/cpu/task_arena.py and measure/task_outputs.py: what shared memory shows of a candidate, and what it leaves to it."""
 
 import numpy as np
 import pytest
 import torch
 
 from cuda_l2 import contract, tasks
-from cuda_l2.execute.fills import POISONS
-from cuda_l2.execute.task_arena import TaskArena, TaskMemory, raw
+from cuda_l2.machine.cpu.task_arena import TaskArena, TaskMemory, raw
+from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.task_outputs import TaskOperands
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor

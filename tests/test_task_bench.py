@@ -8,8 +8,9 @@ import pytest
 
 from cuda_l2 import cli
 from cuda_l2.archive import Archive
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
+from cuda_l2.machine.cpu.target import CpuTarget
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.optimizer import Result
 from cuda_l2.records import (
     Arm,
@@ -24,10 +25,9 @@ from cuda_l2.records import (
     VerdictStatus,
 )
 from cuda_l2.report.task_figures import figures, markdown, table
+from cuda_l2.runs.task_bench import TaskResult, read_tasks, run
 from cuda_l2.search import Progress
-from cuda_l2.targets.cpu import CpuTarget
-from cuda_l2.targets.cuda import CudaTarget
-from cuda_l2.task_bench import TaskResult, read_tasks, run
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
 
 GPU = CudaTarget("some GPU", (9, 0), 132, 50 << 20, 227 << 10, 80 << 30)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cuda_l2 import tasks
-from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm, Operation, from_json, to_json
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Definition, definition, definitions
 from cuda_l2.tasks.tolerance import bounds
 from cuda_l2.tasks.values import Distribution, Domain, Values, booleans, integers, normal, seeded

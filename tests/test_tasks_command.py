@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import cli, sandbox
-from cuda_l2.errors import UserError
+from cuda_l2 import cli
+from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Arm, Interval, Operation, Timing, TimingStatus, from_json
 from cuda_l2.report.tasks import _time
 from cuda_l2.rigs.cpu import CpuRig
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
-from cuda_l2.tasks.examined import Examined, Readiness
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
@@ -96,7 +97,7 @@ def test_what_was_found_is_kept_where_a_later_file_ends_the_command(run, tmp_pat
         yield Examined(found[0].name, Readiness.MALFORMED, "a reason")
         raise UserError("no more")
 
-    monkeypatch.setattr("cuda_l2.tasks.kernelbench.examine_all", examine_all)
+    monkeypatch.setattr("cuda_l2.kernelbench.opened.examine_all", examine_all)
     out = tmp_path / "out.jsonl"
     assert run("--kernelbench", str(CHECKOUT), "--out", str(out))[0]
     assert from_json(Examined, out.read_text()).reason == "a reason"

@@ -15,11 +15,11 @@ import torch
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.corpus import dataset
-from cuda_l2.errors import UserError
 from cuda_l2.learn import models
 from cuda_l2.learn import settings as stages
 from cuda_l2.llm._base import Message, Outcome, Request
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.system.errors import UserError
 
 SMALL = """
 [tuning]

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from test_train_tasks import SMALL, TASKS
 
-from cuda_l2 import sandbox, tasks
+from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.corpus import dataset
-from cuda_l2.errors import UserError
 from cuda_l2.learn import rl
 from cuda_l2.learn.rl import Judge
 from cuda_l2.learn.settings import read
@@ -26,6 +25,8 @@ from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Gemm, TimingStatus
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs.cpu import CpuRig
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definitions
 
 RELU, SQUARE = "relu:rows=4,columns=8", "relu_squared:rows=4,columns=8"

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_l2 import sandbox
 from cuda_l2.archive import Archive
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.corpus import dataset
 from cuda_l2.corpus.holdout import HoldOut
-from cuda_l2.errors import UserError
 from cuda_l2.learn import models, selftaught
 from cuda_l2.learn.rl import Judge
 from cuda_l2.learn.settings import Sampling
@@ -23,6 +21,8 @@ from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.reward import RewardSettings
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 
 GEMM = Gemm.parse("32x24x40")
 KERNEL = """\

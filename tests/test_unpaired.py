@@ -6,8 +6,8 @@ import pytest
 from mutation.subjects import SUBJECTS
 
 from cuda_l2.build import unpaired
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Candidate
-from cuda_l2.targets.cuda import compile_only
 
 COPY = "cp.async.cg.shared.global [%r1], [%rd1], 16;"
 LOAD = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from cuda_l2.errors import MachineError
 from cuda_l2.records import Build, BuildStatus, Gemm
+from cuda_l2.system.errors import MachineError
 from cuda_l2.verify import special
 from cuda_l2.verify._base import Case, Cases, CheckFailed, Session, all_checks, logical_b
 from cuda_l2.verify._cpu import CpuReferences

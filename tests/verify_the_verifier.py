@@ -26,16 +26,15 @@ from mutation.sampling import Mutant
 from mutation.subjects import SUBJECTS, Subject
 
 import cuda_l2
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.records import Build, Candidate, Gemm, Trial
 from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.system.errors import UserError
 
 PACKAGE, TESTS = Path(cuda_l2.__file__).parent, Path(__file__).parent
 VERIFIER = tuple(
-    PACKAGE / name
-    for name in ("build", "contract", "evaluator.py", "execute", "measure", "rigs", "tolerances.py", "verify")
+    PACKAGE / name for name in ("build", "contract", "evaluator.py", "machine", "measure", "rigs", "verify")
 )
 MUTATING = (PACKAGE / "families", TESTS / "mutation")
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-from cuda_l2.errors import UserError
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, Candidate, from_json
-from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.system.errors import UserError
 
 CORES_A_SERVER = 2
 AT_ONCE = 4

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from cuda_l2 import paths
 from cuda_l2.records import Build, from_json, to_json
+from cuda_l2.system import paths
 
 RECORD = "build.json"
 

@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cuda_l2 import contract, sandbox, scratch
+from cuda_l2 import contract
 from cuda_l2.build import binary, cache, lexing, rules
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Build, BuildStatus, Candidate
-from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.system import sandbox, scratch
 
 SOURCE_NAME = "candidate.c"
 TIMEOUT_S = 30.0

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cuda_l2 import contract, sandbox, scratch
+from cuda_l2 import contract
 from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, sass, unpaired
 from cuda_l2.build.cuda_compiler import Compiled, Compiler, Toolchain, compile_source, cutlass, toolchain
 from cuda_l2.contract import CudaContract
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, BuildStatus, Candidate
-from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.system import sandbox, scratch
 
 __all__ = ["Compiler", "build_all"]
 

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_l2 import paths, sandbox, scratch
 from cuda_l2.build import compile_server
 from cuda_l2.build.compile_server import CUBIN, LOG, PTX, SOURCE
-from cuda_l2.errors import UserError
 from cuda_l2.records import BuildStatus
+from cuda_l2.system import paths, sandbox, scratch
+from cuda_l2.system.errors import UserError
 
 TIMEOUT_S, CUTLASS_TIMEOUT_S = 30.0, 90.0
 MEMORY_BYTES, CUTLASS_MEMORY_BYTES = 4 << 30, 8 << 30

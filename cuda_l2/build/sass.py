@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from cuda_l2 import sandbox, scratch
+from cuda_l2.system import sandbox, scratch
 
 WORD_BYTES = 16
 TIMEOUT_S = 60.0

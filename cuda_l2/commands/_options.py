@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 
 from cyclopts import Parameter
 
-from cuda_l2.errors import UserError
+from cuda_l2.system.errors import UserError
 
 LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
 """How commands take `ModelSettings`."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2 import grid
 from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds, tell
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.results import RESULTS, SUMMARY, ResultsFile, set_aside
+from cuda_l2.runs import grid
+from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,12 +150,12 @@ def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
 
 
 def _run_tasks(settings: BenchSettings) -> None:
+    from cuda_l2.machine import detect
     from cuda_l2.optimizer import Optimizer, Settings
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
-    from cuda_l2.targets import detect
-    from cuda_l2.task_bench import read_tasks, run
+    from cuda_l2.runs.task_bench import read_tasks, run
 
     assert settings.tasks is not None
     wanted = read_tasks(settings.tasks, detect(settings.target), settings.kernelbench)
@@ -256,7 +256,7 @@ def _run_grid(settings: BenchSettings) -> None:
     from cuda_l2.report.grid import write_tables, write_text
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.report.grid_summary import summary
-    from cuda_l2.sweep import Sweep, SweepSettings
+    from cuda_l2.runs.sweep import Sweep, SweepSettings
 
     sweep_settings = SweepSettings(
         protocols=_listed(settings.protocols),

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import read_source, require_target, tell
-from cuda_l2.errors import UserError
 from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
+from cuda_l2.system.errors import UserError
 
 
 @Parameter(name="*", group="KernelBench")
@@ -97,8 +97,8 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
     """Build for an architecture and plan the launches; exits with 1 where either is refused."""
     from cuda_l2 import contract
     from cuda_l2.build.cuda import build_all
+    from cuda_l2.machine.cuda.target import compile_only
     from cuda_l2.report.tables import build_json, print_build
-    from cuda_l2.targets.cuda import compile_only
 
     if not re.fullmatch(r"sm_\d{2,3}a?", arch):
         raise UserError(f"{arch!r} is no architecture: give one as in sm_80 or sm_90a")
@@ -120,10 +120,10 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
 
 
 def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:
-    from cuda_l2.audit import Auditor
+    from cuda_l2.kernelbench import Auditor
+    from cuda_l2.kernelbench.checkout import effort_for, find_entry
+    from cuda_l2.machine import gpu_present
     from cuda_l2.report.live import Stages
-    from cuda_l2.targets import gpu_present
-    from cuda_l2.tasks.checkout import effort_for, find_entry
 
     require_target(target)
     task, _, sizes = task.partition(":")
@@ -145,8 +145,8 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
 
 def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None) -> Trial:
     from cuda_l2 import contract
+    from cuda_l2.machine import chosen
     from cuda_l2.optimizer import evaluate
-    from cuda_l2.targets import chosen
 
     if target == "auto":
         try:

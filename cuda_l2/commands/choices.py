@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, member, require_writable
-from cuda_l2.errors import UserError
 from cuda_l2.records import Accumulate, Gemm
+from cuda_l2.system.errors import UserError
 
 
 def command(
@@ -45,7 +45,7 @@ def command(
         Move the results that are there aside and begin anew.
     """
     kind = member(Accumulate, accumulate, "accumulator")
-    from cuda_l2 import grid as grids
+    from cuda_l2.runs import grid as grids
 
     gemms = grids.read_grid(grid, accumulate=kind)
     gemms = grids.shuffled(grids.sample(gemms, sample, seed) if sample else gemms, seed)
@@ -60,13 +60,13 @@ def command(
 def _audit(gemms: Sequence[Gemm], choices: Path | None, out: Path, kept: Path, fresh: bool) -> None:
     """Audit what `kept` does not hold yet, and write and print all that it holds then."""
     import cuda_l2
-    from cuda_l2 import lines
-    from cuda_l2.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table
-    from cuda_l2.execute.lock import machine_lock
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.rigs import open_rig
-    from cuda_l2.run_file import Header
+    from cuda_l2.runs.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table
+    from cuda_l2.runs.run_file import Header
+    from cuda_l2.system import lines
+    from cuda_l2.system.lock import machine_lock
 
     finished = False
     with open_rig("cuda") as rig:

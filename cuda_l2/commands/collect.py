@@ -9,17 +9,17 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
-    from cuda_l2.collect import Make, Pair
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.propose._model_policy import ModelPolicy
     from cuda_l2.review.checker import Checker
+    from cuda_l2.runs.collect import Make, Pair
 
 
 @Parameter(name="*")
@@ -68,17 +68,17 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 
-    from cuda_l2.targets import chosen
+    from cuda_l2.machine import chosen
 
     target = chosen(settings.target)
     wanted = list(dict.fromkeys(tasks.parse(shape, target, settings.kernelbench) for shape in shapes))
 
-    from cuda_l2 import paths
     from cuda_l2.archive import Archive
-    from cuda_l2.collect import Collection, Settings, collect
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
+    from cuda_l2.runs.collect import Collection, Settings, collect
+    from cuda_l2.system import paths
 
     hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
     limits = Settings(settings.tries, settings.keep, settings.round, budget_s, settings.least_speedup, hold_out)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from cuda_l2 import targets, tasks
+from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import LANGUAGE_MODELS
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
     from cuda_l2.corpus.build import Counts
@@ -100,7 +100,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         sources = [*installed_sources(), *sources]
     rendered = None
     if settings.rendered:
-        rendered = Rendered(settings.rendered, wanted, targets.detect(settings.target), settings.seed)
+        rendered = Rendered(settings.rendered, wanted, machine.detect(settings.target), settings.seed)
     client = _client(settings) if settings.policy else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
@@ -129,11 +129,11 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
 
 
 def _client(settings: CorpusSettings):  # type: ignore[no-untyped-def]
-    from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.llm._base import open_model
     from cuda_l2.llm.client import Client
     from cuda_l2.llm.exchanges import ExchangeLog
+    from cuda_l2.system import paths
 
     path = settings.archive or paths.default_archive()
     model = open_model(settings.policy, settings.model)

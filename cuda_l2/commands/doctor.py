@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def _system() -> list[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from cuda_l2.targets import cpu
+    from cuda_l2.machine.cpu import target as cpu
 
     try:
         _, version = cpu.find_compiler()
@@ -67,7 +67,7 @@ def _cpu() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    from cuda_l2 import sandbox
+    from cuda_l2.system import sandbox
 
     kind, limits = sandbox.kind(), shutil.which("prlimit")
     missing = kind is sandbox.Kind.LIMITS
@@ -105,7 +105,7 @@ def _bytecode() -> Iterator[Finding]:
 
 
 def _folders() -> Iterator[Finding]:
-    from cuda_l2 import paths
+    from cuda_l2.system import paths
 
     for name, folder, setting in (
         ("cache", paths.cache_dir(), "CUDA_L2_CACHE"),
@@ -123,13 +123,13 @@ def _folders() -> Iterator[Finding]:
 
 def _gpu() -> list[Finding]:
     """What the GPU target needs."""
-    from cuda_l2.targets import gpu_present
+    from cuda_l2.machine import gpu_present
 
     if not gpu_present():
         return [Finding(False, "GPU", "none: the CPU is the target")]
-    from cuda_l2.execute import sanitizer
+    from cuda_l2.machine.cuda import sanitizer
+    from cuda_l2.machine.cuda import target as cuda
     from cuda_l2.measure import profile
-    from cuda_l2.targets import cuda
 
     reason = cuda.missing()
     if reason:

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import tell
-from cuda_l2.errors import UserError
-from cuda_l2.plain import plain
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import plain
 
 if TYPE_CHECKING:
     from cuda_l2.archive import Archive
@@ -39,10 +39,10 @@ def command(
     json
         Print the exchanges as JSON, one a line, prompts and answers included.
     """
-    from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.llm.exchanges import ExchangeLog
     from cuda_l2.records import to_json
+    from cuda_l2.system import paths
 
     task = str(tasks.identity(shape)) if shape else ""
     path = archive or paths.default_archive()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.counted import counted
+from cuda_l2.system.counted import counted
 
 
 def command(

@@ -65,7 +65,7 @@ def command(
     require_target(settings.target)
     budget_s = seconds(settings.budget)
 
-    from cuda_l2.targets import chosen
+    from cuda_l2.machine import chosen
 
     parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
 

@@ -8,8 +8,8 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import read_source
-from cuda_l2.errors import UserError
 from cuda_l2.records import Candidate, Task, TimingStatus
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
     from cuda_l2.archive import Archive
@@ -44,13 +44,13 @@ def command(
     """
     task = tasks.parse(shape, "cuda")
 
-    from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.measure.profile import find, summary
     from cuda_l2.measure.protocols import OFFLINE
     from cuda_l2.report.tables import print_trial, trials_json
     from cuda_l2.rigs import open_rig
+    from cuda_l2.system import paths
 
     with Archive(archive or paths.default_archive()) as opened, open_rig("cuda") as rig:
         find()  # before anything takes time

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
     from cuda_l2.library.table import Row
@@ -55,14 +55,14 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
     """Prove what the folder holds no proof of; whether an interrupt left nothing, and nothing is found to be wrong."""
     require_cuda_packages()
 
-    from cuda_l2 import lines
-    from cuda_l2.execute.cuda_driver import bus_id
-    from cuda_l2.execute.lock import machine_lock
     from cuda_l2.library.kernels import kernels_of, tasks_for
     from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
-    from cuda_l2.prover import CORES_A_WORKER, Prover, require_sanitizer
+    from cuda_l2.machine.cuda.driver import bus_id
+    from cuda_l2.machine.cuda.target import detect
     from cuda_l2.report.grid_live import GridProgress
-    from cuda_l2.targets.cuda import detect
+    from cuda_l2.runs.prover import CORES_A_WORKER, Prover, require_sanitizer
+    from cuda_l2.system import lines
+    from cuda_l2.system.lock import machine_lock
 
     target = detect()
     require_sanitizer()

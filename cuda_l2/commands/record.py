@@ -6,9 +6,9 @@ from pathlib import Path
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_writable
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 BATCH = 16
 

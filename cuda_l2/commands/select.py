@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import member, require_cuda_packages, require_writable, seconds
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.records import Accumulate, Layout
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
-    from cuda_l2.survey import Survey
+    from cuda_l2.runs.survey import Survey
 
 TABLE, SUMMARY, ENVIRONMENT = "schedules.csv", "summary.md", "environment.json"
 
@@ -82,11 +82,11 @@ def _select(
 
     import time
 
-    from cuda_l2 import selection
     from cuda_l2.library.table import joined, read_table, write_table
+    from cuda_l2.machine.cuda import target as cuda
     from cuda_l2.report.grid import write_text
-    from cuda_l2.survey import Survey, SurveySettings, shapes_of
-    from cuda_l2.targets import cuda
+    from cuda_l2.runs import selection
+    from cuda_l2.runs.survey import Survey, SurveySettings, shapes_of
 
     start, cold = time.monotonic(), settings.state == "cold"
     wanted = SurveySettings(

@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.errors import UserError
-from cuda_l2.plain import plain
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import plain
 
 
 def command(
@@ -38,10 +38,10 @@ def command(
     if count < 1:
         raise UserError(f"the number of kernels must be at least 1, not {count}")
 
-    from cuda_l2 import paths
     from cuda_l2.archive import Archive
+    from cuda_l2.machine import chosen
     from cuda_l2.report.tables import print_known, trials_json
-    from cuda_l2.targets import chosen
+    from cuda_l2.system import paths
 
     task = tasks.identity(shape, chosen("auto"))
     path = archive or paths.default_archive()

@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_target, require_writable, seconds
-from cuda_l2.errors import UserError
-from cuda_l2.plain import line_of
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import line_of
 
 
 @Parameter(name="*")
@@ -96,11 +96,11 @@ def _list(json: bool) -> None:
 
 def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     from cuda_l2 import tasks
-    from cuda_l2.execute.lock import machine_lock
     from cuda_l2.measure.protocols import CPU_PROTOCOLS
     from cuda_l2.records import Gemm, to_json
     from cuda_l2.report.tasks import print_task
     from cuda_l2.rigs import open_rig
+    from cuda_l2.system.lock import machine_lock
     from cuda_l2.tasks._base import definition
     from cuda_l2.tasks.tolerance import bounds
     from cuda_l2.tasks.values import Distribution
@@ -138,11 +138,11 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     if settings.out:
         require_writable(settings.out)
 
+    from cuda_l2.kernelbench.checkout import effort_for, require_gpu_devices
+    from cuda_l2.kernelbench.opened import entries, examine_all
+    from cuda_l2.machine import chosen, detect
     from cuda_l2.records import to_json
     from cuda_l2.report.tasks import print_counts, print_examined
-    from cuda_l2.targets import chosen, detect
-    from cuda_l2.tasks.checkout import effort_for, require_gpu_devices
-    from cuda_l2.tasks.kernelbench import entries, examine_all
 
     gpu = chosen(settings.target) == "cuda"
     if gpu:

@@ -1,8 +1,8 @@
 """cuda-l2 throughput: how many distinct candidates a second this machine builds, verifies and times."""
 
 from cuda_l2.commands._options import require_target, tell
-from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm
+from cuda_l2.system.errors import UserError
 
 WARM_UP = 32
 """Candidates not counted: the processes that build start with them."""

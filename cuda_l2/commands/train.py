@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cuda_l2 import tasks
+from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
-from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm, Task
+from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
     from cuda_l2.learn.settings import StageSettings
@@ -89,9 +89,8 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
         _train_on_data(chosen, settings, settings.out)
     else:
         require_target(settings.target)
-        from cuda_l2 import targets
 
-        target = targets.chosen(settings.target)
+        target = machine.chosen(settings.target)
         named = list(dict.fromkeys(tasks.parse(shape, target, settings.kernelbench) for shape in shapes or []))
         _train_on_tasks(chosen, settings, settings.out, named)
     print(f"the model is in {settings.out / 'model'}; use it with --policy hf:{settings.out / 'model'}")
@@ -130,17 +129,17 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     _require_packages()
     import numpy as np
 
-    from cuda_l2 import paths
     from cuda_l2.archive import Archive
     from cuda_l2.learn.rl import Judge, contrastive_rl
     from cuda_l2.learn.run import Run
     from cuda_l2.learn.selftaught import SelfSupervision
     from cuda_l2.learn.writer import Questions
+    from cuda_l2.machine import chosen
     from cuda_l2.propose._model_policy import require_sandbox
     from cuda_l2.propose._prompt import Templates
     from cuda_l2.reward import RewardSettings
     from cuda_l2.rigs import open_rig
-    from cuda_l2.targets import chosen
+    from cuda_l2.system import paths
 
     require_sandbox(settings.without_sandbox)
     templates = Templates(settings.prompts)

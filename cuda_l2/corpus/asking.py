@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
+from cuda_l2.system.errors import UserError
 
 CODE = "{code}"
 """The place that every template must have."""

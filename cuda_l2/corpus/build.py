@@ -17,16 +17,16 @@ from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, for_task, from_code
 from cuda_l2.corpus.segment import File, Segmented
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
+from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose.random import draw
 from cuda_l2.records import Task
 from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files
-from cuda_l2.targets._base import Target
+from cuda_l2.system.errors import UserError
 
 Segment = Literal["rules", "hard", "all"]
 """Who cuts files: rules alone, a model what rules cut badly, a model everything."""

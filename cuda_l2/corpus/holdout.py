@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from cuda_l2.corpus.duplicates import contained, digest, shingles
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Gemm, Task
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign, parse
 
 LIKE = 0.5

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Candidate, Gemm, Task
-from cuda_l2.targets._base import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cpu import CpuTarget
 
 VECTOR_BITS = Choice("VECTOR_BITS", (128, 256, 512), "vector width in bits")
 THREADS = Choice("THREADS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128), "threads that share the work")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import DTYPE_BYTES, Operation
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 DTYPES = {"float32": 32, "float16": 16, "bfloat16": 17}
 """What gpu_task.cuh calls the task's type."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cuda_l2.families._base import Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 STATIC_BYTES = 512
 """Shared memory kept free for mbarriers and for what a stress build adds."""

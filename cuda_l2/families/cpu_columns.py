@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from cuda_l2.families._base import Choice, Schedule
 from cuda_l2.families._cpu_task import THREADS, UNROLL, VECTOR_BITS, Computed, CpuTaskFamily
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cpu import CpuTarget
 
 BLOCK = Choice("BLOCK", (64, 256, 1024, 4096, 16384), "columns a task")
 PARTS = Choice("PARTS", (1, 2, 4, 8, 16, 32), "parts of the rows, reduced apart")

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from cuda_l2.families._base import Choice
 from cuda_l2.families._cpu_task import DEGREE, STREAM, THREADS, UNROLL, VECTOR_BITS, Computed, CpuTaskFamily
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cpu import CpuTarget
 
 BLOCK = Choice("BLOCK", (1024, 4096, 16384, 65536, 262144), "elements a task")
 TWO = ("matrix", "matrix")

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Gemm, Layout
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cpu import CpuTarget
 
 CHOICES = (
     Choice("VECTOR_BITS", (128, 256, 512), "vector width in bits"),

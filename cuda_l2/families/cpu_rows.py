@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from cuda_l2.families._base import Choice
 from cuda_l2.families._cpu_task import DEGREE, STREAM, THREADS, UNROLL, VECTOR_BITS, Computed, CpuTaskFamily, far
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cpu import CpuTarget
 
 ROWS = Choice("ROWS", (1, 2, 4, 8, 16, 32, 64), "rows a task")
 KEEP = Choice("KEEP", (0, 1), "1 keeps exponentials in the output, 0 computes them twice")

@@ -15,9 +15,9 @@ from cuda_l2.families._gpu_task import (
     launch,
     operation,
 )
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 WARPS = Choice("WARPS", (1, 2, 4, 8), "of a block, 16 queries each")
 KEYS = Choice("KEYS", (16, 32, 64, 128), "of a tile")

@@ -21,8 +21,8 @@ from cuda_l2.families._gpu_task import (
     operation,
     workspace,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 WIDE = Choice("WIDE", (4, 8, 16, 32, 64, 128), "threads along a row")
 ITEMS = Choice("ITEMS", (1, 2, 4, 8, 16), "rows that a thread has in flight")

@@ -23,8 +23,8 @@ from cuda_l2.families._gpu_task import (
     operation,
     product,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
 GRID = Choice("GRID", (0, 1, 2, 4, 8, 16), "blocks a multiprocessor that go through all, 0: a block for each part")

@@ -20,8 +20,8 @@ from cuda_l2.families._gpu_task import (
     launch,
     operation,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 WIDE = Choice("WIDE", (8, 16, 32, 64, 128), "outputs of a block along a row, and threads")
 TALL = Choice("TALL", (1, 2, 4, 8, 16, 32), "threads down a block's tile")

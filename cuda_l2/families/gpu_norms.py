@@ -21,8 +21,8 @@ from cuda_l2.families._gpu_task import (
     operation,
     workspace,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 VEC = Choice("VEC", (1, 2, 4), "elements a load")
 ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")

@@ -24,8 +24,8 @@ from cuda_l2.families._gpu_task import (
     operation,
     workspace,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 LANES = Choice("LANES", (8, 16, 32, 64, 128, 256, 512, 1024), "threads a row in a block")
 CLUSTER = Choice("CLUSTER", (1, 2, 4, 8), "blocks a row, from Hopper on")

@@ -22,8 +22,8 @@ from cuda_l2.families._gpu_task import (
     operation,
     workspace,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
 BLOCKS = Choice("BLOCKS", (1, 2, 4, 8, 16), "a multiprocessor", compiled=False)

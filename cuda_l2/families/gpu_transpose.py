@@ -19,8 +19,8 @@ from cuda_l2.families._gpu_task import (
     launch,
     operation,
 )
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
-from cuda_l2.targets.cuda import CudaTarget
 
 TILE = Choice("TILE", (16, 32, 64, 96), "rows and columns of a block's tile")
 

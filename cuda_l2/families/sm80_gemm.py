@@ -10,9 +10,9 @@ from pathlib import Path
 
 from cuda_l2.contract.cuda import ARCHITECTURES
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 DIRECT, PLAIN, PIPELINED = 0, 1, 2
 NARROW, WIDE, SHARED = 0, 1, 2

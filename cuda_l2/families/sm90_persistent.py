@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from cuda_l2.families import _sm90
 from cuda_l2.families._base import Choice, Schedule
 from cuda_l2.families._sm90 import cdiv
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 WIDTHS = (64, 80, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168, 176, 184, 192, 256)
 CHOICES = (

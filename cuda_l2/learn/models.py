@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from cuda_l2.errors import UserError
 from cuda_l2.learn.settings import Scratch
 from cuda_l2.llm._base import one_line
+from cuda_l2.system.errors import UserError
 
 SCRATCH = "scratch"
 """A model's name that asks for random weights and a tokenizer made from the data."""

@@ -15,7 +15,6 @@ import datasets
 from trl import GRPOConfig, GRPOTrainer
 
 from cuda_l2.archive import Archive
-from cuda_l2.counted import counted
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
 from cuda_l2.learn.run import Run
@@ -28,6 +27,7 @@ from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
+from cuda_l2.system.counted import counted
 
 OPEN = 4
 """Tasks that are ready to be judged at once: each holds memory for its inputs, outputs and references."""

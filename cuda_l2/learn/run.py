@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.errors import UserError
-from cuda_l2.lines import LinesFile, parsed
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lines import LinesFile, parsed
 
 FORMAT = "cuda-l2 train 1"
 LOG = "run.jsonl"

@@ -9,9 +9,6 @@ from pathlib import Path
 import torch
 
 from cuda_l2.archive import Archive
-from cuda_l2.collect import Collection, Make, Pair, Settings, collect
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn import models
 from cuda_l2.learn.run import Run
@@ -21,6 +18,9 @@ from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._function import FunctionProposer
 from cuda_l2.records import Task, Trial
 from cuda_l2.rigs import Rig
+from cuda_l2.runs.collect import Collection, Make, Pair, Settings, collect
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 NAME = "self-supervised"
 """Of the model as candidates' proposer, and in the collection."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.errors import UserError
+from cuda_l2.system.errors import UserError
 
 PACKAGED = Path(__file__).with_name("stages")
 STAGES = ("pretrain", "sft", "self-supervised", "general-rl", "hgemm-rl")

@@ -10,12 +10,12 @@ import transformers
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.learn import models
 from cuda_l2.learn.models import Pupil
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Lora, StageSettings, Tuning
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
 
 Say = Callable[[str], None]
 

@@ -11,10 +11,10 @@ import torch
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.llm._base import without_system
+from cuda_l2.machine._base import Target
 from cuda_l2.propose import _question
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.records import Task, Trial
-from cuda_l2.targets._base import Target
 
 
 @dataclass(frozen=True)

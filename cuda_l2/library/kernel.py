@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.native import compiled
 from cuda_l2.records import Build, Candidate, Gemm, Layout
+from cuda_l2.system.native import compiled
 
-POOL = Path(__file__).parents[1] / "execute" / "pool.c"
+POOL = Path(__file__).parents[1] / "machine" / "cpu" / "pool.c"
 ALIGN = 64
 WORKSPACE_ALIGN = 4096
 _LOCK = threading.Lock()

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from cuda_l2 import contract
 from cuda_l2.families._base import Family, Schedule
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Named, Row, family_of, schedule_text
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
-from cuda_l2.targets.cuda import CudaTarget
 
 INTERIOR, EDGE = "interior", "edge"
 CHEAP_FLOPS = 1 << 37

@@ -15,8 +15,8 @@ from pathlib import Path
 import cuda_l2
 from cuda_l2.build.cuda_compiler import Compiler, toolchain
 from cuda_l2.library.kernels import INTERIOR, ProofTask, TableKernel
-from cuda_l2.lines import LinesFile
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
+from cuda_l2.system.lines import LinesFile
 
 PROOF, KERNELS = "proof.jsonl", "kernels.csv"
 COLUMNS = (
@@ -24,8 +24,8 @@ COLUMNS = (
     *("interior", "interior_launch", "edge", "edge_launch", "checks", "verdict", "reason"),
 )
 VERIFIER = (
-    *("build", "contract", "execute", "measure", "rigs", "tolerances.py", "verify"),
-    *("library/kernels.py", "prover.py", "prover_worker.py"),
+    *("build", "contract", "machine", "measure", "rigs", "tasks", "verify"),
+    *("library/kernels.py", "runs/prover.py", "runs/prover_worker.py"),
 )
 """Of the package: whatever a verdict depends on."""
 CORRECT = str(VerdictStatus.CORRECT)

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import Family, Schedule, all_families
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
-from cuda_l2.targets._base import Target
+from cuda_l2.system.errors import UserError
 
 PLAIN, PROGRAMMATIC, COLD = EDGES = ("plain", "programmatic", "cold")
 COLUMNS = ("m", "n", "k", "layout", "accumulate", "edge", "family", "schedule", "us")

@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cuda_l2.errors import UserError
 from cuda_l2.llm import kinds
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.plain import plain
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.plain import plain
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import plain
 
 MAX_ANSWER_CHARS = 400_000
 """What is kept of an answer."""

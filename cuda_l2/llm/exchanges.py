@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.database import BUSY_TIMEOUT_S
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages, Outcome, Reply
+from cuda_l2.system.database import BUSY_TIMEOUT_S
+from cuda_l2.system.errors import UserError
 
 SPARE_BYTES = 8 << 20
 """What must be free for each answer before it is paid for: the longest that is kept, twice, and its prompt."""

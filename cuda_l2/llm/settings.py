@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.errors import UserError
+from cuda_l2.system.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from cuda_l2.errors import UserError
-from cuda_l2.execute.arena import Arena
+from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.system.errors import UserError
 
 
 class Memory(Protocol):

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.measure.tuned import Tuned, recall, store
 from cuda_l2.records import Accumulate, Gemm, from_json, to_json
+from cuda_l2.system.errors import UserError
 
 KIND = "cuda-l2 cublaslt choices"
 Place = Callable[[Gemm, str], Path]

@@ -11,13 +11,13 @@ from typing import Protocol as Interface
 
 import numpy as np
 
-from cuda_l2.errors import UserError
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.target import detect
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
 from cuda_l2.records import Timing
-from cuda_l2.targets.cpu import detect
+from cuda_l2.system.errors import UserError
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which

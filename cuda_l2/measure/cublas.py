@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cuda_l2.errors import MachineError, UserError
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.system.errors import MachineError, UserError
 
 Launch = Callable[[int, int, int, int], None]
 """Enqueues one product: stream, then device addresses of A, B (in the launch's own layout) and C."""

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from cuda_l2 import paths
-from cuda_l2.execute.cuda_driver import check
-from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers
+from cuda_l2.machine.cuda import target as cuda
+from cuda_l2.machine.cuda.driver import check
+from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
 from cuda_l2.measure.cuda_arms import AUTOTUNED, AUTOTUNED_32F, BLAS, COMPILED, HEURISTIC, TORCH, TORCH_DEFAULT
@@ -30,7 +30,7 @@ from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels,
 from cuda_l2.measure.selection import Selection, TimeRound, select
 from cuda_l2.measure.tuned import Tuned, TunedLayout, TuneSettings, recall, store
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.targets import cuda
+from cuda_l2.system import paths
 
 __all__ = ["Baselines", "Buffers"]
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from cuda_l2.execute.cuda_arena import OTHER_B, CudaArena
-from cuda_l2.execute.cuda_driver import Graph
-from cuda_l2.execute.cuda_helpers import Helpers, Projection
-from cuda_l2.execute.fills import POISON
+from cuda_l2.machine.cuda.arena import OTHER_B, CudaArena
+from cuda_l2.machine.cuda.driver import Graph
+from cuda_l2.machine.cuda.helpers import Helpers, Projection
+from cuda_l2.machine.fills import POISON
 from cuda_l2.measure.outputs import LARGEST_DEVIATION, ROUNDING_STEP, WrongOutput, largest_rms, rms_over_rounding
 from cuda_l2.records import Accumulate, Layout
-from cuda_l2.tolerances import SUMMATION_NOISE
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
 COMPARED_FLOPS = 1 << 33
 """Rows of an output that are compared element by element cost at most about this."""

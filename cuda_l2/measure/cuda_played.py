@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from cuda_l2.execute.cuda_driver import Replays
+from cuda_l2.machine.cuda.driver import Replays
 
 Function = Callable[..., tuple[torch.Tensor, ...]]
 

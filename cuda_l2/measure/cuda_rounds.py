@@ -9,8 +9,8 @@ import torch
 from cuda.bindings import driver
 
 from cuda_l2 import contract
-from cuda_l2.execute.cuda_driver import Graph, Replays, check
-from cuda_l2.execute.fills import POISON
+from cuda_l2.machine.cuda.driver import Graph, Replays, check
+from cuda_l2.machine.fills import POISON
 from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
 from cuda_l2.measure.cuda_baselines import Baselines
 from cuda_l2.measure.cuda_outputs import CudaOperands

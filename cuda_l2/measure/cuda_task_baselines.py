@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from cuda_l2.errors import UserError
 from cuda_l2.measure.cuda_played import Calls, Captured, Function, Played
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.plain import line_of
 from cuda_l2.records import Operation
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import line_of
 from cuda_l2.tasks._base import definition
 
 REDUCED = "torch.compile reduce-overhead"

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from cuda_l2.execute.cuda_helpers import Helpers
-from cuda_l2.execute.cuda_task_arena import CudaTaskArena
-from cuda_l2.execute.segments import Segments
+from cuda_l2.machine.cuda.helpers import Helpers
+from cuda_l2.machine.cuda.segments import Segments
+from cuda_l2.machine.cuda.task_arena import CudaTaskArena
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.task_outputs import require_own_result, why_not

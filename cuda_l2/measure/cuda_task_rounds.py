@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cuda_l2 import contract
-from cuda_l2.execute.cuda_driver import Replays
-from cuda_l2.execute.cuda_worker import slowest_s
+from cuda_l2.machine.cuda.driver import Replays
+from cuda_l2.machine.cuda.worker import slowest_s
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, named
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands

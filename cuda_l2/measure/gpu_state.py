@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cuda_l2.errors import UserError
+from cuda_l2.system.errors import UserError
 
 DRIFT_LIMIT = 0.015
 """SM clocks of two arms further apart than this make a run that is repeated."""

@@ -19,18 +19,18 @@ import torch
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import UserError
-from cuda_l2.execute.cuda_driver import Replays, bus_id, check
-from cuda_l2.execute.cuda_worker import CudaWorkers
-from cuda_l2.execute.cupti import KernelTrace
-from cuda_l2.execute.device_arena import DeviceArena, Place
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda.cupti import KernelTrace
+from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
+from cuda_l2.machine.cuda.driver import Replays, bus_id, check
+from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
 from cuda_l2.records import Build, Timing
+from cuda_l2.system.errors import UserError
 
 MAX_LAUNCHES = 512
 START_S = 10.0

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from cuda_l2.execute.cuda_driver import Graph
+from cuda_l2.machine.cuda.driver import Graph
 
 SIDE = 2048
 """Of the square product that heats: draws what the chip may, and lets others' kernels in between."""

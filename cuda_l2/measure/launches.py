@@ -7,7 +7,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from cuda_l2.execute.cuda_driver import Graph, check
+from cuda_l2.machine.cuda.driver import Graph, check
 
 Launch = Callable[[int, int, int, int, int], None]
 """Enqueues one product: stream, then device addresses of A, B as K x N, B as N x K (the one not read may be 0), C."""

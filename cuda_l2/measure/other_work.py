@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cuda_l2 import process_tree
+from cuda_l2.system import process_tree
 
 STAT = Path("/proc/stat")
 NOTICED_CORES = 0.25

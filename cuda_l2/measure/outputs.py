@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cuda_l2.execute.arena import Arena, Words
+from cuda_l2.machine.cpu.arena import Arena, Words
 from cuda_l2.records import Accumulate, Layout
-from cuda_l2.tolerances import SUMMATION_NOISE
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
 ROUNDING_STEP = 2.0**-10 / 12**0.5
 """Standard deviation of rounding to fp16 relative to the value, at most."""

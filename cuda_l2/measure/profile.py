@@ -23,11 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2 import scratch
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import UserError
-from cuda_l2.execute import cuda_alone
+from cuda_l2.machine.cuda import alone as cuda_alone
 from cuda_l2.records import Task
+from cuda_l2.system import scratch
+from cuda_l2.system.errors import UserError
 
 WARM_LAUNCHES = 3
 TIMEOUT_S = 300.0

@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import MachineError
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.system.errors import MachineError
 
 PLAIN, DEPENDENT = 0, 1
 START_S = 120.0
@@ -161,8 +161,8 @@ class _Bench:
     def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
         import torch  # noqa: PLC0415 - in this process alone
 
-        from cuda_l2.execute.cuda_helpers import Helpers, compiled_helpers  # noqa: PLC0415
-        from cuda_l2.targets.cuda import detect  # noqa: PLC0415
+        from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers  # noqa: PLC0415
+        from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
 
         self.torch, self.turn, self.finalists, self.alive = torch, turn, finalists, alive
         self.rng = random.Random(seed)
@@ -250,7 +250,7 @@ class _Bench:
         return found + more, more
 
     def _arms(self, gemm: Gemm, item: Item, index: int, edges: Sequence[int], guess_us: float) -> list[_Arm]:
-        from cuda_l2.execute.cuda_driver import Graph, LaunchError, Loaded, Module  # noqa: PLC0415
+        from cuda_l2.machine.cuda.driver import Graph, LaunchError, Loaded, Module  # noqa: PLC0415
 
         self.turn.value = index
         if item.artifact not in self.modules:
@@ -325,7 +325,7 @@ class _ColdBench(_Bench):
     final_rounds = COLD_FINAL_ROUNDS
 
     def __init__(self, turn: Any, seed: int, finalists: int, alive: Any) -> None:
-        from cuda_l2.execute.cupti import KernelTrace  # noqa: PLC0415
+        from cuda_l2.machine.cuda.cupti import KernelTrace  # noqa: PLC0415
 
         super().__init__(turn, seed, finalists, alive)
         size = EVICTED_CACHES * self.torch.cuda.get_device_properties(0).L2_cache_size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus

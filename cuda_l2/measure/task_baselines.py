@@ -9,13 +9,13 @@ import select
 import struct
 from collections.abc import Mapping, Sequence
 
-from cuda_l2 import paths
-from cuda_l2.errors import UserError
-from cuda_l2.execute.task_arena import TaskArena
+from cuda_l2.machine.cpu.task_arena import TaskArena
 from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines import TorchArm, TorchBaselines
 from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Operation
+from cuda_l2.system import paths
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import TaskCase
 
 COMPILE_TIMEOUT_S = 600.0

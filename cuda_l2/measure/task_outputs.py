@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from cuda_l2.execute.task_arena import TaskArena
-from cuda_l2.execute.worker import Worker
+from cuda_l2.machine.cpu.task_arena import TaskArena
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.records import Operation
 from cuda_l2.tasks.cases import TaskCase, TaskCases

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cuda_l2 import scratch
 from cuda_l2.measure.cublas import Algorithm
 from cuda_l2.measure.selection import Effort
 from cuda_l2.records import Accumulate, Gemm, Layout, from_json, to_json
+from cuda_l2.system import scratch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import Choice, Family, Schedule
 from cuda_l2.llm._base import Messages
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Candidate, Task, Trial
-from cuda_l2.targets._base import Target
+from cuda_l2.system.errors import UserError
 
 Values = tuple[int, ...]
 

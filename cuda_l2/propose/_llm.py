@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cuda_l2.counted import counted
 from cuda_l2.llm._base import Message, Messages, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
+from cuda_l2.machine._base import Target
 from cuda_l2.propose import _prompt, _question
 from cuda_l2.propose._answer import Answer, Fault, parse_answer
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._references import query
 from cuda_l2.records import Candidate, Task, Trial
-from cuda_l2.targets._base import Target
+from cuda_l2.system.counted import counted
 
 FRUITLESS_ROUNDS = 6
 """A model that brings nothing new so often in a row is not asked any more."""

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from cuda_l2 import sandbox
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine._base import Target
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
 from cuda_l2.records import Task, Trial
 from cuda_l2.retrieve.index import Index
-from cuda_l2.targets._base import Target
+from cuda_l2.system import sandbox
+from cuda_l2.system.errors import UserError
 
 
 class ModelPolicy:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from cuda_l2.counted import counted
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Message, Messages
-from cuda_l2.plain import plain
+from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
-from cuda_l2.targets._base import Target
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.plain import plain
 
 PACKAGED = Path(__file__).with_name("prompts")
 MESSAGE_CHARS = 2_000

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_l2.contract.text import contract_text
+from cuda_l2.machine._base import Target
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Task, TimingStatus, Trial
-from cuda_l2.targets._base import Target
 
 FAILURES_SHOWN = 3
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.propose._base import Values
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cpu import CpuTarget
+from cuda_l2.system.errors import UserError
 
 
 @dataclass(frozen=True)

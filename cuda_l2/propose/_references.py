@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from cuda_l2.llm._base import one_line
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose._task import code_words
 from cuda_l2.records import Gemm, Task, Trial
 from cuda_l2.retrieve.index import Index
 from cuda_l2.retrieve.sources import USER
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 PIECES = 12
 """Found at most; tokens usually allow fewer."""

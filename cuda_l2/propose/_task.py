@@ -27,8 +27,8 @@ def describe_task(task: Task) -> str:
 def code_words(task: Operation) -> str:
     """Words of the instruction that code has too: the task's name and group, and what its reference calls."""
     # torch loads only where it is needed
+    from cuda_l2.kernelbench.checkout import foreign  # noqa: PLC0415
     from cuda_l2.tasks._base import definition  # noqa: PLC0415
-    from cuda_l2.tasks.checkout import foreign  # noqa: PLC0415
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
 
     if is_foreign(task.name):
@@ -51,7 +51,7 @@ def _product(gemm: Gemm) -> str:
 
 def _operation(task: Operation) -> str:
     # torch loads only where it is needed
-    from cuda_l2.tasks.checkout import foreign  # noqa: PLC0415
+    from cuda_l2.kernelbench.checkout import foreign  # noqa: PLC0415
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
     from cuda_l2.tasks.words import sizes_words, tensor_lines, tolerance_words  # noqa: PLC0415
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.errors import UserError
-from cuda_l2.grid import log2_mnk
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Timing
 from cuda_l2.report import library
 from cuda_l2.report.arms import Row, arms_of, cell, fastest, interval_cells, same_layout
-from cuda_l2.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
-from cuda_l2.run_file import Header
+from cuda_l2.runs.grid import log2_mnk
+from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
+from cuda_l2.runs.run_file import Header
+from cuda_l2.system.errors import UserError
 
 OURS = "ours"
 ALGORITHM = ("id", "tile", "stages", "split_k", "reduction", "workspace_bytes", "regret")

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cuda_l2.counted import counted
 from cuda_l2.records import Gemm
+from cuda_l2.system.counted import counted
 
 LINE_EVERY_S = 10.0
 """Without a terminal, one line this often, the first at once."""

@@ -5,16 +5,16 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from cuda_l2.counted import counted
-from cuda_l2.grid import bucket, bucket_name
 from cuda_l2.measure.cuda_arms import AUTOTUNED, BLAS, COMPILED, HEURISTIC, TORCH
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import library
 from cuda_l2.report.arms import arms_of, class_of, fastest, same_layout
-from cuda_l2.results import MEASURED, Measurement
-from cuda_l2.run_file import Header
+from cuda_l2.runs.grid import bucket, bucket_name
+from cuda_l2.runs.results import MEASURED, Measurement
+from cuda_l2.runs.run_file import Header
+from cuda_l2.system.counted import counted
 
 STRENGTHS = (HEURISTIC, BLAS, TORCH, COMPILED)
 """Baselines whose times are told over the autotuned one's."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.records import Arm, Interval
-from cuda_l2.task_bench import TaskResult
+from cuda_l2.runs.task_bench import TaskResult
 
 FASTER = 1.01
 """CUDA-L1 counts a kernel as faster from here on."""

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cuda_l2 import paths, scratch
-from cuda_l2.database import connect
-from cuda_l2.errors import UserError
 from cuda_l2.retrieve.chunks import chunks, words
 from cuda_l2.retrieve.nearest import bm25s
 from cuda_l2.retrieve.sources import File, Source, files
+from cuda_l2.system import paths, scratch
+from cuda_l2.system.database import connect
+from cuda_l2.system.errors import UserError
 
 VERSION = "1"
 """Changes when pieces or words are cut otherwise."""

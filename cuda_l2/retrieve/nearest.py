@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cuda_l2.errors import UserError
 from cuda_l2.retrieve.chunks import words
+from cuda_l2.system.errors import UserError
 
 
 def bm25s() -> Any:

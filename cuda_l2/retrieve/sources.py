@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.errors import UserError
+from cuda_l2.system.errors import UserError
 
 SUFFIXES = (".h", ".hpp", ".cuh", ".cu", ".c", ".cc", ".cpp", ".inl", ".inc")
 MAX_FILE_BYTES = 1 << 20

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cuda_l2
-from cuda_l2.errors import UserError
 from cuda_l2.retrieve.nearest import Nearest
+from cuda_l2.system.errors import UserError
 
 SUFFIXES = {"cpu": (".c",), "cuda": (".cu",)}
 MAX_FILE_BYTES = 1 << 18

@@ -4,13 +4,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Review, ReviewStatus, Timing, TimingStatus, Trial
 from cuda_l2.review.jumps import withheld
 from cuda_l2.review.settings import ReviewSettings
-from cuda_l2.targets._base import Target
+from cuda_l2.system.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

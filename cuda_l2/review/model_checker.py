@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from cuda_l2.build.lexing import CPP_TOKEN, blank
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine._base import Target
 from cuda_l2.propose._prompt import Templates, fenced
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Trial
 from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.checker import Checker, Opinion
 from cuda_l2.review.settings import ReviewSettings
-from cuda_l2.targets._base import Target
+from cuda_l2.system.errors import UserError
 
 PURPOSE = "check"
 CHEATS_SHOWN = 3

@@ -1,12 +1,12 @@
 """A rig: one machine's build, verify and measure, set up once for many shapes."""
 
-from cuda_l2 import targets
+from cuda_l2 import machine
 from cuda_l2.rigs._base import ADAPTIVE, Bench, Rig
 
 
 def open_rig(name: str = "auto") -> Rig:
     """The rig of a target: cpu, cuda, or auto for the GPU where there is one. UserError where it cannot be used."""
-    target = targets.detect(name)  # says what is missing, before anything that needs it is imported
+    target = machine.detect(name)  # says what is missing, before anything that needs it is imported
     if target.name == "cuda":
         from cuda_l2.rigs.cuda import CudaRig  # noqa: PLC0415 - needs packages that CPU users need not have
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.errors import UserError
+from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
 from cuda_l2.review.jumps import Elsewhere
-from cuda_l2.targets._base import Target
+from cuda_l2.system.errors import UserError
 
 ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
 TUNINGS = (ADAPTIVE, PAPER_TUNING)

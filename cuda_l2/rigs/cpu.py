@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.audit.arms import KeptBaselines, ModelBaselines
 from cuda_l2.build.cpu import build_all
-from cuda_l2.errors import UserError
-from cuda_l2.execute.arena import Arena, operand_bytes
-from cuda_l2.execute.worker import Worker
+from cuda_l2.kernelbench.arms import KeptBaselines, ModelBaselines
+from cuda_l2.machine.cpu import target as cpu
+from cuda_l2.machine.cpu.arena import Arena, operand_bytes
+from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
 from cuda_l2.measure.cpu_rounds import measure_cpu
 from cuda_l2.measure.outputs import Operands
@@ -25,8 +26,7 @@ from cuda_l2.records import Build, Candidate, Gemm, Operation, Task, Timing, Ver
 from cuda_l2.rigs import cpu_task
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.rigs.cpu_task import CpuTaskBench
-from cuda_l2.targets import cpu
-from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cpu import CpuReferences, CpuSession

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from cuda_l2 import contract
-from cuda_l2.audit.arms import ModelBaselines
 from cuda_l2.build.cpu import build_all
-from cuda_l2.errors import UserError
-from cuda_l2.execute.task_arena import TaskArena, TaskMemory
-from cuda_l2.execute.worker import Worker
+from cuda_l2.kernelbench.arms import ModelBaselines
+from cuda_l2.kernelbench.cases import ForeignCases
+from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
+from cuda_l2.machine.cpu.task_arena import TaskArena, TaskMemory
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Terms
@@ -20,10 +21,9 @@ from cuda_l2.measure.task_baselines import TaskBaselines
 from cuda_l2.measure.task_outputs import FreshWorker, TaskOperands, launches_that_fit
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
-from cuda_l2.targets.cpu import CpuTarget, available_memory_bytes
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks.cases import OwnCases, TaskCases
-from cuda_l2.tasks.foreign_cases import ForeignCases
 from cuda_l2.verify import verify
 from cuda_l2.verify._cpu_task import CpuTaskSession, launch_timeout_s
 from cuda_l2.verify.tasks._base import task_checks

@@ -12,15 +12,16 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.audit.arms import KeptBaselines
-from cuda_l2.audit.cuda_arms import CudaModelBaselines
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
-from cuda_l2.errors import MachineError, UserError
-from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_arena import CudaArena
-from cuda_l2.execute.cuda_driver import bus_id
-from cuda_l2.execute.cuda_worker import CudaWorkers
+from cuda_l2.kernelbench.arms import KeptBaselines
+from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda import target as cuda
+from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.driver import bus_id
+from cuda_l2.machine.cuda.target import CudaTarget
+from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.measure import choices
 from cuda_l2.measure.cuda_arms import ARMS, AUTOTUNED
 from cuda_l2.measure.cuda_baselines import Baselines, Buffers
@@ -38,8 +39,7 @@ from cuda_l2.review.second_device import judge_on, second_gpu
 from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
 from cuda_l2.rigs.cuda_task import CudaTaskBench
-from cuda_l2.targets import cuda
-from cuda_l2.targets.cuda import CudaTarget
+from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, deviation, verify
 from cuda_l2.verify._base import CACHE_BYTES

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.errors import UserError
-from cuda_l2.execute.cuda_task_arena import CudaTaskArena, arena_bytes, given_file
+from cuda_l2.kernelbench.cases import ForeignCases
+from cuda_l2.machine.cuda.task_arena import CudaTaskArena, arena_bytes, given_file
 from cuda_l2.measure.cuda_task_baselines import QUICK, require_some
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.cuda_task_rounds import measure_cuda_task
@@ -20,9 +20,9 @@ from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Terms
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
+from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks.cases import OwnCases, TaskCases, in_full_precision
-from cuda_l2.tasks.foreign_cases import ForeignCases
 from cuda_l2.verify import verify
 from cuda_l2.verify._cuda_task import CudaTaskSession
 from cuda_l2.verify.tasks._base import task_checks

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from cuda_l2.errors import UserError
 from cuda_l2.records import Gemm, Operation, Task
+from cuda_l2.system.errors import UserError
 
 KERNELBENCH = "kernelbench"
 """What the names of tasks from a checkout begin with, as in kernelbench/level1/19_ReLU."""
@@ -23,8 +23,8 @@ def parse(text: str, target: str = "cpu", checkout: Path | None = None) -> Task:
     if text.strip()[:1].isdigit():
         return Gemm.parse(text)
     # torch loads only where it is needed
+    from cuda_l2.kernelbench.checkout import effort_for, read  # noqa: PLC0415
     from cuda_l2.tasks._base import definition  # noqa: PLC0415
-    from cuda_l2.tasks.checkout import effort_for, read  # noqa: PLC0415
 
     if is_foreign(text):
         return read(text, checkout, effort_for(gpu=target == "cuda"))

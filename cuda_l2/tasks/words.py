@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
 from cuda_l2.contract.expressions import evaluate
+from cuda_l2.kernelbench.checkout import foreign
+from cuda_l2.kernelbench.opened import Case
 from cuda_l2.records import Operation, Tensor
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition
-from cuda_l2.tasks.checkout import foreign
-from cuda_l2.tasks.kernelbench import Case
 from cuda_l2.tasks.tolerance import Bounds, bounds
 from cuda_l2.tasks.values import Domain, Values
 

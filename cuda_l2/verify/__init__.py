@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self, TypeVar
 
 from cuda_l2.contract import ContractError
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import Verdict, VerdictStatus
 from cuda_l2.verify._base import Cases, CheckFailed, CheckOf, References, Session, all_checks
 

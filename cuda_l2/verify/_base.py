@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import MachineError
-from cuda_l2.execute.fills import POISON
-from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, Element, Gemm, Layout, VerdictStatus
+from cuda_l2.system.errors import MachineError
 
 S_contra = TypeVar("S_contra", contravariant=True)
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.execute.arena import Arena
-from cuda_l2.execute.fills import POISON
-from cuda_l2.execute.worker import Worker
+from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.worker import Worker
+from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Accumulate, Build, Candidate, Gemm, VerdictStatus
 from cuda_l2.verify._base import Case, Cases, CheckFailed, References, Session, logical_b, require_written
 

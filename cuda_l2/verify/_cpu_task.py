@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from cuda_l2 import contract
-from cuda_l2.execute.task_arena import TaskArena, TaskMemory
-from cuda_l2.execute.worker import Worker
+from cuda_l2.machine.cpu.task_arena import TaskArena, TaskMemory
+from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.records import Build, Candidate, Operation, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed

@@ -12,15 +12,15 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.errors import UserError
-from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_arena import CudaArena
-from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
-from cuda_l2.execute.fills import POISON
-from cuda_l2.execute.sanitizer import Tool
-from cuda_l2.execute.segments import Copied, Segment
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.device_arena import NOT_RESTORED, OUTSIDE
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.cuda.segments import Copied, Segment
+from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, Candidate, Gemm, VerdictStatus
-from cuda_l2.tolerances import SUMMATION_NOISE
+from cuda_l2.system.errors import UserError
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Cases, CheckFailed, GpuSession, References, logical_b, require_written
 from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, LoadedCandidate
 

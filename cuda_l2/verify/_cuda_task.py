@@ -9,11 +9,11 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_task_arena import CudaTaskArena, Tensors, given_file, largest_given
-from cuda_l2.execute.cuda_worker import slowest_s
-from cuda_l2.execute.device_arena import NOT_RESTORED, OUTSIDE
-from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda.device_arena import NOT_RESTORED, OUTSIDE
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.cuda.task_arena import CudaTaskArena, Tensors, given_file, largest_given
+from cuda_l2.machine.cuda.worker import slowest_s
 from cuda_l2.records import Build, Candidate, Operation, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed

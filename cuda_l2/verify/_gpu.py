@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute import sanitizer
-from cuda_l2.execute.cuda_alone import Job
-from cuda_l2.execute.cuda_worker import CudaWorkers
-from cuda_l2.execute.device_arena import DeviceArena, Place
-from cuda_l2.execute.segments import Segments
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda.alone import Job
+from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
+from cuda_l2.machine.cuda.segments import Segments
+from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.verify._base import CheckFailed
 

@@ -8,9 +8,9 @@ worst baseline's plus one fp16 step, over five inputs.
 
 import torch
 
-from cuda_l2.errors import MachineError
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.tolerances import SUMMATION_NOISE
+from cuda_l2.system.errors import MachineError
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, logical_b, operands, require_finite
 
 INPUTS = 5

@@ -6,7 +6,7 @@ Session.launch.
 
 import torch
 
-from cuda_l2.execute.fills import POISON
+from cuda_l2.machine.fills import POISON
 from cuda_l2.records import VerdictStatus
 from cuda_l2.verify._base import Case, Check, CheckFailed, Session, logical_b, normal_case, require_equal
 

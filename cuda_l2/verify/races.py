@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.records import Build, Gemm, Task, VerdictStatus
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session
 

@@ -7,7 +7,7 @@ wherever one of theirs has left it.
 
 import torch
 
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, first_difference, normal_case
 

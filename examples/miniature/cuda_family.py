@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cuda import CudaTarget
 
 STATIC_SHARED_BYTES = 48 << 10
 MAX_TILE = 256  # rows or columns of a block: every side of that many or fewer divides 768

@@ -11,9 +11,9 @@ from pathlib import Path
 import cuda_family
 
 from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.machine._base import Target
+from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Gemm, Layout, Operation, Task
-from cuda_l2.targets._base import Target
-from cuda_l2.targets.cpu import CpuTarget
 
 CHOICES = (
     Choice("THREADS", (1, 2, 4), "threads that share the work"),

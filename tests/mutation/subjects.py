@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cuda_l2.families._base import Schedule, all_families
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Candidate, Gemm
-from cuda_l2.targets._base import Target
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import jinja2
 import torch
 import transformers
 
-from cuda_l2.errors import UserError
-from cuda_l2.execute.lock import machine_lock
 from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request, one_line, without_system
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lock import machine_lock
 
 LEAST_ANSWER = 16
 """Tokens that must be left for an answer in the model's window."""

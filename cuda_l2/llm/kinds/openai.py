@@ -18,10 +18,10 @@ from typing import Any
 import httpx2
 import openai
 
-from cuda_l2 import paths
-from cuda_l2.errors import UserError
 from cuda_l2.llm._base import Model, Outcome, Reply, Request, one_line, without_system
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.system import paths
+from cuda_l2.system.errors import UserError
 
 MAX_BODY_BYTES = 4 << 20
 """A server that sends more is not read any further."""

@@ -7,8 +7,8 @@ import torch
 
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.execute.fills import POISONS
-from cuda_l2.execute.sanitizer import Tool
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.fills import POISONS
 from cuda_l2.records import Build, Operation, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase, TaskCases
 from cuda_l2.verify._base import CheckFailed, CheckOf, Launching, checks_in

@@ -1,6 +1,6 @@
 """Builds whose threads sleep at random where they meet give the same bits; verify/stress.py says more."""
 
-from cuda_l2.execute.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.verify._base import CheckFailed
 from cuda_l2.verify.stress import RUNS, SEEDS
 from cuda_l2.verify.tasks._base import GpuTaskSession, TaskCheck, TaskSession, require_same

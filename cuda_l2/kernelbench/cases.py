@@ -1,0 +1,190 @@
+"""Cases of a task that comes from a KernelBench file: drawn and computed in its sandbox, kept here as data.
+
+Usual values are what the file itself draws, which is often of one sign, and weights as its module makes them; those of
+every distribution on which its reference is finite come beside them. A file that always gives the same inputs is
+judged on normal numbers. Numbers among the inputs are the file's own and never change.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_l2.kernelbench.checkout import foreign
+from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench.opened import NoCase
+from cuda_l2.records import Operation
+from cuda_l2.system.errors import UserError
+from cuda_l2.tasks._base import LARGER, SMALLER
+from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, TaskCase, TaskCases
+from cuda_l2.tasks.values import Distribution
+
+FACTORS = (LARGER, SMALLER)
+"""Of other shapes, in turn."""
+AHEAD, AHEAD_BYTES = 8, 1 << 30
+"""Cases for timing that one run of the file makes, and what their tensors take together at most, one case more."""
+BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)
+"""Of no case: these say nothing of the values that were asked for."""
+
+
+@dataclass(frozen=True)
+class ForeignCase(TaskCase):
+    """A case with what a module needs to run on it.
+
+    numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
+    constructor's arguments, see `kernelbench.Case`. asked: what `OpenedFile.case` makes it from.
+    """
+
+    numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    initial: Any = None
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ForeignCases(TaskCases):
+    """Cases of one file's task, which `checkout.read` or `checkout.admit` knows. UserError where its file fails.
+
+    device: where tensors lie; the file's effort says where its references run.
+    """
+
+    def __init__(
+        self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        super().__init__(task, seed, device, cache_bytes)
+        found = foreign(task)
+        self._file, self._examined = found.file, found.examined
+        self.distributions = tuple(Distribution(each) for each in self._examined.distributions)
+        self._usual = self._usual_values()
+        self.usual = f"{self._usual} values" if self._usual else "the file's own inputs"
+        self._ahead: list[TaskCase] = []
+        self.others = self._others(np.random.default_rng([seed, 2]))
+
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> ForeignCase:
+        of, values = task or self.task, distribution or self._usual
+        key = f"{of} {values} {name}"
+        return self._kept(key, self._recipe(key, values, of))
+
+    def timed(self, index: int) -> TaskCase:
+        while len(self._ahead) <= index:
+            self._ahead += self._alike(self.drawn("seed 0"), len(self._ahead))
+        return self._ahead[index]
+
+    def exactly(self, case: TaskCase) -> TaskCase:
+        assert isinstance(case, ForeignCase)
+        return self._made(case.asked)
+
+    def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase | None:
+        assert isinstance(case, ForeignCase)
+        given = case.tensors[tensor]
+        if tensor in case.numbers or not given.is_floating_point() or not (tensor in case.keys or bool(given.any())):
+            return None
+        key = f"{case.task} changed {tensor} {wholly}"
+        return self._or_none(key, {**case.asked, "changed": tensor, "wholly": wholly})
+
+    @property
+    def real_tensors(self) -> list[str]:
+        case = self.drawn("seed 0")
+        return [name for name, given in case.tensors.items() if given.is_floating_point() and name not in case.numbers]
+
+    def special(self, tensor: str, kind: str) -> TaskCase | None:
+        base, key = self.drawn("special"), f"special {tensor} {kind}"
+        count = base.tensors[tensor].numel()
+        if not count:
+            return None
+        places = np.random.default_rng(self._mixed(key)).integers(count, size=5)
+        standing = [(tensor, int(place), value) for place, value in zip(places, SPECIAL[kind], strict=False)]
+        return self._or_none(key, {**base.asked, "special": standing})
+
+    def close(self) -> None:
+        super().close()
+        self._ahead = []
+
+    def _usual_values(self) -> Distribution | None:
+        """None for the file's own, unless it always draws the same; UserError where nothing of a case would vary."""
+        for values in (None, *({Distribution.NORMAL} & set(self.distributions))):
+            first, second = self._file.inputs(seeds=[1, 2], sizes=dict(self.task.sizes), distribution=values)
+            if not all(torch.equal(tensor, second[name]) for name, tensor in first.items()):
+                return values
+        if not self.task.weights:
+            raise UserError(f"{self.task} always has the same inputs: a kernel could know its results by heart")
+        return None
+
+    def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
+        found: list[Operation] = []
+        wanted = [(*factors, multiple) for multiple in OTHER_MULTIPLES[self.device.type] for factors in FACTORS]
+        for low, high, multiple in wanted if self._examined.variable else ():
+            factors: dict[int, float] = {}
+            sizes = other_sizes(
+                self._examined,
+                lambda value: factors.setdefault(value, float(rng.uniform(low, high))),  # noqa: B023
+                multiple,
+            )
+            try:
+                found.append(self._file.case(seed=0, sizes=dict(self.task.sizes) | sizes).task)
+            except UserError:  # sizes that go together
+                continue
+        return tuple(other for other in dict.fromkeys(found) if other != self.task)
+
+    def _recipe(self, key: str, values: Distribution | None, task: Operation) -> dict[str, Any]:
+        return {"seed": self._mixed(key) >> 32, "sizes": dict(task.sizes), "distribution": values}
+
+    def _alike(self, known: ForeignCase, start: int) -> list[TaskCase]:
+        """Cases whose results may be what those of a known one may be; of integers, and beside what is not finite,
+        each its own.
+        """
+        count = max(1, min(AHEAD, AHEAD_BYTES // max(1, self.task.bytes)))
+        keys = [f"{self.task} timed {index}" for index in range(start, start + count)]
+        recipes = [self._recipe(key, self._usual, self.task) for key in keys]
+        if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in known.bounds):
+            return [self._made(recipe) for recipe in recipes]
+        sets = self._file.results(
+            seeds=[recipe["seed"] for recipe in recipes], sizes=dict(self.task.sizes), distribution=self._usual
+        )
+        pairs = list(zip(self.task.outputs, known.bounds, strict=True))
+        found: list[TaskCase] = []
+        for recipe, tensors in zip(recipes, sets, strict=True):
+            try:
+                bounds = tuple(
+                    replace(bound, exact=tensors.pop(output.name).double().to(self.device)) for output, bound in pairs
+                )
+            except KeyError:
+                raise UserError(f"{self._file.entry.path} leaves no result of {self.task}") from None
+            found.append(replace(known, tensors=self._placed(tensors), bounds=bounds, asked=recipe))
+        return found
+
+    def _kept(self, key: str, recipe: Mapping[str, Any]) -> ForeignCase:
+        case = self._get(key, lambda: self._made(recipe))
+        assert isinstance(case, ForeignCase)
+        return case
+
+    def _or_none(self, key: str, recipe: Mapping[str, Any]) -> TaskCase | None:
+        try:
+            return self._kept(key, recipe)
+        except NoCase as none:
+            if none.status in BROKEN:
+                raise
+            return None
+
+    def _made(self, recipe: Mapping[str, Any]) -> ForeignCase:
+        case = self._file.case(**recipe)
+        bounds = tuple(case.bounds[output.name].to(self.device) for output in case.task.outputs)
+        given = self._placed(case.tensors)
+        return ForeignCase(case.task, given, bounds, case.numbers, case.keys, case.initial, recipe)
+
+
+def other_sizes(examined: Examined, factor: Callable[[int], float], multiple: int = 1) -> dict[str, int]:
+    """Those of a file's sizes that may vary, odd, multiplied by a factor for their value: equal ones stay equal.
+
+    multiple: those that are not smaller than this become multiples of it instead, beyond what they were.
+    """
+
+    def other(value: int) -> int:
+        near = value * factor(value)
+        if 1 < multiple <= value:
+            return max(1, (math.ceil if near > value else math.floor)(near / multiple)) * multiple
+        return max(1, round(near) // 2 * 2 + 1)
+
+    return {name: other(value) for name, value in examined.sizes if name in examined.variable}

@@ -1,0 +1,44 @@
+"""State: repeats are right, new inputs at the old place get new answers, and answers stay as others are given."""
+
+import torch
+
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right, same
+
+MAX_TENSORS = 4
+
+
+class State(ModuleCheck):
+    name = "state"
+    order = 40
+
+    def run(self, session: ModuleSession) -> None:
+        cases = session.cases
+        case, other = (cases.get(name, weights_seed=13) for name in ("state 0", "state 1"))
+        session.make(case, 13)
+        right = session.launch(case)[0]
+        require_right(case, right, "on the file's own inputs")
+        if not cases.examined.moves_buffers:
+            again = session.launch(case, load=False)[0]
+            require_right(case, again, "of the same call again")
+            if not same(again, right):
+                session.notes.append("is not repeatable bit for bit")
+        require_right(other, session.launch(other)[0], "right after other inputs at the same place: it keeps state")
+        both = session.launch(case, other, case)
+        for each, found in zip((case, other, case), both, strict=True):
+            require_right(each, found, "of several calls whose results are read after the last")
+        real = [t for t in case.task.inputs if t.name not in case.numbers and _changes(case.tensors[t.name])]
+        for tensor in real[:MAX_TENSORS]:
+            for wholly in (False, True):
+                changed = cases.find("state 0", weights_seed=13, changed=tensor.name, wholly=wholly)
+                if changed is None:
+                    continue
+                session.launch(case)  # what a cache would keep
+                what = "another" if wholly else "one changed element of"
+                require_right(changed, session.launch(changed)[0], f"with {what} {tensor.name}")
+
+
+def _changes(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point and tensor.numel() > 0
+
+
+CHECK = State()

@@ -1,0 +1,136 @@
+"""What is said between the judge and a module's process: messages, the turns of calls, and the faults in either.
+
+The process is not believed: an answer is data, and whatever else it says, or does not say in time, is its Fault.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from cuda_l2.kernelbench import runner
+from cuda_l2.kernelbench.foreign_process import ForeignProcess, Gone
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.records import VerdictStatus
+
+SPIN_S, NAP_S = 0.001, 0.02
+"""How long we look at a counter of its all the time, leaving the core to whoever wants it, before it is to wake us."""
+ALL_SHOWN = 1 << 62
+
+
+class Conversation:
+    """With one process, which answers within timeout_s. counters: of turns, in the memory that it shares."""
+
+    def __init__(self, process: ForeignProcess, counters: memoryview, timeout_s: float) -> None:
+        self._process, self._counters, self._timeout_s = process, counters, timeout_s
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        """Its answer to a message, which may take another time than usual."""
+        try:
+            return self._process.ask(message, timeout_s or self._timeout_s)
+        except (Gone, TimeoutError) as error:
+            raise self._fault(error) from None
+
+    def require(self, message: Mapping[str, Any], what: str) -> dict[str, Any]:
+        """Its answer; Fault where that is an error. what: that which fails then."""
+        answer = self.ask(message)
+        self._raise_error(answer, what)
+        return answer
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._process.send(message)
+        except Gone as error:
+            raise self._fault(error) from None
+
+    def await_run(self) -> tuple[float, float]:
+        """When the launches of a run were done, and when their results were read, by our clock."""
+        try:
+            said = self._process.signal(self._timeout_s)
+            done = time.perf_counter()
+            if said == b"D":
+                said = self._process.signal(self._timeout_s)
+            collected = time.perf_counter()
+        except (Gone, TimeoutError) as error:
+            raise self._fault(error) from None
+        if said != b"C":
+            self._raise_said(said)
+        return done, collected
+
+    def begin_turns(self, *, shown: int = 0) -> None:
+        """Set the counters, while it is stopped. shown: of the turns, those whose inputs are there."""
+        for counter in range(len(self._counters)):
+            self._counters[counter] = 0
+        self._counters[runner.SHOWN] = shown
+
+    def show(self, number: int, key: int = 0) -> None:
+        """Let it begin a turn: the inputs of so many are there, the last ones masked with a key where there is one."""
+        self._counters[runner.KEY] = key
+        self._counters[runner.SHOWN] = number
+
+    def await_turn(self, counter: int, number: int) -> None:
+        """Wait until a counter of its has reached a number: on the core first, where a message would come too late."""
+        start = time.perf_counter()
+        while self._counters[counter] < number:
+            os.sched_yield()
+            if time.perf_counter() - start > SPIN_S:
+                break
+        else:
+            return
+        self._counters[runner.AWAITED] = 1
+        while self._counters[counter] < number:
+            said = self._heard(start)
+            if said not in (b"", b"T"):
+                self._raise_said(said)
+        self._counters[runner.AWAITED] = 0
+
+    def end_turns(self) -> None:
+        """Read what it says at last, and what woke nobody before."""
+        start, said = time.perf_counter(), b""
+        while said in (b"", b"T"):
+            said = self._heard(start)
+        if said != b"C":
+            self._raise_said(said)
+
+    def unreadable(self) -> Fault:
+        """An answer that is none."""
+        return self._fault(Gone())
+
+    def _heard(self, start: float) -> bytes:
+        """The next byte that it sends, if one comes soon; Fault once the time since then is up, whatever it sends."""
+        try:
+            if time.perf_counter() - start > self._timeout_s:
+                raise TimeoutError
+            return self._process.signal(NAP_S)
+        except TimeoutError as error:
+            if time.perf_counter() - start > self._timeout_s:
+                raise self._fault(error) from None
+            return b""
+        except Gone as error:
+            raise self._fault(error) from None
+
+    def _raise_said(self, said: bytes) -> NoReturn:
+        """Why a run did not end as it should."""
+        try:
+            if said == b"X":
+                answer = self._process.answer(self._timeout_s)
+                if "refused" in answer:
+                    raise Fault(VerdictStatus.FORBIDDEN, one_line(answer["refused"]))
+                self._raise_error(answer, "its forward fails")
+            raise Gone
+        except (Gone, TimeoutError) as error:
+            raise self._fault(error) from None
+
+    def _raise_error(self, answer: Mapping[str, Any], what: str) -> None:
+        if "error" in answer:
+            raise Fault(VerdictStatus.CRASHED, f"{what}: {one_line(answer['error'])}")
+
+    def _fault(self, error: Gone | TimeoutError) -> Fault:
+        if isinstance(error, TimeoutError):
+            return Fault(VerdictStatus.TIMED_OUT, "did not answer in time")
+        return Fault(VerdictStatus.CRASHED, error.reason or "its process ended, or said what cannot be read")
+
+
+def one_line(said: object) -> str:
+    """What it said, as text that may be shown."""
+    return "".join(c for c in str(said) if c.isprintable())[: runner.MAX_REASON]

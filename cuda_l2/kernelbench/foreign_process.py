@@ -1,0 +1,173 @@
+"""A sandboxed process that runs somebody else's Python: a folder of its own, lines of JSON, gone with all it started.
+
+The program inside is one of ours (`reference_server.py`, `runner.py`), but what it runs shares its process, so
+nothing that it says is believed: answers are data.
+"""
+
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import cuda_l2
+from cuda_l2.system import process_tree, sandbox, scratch
+from cuda_l2.system.errors import UserError
+
+START_TIMEOUT_S = 120.0
+GONE_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 8 << 20
+
+
+class Gone(Exception):
+    """The process has ended, or says what cannot be read. reason: empty, or why we ended it."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ForeignProcess:
+    """One sandboxed Python with torch loaded. A context manager.
+
+    program: what it runs, with a socket's descriptor, the module search path and `arguments` as arguments; its first
+    line is `{"ready": ...}` or `{"error": ...}`. files: what lies in its folder, by name. memory_bytes: what all its
+    processes together may hold, and these may be few hundred then; 0 leaves both open. environment: variables that it
+    starts with. UserError where there is no sandbox, or the program does not start.
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        files: Mapping[str, bytes],
+        *,
+        memory_bytes: int = 0,
+        arguments: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+        devices: Sequence[Path] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        if sandbox.kind() is sandbox.Kind.LIMITS:
+            raise UserError("there is no sandbox to run other people's Python in; apt install bubblewrap")
+        self._watch: process_tree.Watch | None = None
+        self.folder = scratch.make_folder().resolve()
+        self._connection, theirs = socket.socketpair()
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        search = [str(Path(path).absolute()) for path in sys.path if path]
+        command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(search), *arguments]
+        reads, variables = readable(), dict(environment)
+        if devices:
+            libraries = sandbox.gpu_libraries()
+            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
+            if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
+                variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+            reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
+        if variables:
+            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
+        wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
+        try:
+            with theirs, tempfile.TemporaryFile() as log:
+                self._process = sandbox.start(
+                    wrapped, pass_fds=(theirs.fileno(), *pass_fds), stdout=log, stderr=log, cwd=self.folder
+                )
+                theirs.close()
+                if memory_bytes:
+                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
+                try:
+                    answer = self.answer(START_TIMEOUT_S)
+                except (Gone, TimeoutError):
+                    log.seek(0)
+                    said = log.read(sandbox.MAX_OUTPUT_BYTES).decode(errors="replace").strip()
+                    answer = {"error": said[-300:] or "no answer"}
+            if "error" in answer:
+                raise UserError(f"the process for other people's Python does not start: {answer['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a line and read one; Gone or TimeoutError where there is none."""
+        self.send(message)
+        return self.answer(timeout_s)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise Gone(self._why()) from None
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The next line that it says."""
+        try:
+            answer = json.loads(sandbox.receive_line(self._connection, timeout_s, MAX_ANSWER_BYTES))
+        except TimeoutError:
+            raise
+        except (OSError, ValueError, RecursionError):
+            raise Gone(self._why()) from None
+        if not isinstance(answer, dict):
+            raise Gone
+        return answer
+
+    def signal(self, timeout_s: float) -> bytes:
+        """The next byte that it sends."""
+        self._connection.settimeout(timeout_s)
+        try:
+            said = self._connection.recv(1)
+        except TimeoutError:
+            raise
+        except OSError:
+            said = b""
+        if not said:
+            raise Gone(self._why())
+        return said
+
+    def waiting(self) -> bool:
+        """Whether there is something to read, its end too."""
+        return bool(select.select([self._connection], [], [], 0)[0])
+
+    def end(self) -> None:
+        """End it with every process of its namespace; its folder stays, and nobody changes it any more."""
+        if self._watch:
+            self._watch.close()
+        if hasattr(self, "_process"):
+            held = process_tree.processes(self.pid)
+            sandbox.kill(self._process)
+            self._process.wait()
+            process_tree.wait_gone(held, GONE_TIMEOUT_S)
+
+    def close(self) -> None:
+        self.end()
+        self._connection.close()
+        scratch.remove(self.folder)
+
+    def __enter__(self) -> "ForeignProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _why(self) -> str:
+        return self._watch.exceeded if self._watch else ""
+
+
+def readable() -> list[Path]:
+    """What such a process must read beside the system's folders: Python, its packages, this package, CUDA."""
+    package = Path(cuda_l2.__file__).parent
+    folders = [Path(sys.prefix), Path(sys.base_prefix), package]
+    folders += [Path(path) for path in sys.path if path.endswith("-packages")]
+    compiler = shutil.which("nvcc")
+    folders += [Path(compiler).resolve().parents[1]] if compiler else []
+    folders += [path.resolve() for path in folders]
+    system = (Path("/"), Path("/usr"))
+    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]

@@ -1,0 +1,419 @@
+"""KernelBench's tasks from a checkout of one's own: found here, run in a sandboxed process, believed in nothing.
+
+The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
+Each file has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
+write nothing into that folder once the file has run.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cuda_l2.kernelbench import reference_server
+from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench.foreign_process import ForeignProcess, Gone
+from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
+from cuda_l2.system import process_tree, sandbox
+from cuda_l2.system.errors import UserError
+from cuda_l2.tasks.tolerance import Bounds
+from cuda_l2.tasks.values import Distribution
+
+Tensors = dict[str, torch.Tensor]
+
+LEVELS = (1, 2, 3)
+SERVER_BYTES = 1 << 30
+"""What a server with torch loaded may take beside what its file does."""
+MAX_RESULT_BYTES = 8 << 20
+MAX_SOURCE_BYTES = 1 << 20
+MAX_REASON = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a checkout. name: as a task's; revision: of the file's text."""
+
+    name: str
+    level: int
+    revision: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What one file may take. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
+
+    timeout_s: float = 120.0
+    memory_bytes: int = 8 << 30  # of a process, and of all of a file's together
+    budget_bytes: int = 1 << 28
+    budget_flops: int = 4 * 10**9
+    device: str = "cpu"  # where references run: cpu or cuda
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and weights by name, and what each output may be.
+
+    numbers: those of the inputs that are no tensors in the file. keys: of the module's state, by the weights' names.
+    initial: the constructor's arguments, a list, or a dictionary of keywords; None where they are not plain data.
+    """
+
+    task: Operation
+    tensors: Tensors
+    bounds: dict[str, Bounds]
+    numbers: dict[str, bool | int | float]
+    keys: dict[str, str]
+    initial: list[Any] | dict[str, Any] | None
+
+    @property
+    def weights(self) -> Tensors:
+        """By their keys in the module's state."""
+        return {key: self.tensors[name] for name, key in self.keys.items()}
+
+
+def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
+    """The files of these levels, in their own order; UserError where there are none."""
+    found = []
+    for level in levels:
+        folders = [checkout / "KernelBench" / f"level{level}", checkout / f"level{level}"]
+        folders += [checkout] if checkout.name == f"level{level}" else []
+        for folder in folders:
+            found += [_entry(path, level) for path in sorted(folder.glob("*.py"), key=_number)]
+    if not found:
+        raise UserError(
+            f"no tasks in {checkout}: give the folder of a KernelBench checkout, which has KernelBench/level1/*.py"
+        )
+    return found
+
+
+def _entry(path: Path, level: int) -> Entry:
+    try:
+        revision = _revision(_text(path))
+    except _Lost:
+        revision = ""  # running it says why
+    return Entry(f"kernelbench/level{level}/{re.sub(r'[^A-Za-z0-9_.+-]', '_', path.stem)}", level, revision, path)
+
+
+def _number(path: Path) -> tuple[int, str]:
+    match = re.match(r"\d{1,9}", path.stem)
+    return (int(match.group()) if match else 1 << 30, path.stem)
+
+
+class NoCase(UserError):
+    """A file does not give what was asked for. status: why, as of a file that is no task."""
+
+    def __init__(self, text: str, status: Readiness) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class References:
+    """Runs files, each in a sandbox of its own."""
+
+    def __init__(self, effort: Effort = Effort()) -> None:
+        self.effort = effort
+
+    def open(self, entry: Entry) -> "OpenedFile":
+        """One file in a sandbox, for many runs; UserError where it cannot be read."""
+        try:
+            return OpenedFile(entry, self.effort)
+        except _Lost as lost:
+            raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
+
+    def examine(
+        self, entry: Entry, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False
+    ) -> Examined:
+        """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
+        try:
+            with OpenedFile(entry, self.effort) as file:
+                return file.examine(sizes=sizes, seed=seed, parts=parts)
+        except _Lost as lost:
+            return Examined(entry.name, lost.status, lost.reason)
+
+
+class OpenedFile:
+    """One file in a sandbox that serves many runs, on CPUs each in a process forked for it. A context manager.
+
+    A run that outlasts its time or takes the sandbox with it ends the sandbox; the next run starts another.
+    """
+
+    def __init__(self, entry: Entry, effort: Effort) -> None:
+        self.entry, self.effort = entry, effort
+        self._text = _text(entry.path)
+        if _revision(self._text) != entry.revision:
+            raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
+        self._process: ForeignProcess | None = None
+        self._sound = True
+        """Whether the process can serve another run, as far as it says so."""
+
+    @property
+    def text(self) -> str:
+        """Of the file, as it was when it was opened."""
+        return self._text.decode(errors="replace")
+
+    def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
+        """Load it, run it, check that it can be a task. Never raises for what the file does."""
+        job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
+        try:
+            return _read_examined(self._do(job), self.entry)
+        except _Lost as lost:
+            return Examined(self.entry.name, lost.status, lost.reason)
+
+    def case(
+        self,
+        *,
+        seed: int,
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+        changed: str = "",
+        wholly: bool = False,
+        special: Sequence[tuple[str, int, float]] = (),
+        weights_seed: int | None = None,
+    ) -> Case:
+        """What to judge a candidate by; UserError where the file does not give it.
+
+        distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
+        an unlucky order are as far off as products in less. changed: a tensor of real numbers that has another value
+        in one element than the same case otherwise has, or in all. special: tensors, places and what stands there.
+        weights_seed: of the module's weights, where not `seed`.
+        """
+        job = {"action": "case", "sizes": dict(sizes or {}), "seed": seed, "distribution": distribution or ""}
+        job |= {"changed": changed, "wholly": wholly, "weights_seed": seed if weights_seed is None else weights_seed}
+        job |= {"special": [list(each) for each in special]}
+        with self._failing():
+            return _read_case(self._do(job), self.entry)
+
+    def inputs(
+        self,
+        *,
+        seeds: Sequence[int],
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+    ) -> list[Tensors]:
+        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none."""
+        job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds), "distribution": distribution or ""}
+        with self._failing():
+            return _read_sets(self._do(job), len(seeds))
+
+    def results(
+        self,
+        *,
+        seeds: Sequence[int],
+        sizes: Mapping[str, int] | None = None,
+        distribution: Distribution | None = None,
+    ) -> list[Tensors]:
+        """Inputs, weights and exact results as `case` has them, numbers among them, by name; one set a seed.
+
+        UserError where the file gives none.
+        """
+        job = {"action": "results", "sizes": dict(sizes or {}), "seeds": list(seeds)}
+        with self._failing():
+            return _read_sets(self._do(job | {"distribution": distribution or ""}), len(seeds))
+
+    def close(self) -> None:
+        if self._process:
+            self._process.close()
+            self._process = None
+
+    def __enter__(self) -> "OpenedFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _do(self, job: dict[str, Any]) -> Path:
+        """The folder with what the run left; _Lost where it left nothing."""
+        effort, entry = self.effort, self.entry
+        job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
+        job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops, "device": effort.device}
+        if self._process and not self._sound:
+            self.close()
+        if self._process is None:
+            on_gpu = effort.device != "cpu"
+            self._process = ForeignProcess(
+                Path(reference_server.__file__),
+                {reference_server.TASK: self._text},
+                memory_bytes=effort.memory_bytes + SERVER_BYTES,
+                arguments=[effort.device],
+                devices=sandbox.gpu_devices() if on_gpu else (),
+            )
+        try:
+            answer = self._process.ask(job, effort.timeout_s)
+            status = answer.get("status")
+            if type(status) is not int:
+                raise Gone
+            self._sound = answer.get("sound") is True
+        except TimeoutError:
+            self.close()
+            raise _Lost(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
+        except Gone as gone:
+            self.close()
+            if gone.reason:
+                status = Readiness.TOO_LARGE if gone.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
+                raise _Lost(status, gone.reason) from None
+            raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
+        if status:
+            what = f"signal {-status}" if status < 0 else f"status {status}"
+            raise _Lost(Readiness.CRASHED, f"its run ended by {what}{_said(self._process.folder)}")
+        return self._process.folder
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except _Lost as lost:
+            raise NoCase(f"{self.entry.path}: {lost.status}: {lost.reason}", lost.status) from None
+
+
+def examine_all(
+    found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
+) -> Iterator[Examined]:
+    """Every file in turn. parts: levels whose files are also cut into parts."""
+    references = References(effort)
+    for entry in found:
+        yield references.examine(entry, seed=seed, parts=entry.level in parts)
+
+
+class _Lost(Exception):
+    """No answer that can be used."""
+
+    def __init__(self, status: Readiness, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+def _text(path: Path) -> bytes:
+    """A regular file's bytes; _Lost for links, pipes, what is too long or cannot be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise _Lost(Readiness.MALFORMED, "not a regular file")
+            text = file.read(MAX_SOURCE_BYTES + 1)
+    except OSError as error:
+        reason = "not a regular file" if path.is_symlink() else f"cannot be read: {error.strerror}"
+        raise _Lost(Readiness.MALFORMED, reason) from None
+    if len(text) > MAX_SOURCE_BYTES:
+        raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
+    return text
+
+
+def _revision(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def _read_examined(folder: Path, entry: Entry) -> Examined:
+    try:
+        examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
+        if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
+            raise ValueError("another task")
+        for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
+            if len(_require_line(text)) > MAX_REASON:
+                raise ValueError("too long")
+        if not all(isinstance(n, int | float) for n in (examined.seconds, examined.eager_max, examined.written_bytes)):
+            raise ValueError("no number")
+        for task in filter(None, (examined.task, *examined.parts)):
+            _require_line(str(task))
+        if not all(isinstance(size, int) for _, size in examined.sizes):
+            raise ValueError("no number")
+        to_json(examined)
+    except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
+        raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
+    return examined
+
+
+def _said(folder: Path) -> str:
+    """Why a run failed, as far as it says so, behind a colon."""
+    try:
+        text = _read(folder / reference_server.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
+    except Exception:  # noqa: BLE001 - it need not say anything, nor anything that can be read
+        return ""
+    return f": {text}" if text.isprintable() and text else ""
+
+
+def _require_line(text: object) -> str:
+    if not isinstance(text, str) or not text.isprintable():
+        raise ValueError("no line of text")
+    return text
+
+
+def _read_case(folder: Path, entry: Entry) -> Case:
+    try:
+        header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
+        if "status" in header:
+            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
+        task = from_json(Operation, json.dumps(header["task"]))
+        if (task.name, task.revision) != (entry.name, entry.revision):
+            raise ValueError("another task")
+        parts = {(role, name): tensor for (role, name), tensor in _read_tensors(folder, header["tensors"])}
+        bounds = {
+            output.name: Bounds(
+                parts["exact", output.name],
+                getattr(torch, output.dtype),
+                parts["free", output.name],
+                *(float(value) for value in header["bounds"][output.name]),
+            )
+            for output in task.outputs
+        }
+        tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
+        numbers = {
+            tensor.name: header["numbers"][tensor.name] for tensor in task.inputs if tensor.name in header["numbers"]
+        }
+        if not all(isinstance(number, bool | int | float) for number in numbers.values()):
+            raise ValueError("no number")
+        keys = {tensor.name: _require_line(header["keys"][tensor.name]) for tensor in task.weights}
+        initial = header["initial"]
+        if not isinstance(initial, list | dict | None):
+            raise ValueError("no arguments")
+    except _Lost:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _Lost(Readiness.CRASHED, f"left no case that can be read: {type(error).__name__}") from None
+    return Case(task, tensors, bounds, numbers, keys, initial)
+
+
+def _read_sets(folder: Path, count: int) -> list[Tensors]:
+    try:
+        header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
+        if "status" in header:
+            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
+        sets: list[Tensors] = [{} for _ in range(count)]
+        for (index, name), tensor in _read_tensors(folder, header["tensors"]):
+            sets[int(index)][str(name)] = tensor
+    except _Lost:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _Lost(Readiness.CRASHED, f"left no tensors that can be read: {type(error).__name__}") from None
+    return sets
+
+
+def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:
+    """Tensors that lie one after the other, each by the two words before its type and shape; in one memory."""
+    sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in listed]
+    places = [size + -size % reference_server.LINE for size in sizes]
+    data = sandbox.read_all_left(folder / reference_server.TENSORS, sum(places))
+    if data is None:
+        raise ValueError(f"no {reference_server.TENSORS} of their size")
+    found, offset = [], 0
+    for (role, name, dtype, shape), size, taken in zip(listed, sizes, places, strict=True):
+        kind = getattr(torch, dtype)
+        count = size // DTYPE_BYTES[dtype]
+        flat = torch.frombuffer(data, dtype=kind, count=count, offset=offset) if size else torch.empty(0, dtype=kind)
+        found.append(((role, name), flat.reshape(shape)))
+        offset += taken
+    return found
+
+
+def _read(path: Path, limit: int) -> bytes:
+    data = sandbox.read_left(path, limit)
+    if data is None:
+        raise ValueError(f"no {path.name}")
+    return data

@@ -1,0 +1,537 @@
+"""A module in KernelBench's style in a sandboxed process of its own, addressed through memory that we share with it."""
+
+import contextlib
+import fcntl
+import json
+import math
+import mmap
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_l2.kernelbench import masks, runner
+from cuda_l2.kernelbench.conversation import ALL_SHOWN, Conversation, one_line
+from cuda_l2.kernelbench.foreign_process import ForeignProcess
+from cuda_l2.kernelbench.launches import Counts, Launches
+from cuda_l2.kernelbench.opened import Tensors
+from cuda_l2.kernelbench.samples import Sampler, Samples
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda import target as cuda
+from cuda_l2.machine.fills import POISONS
+from cuda_l2.measure import inductor
+from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
+from cuda_l2.system import process_tree, sandbox
+
+LINE = 64
+HELPERS = "helpers.cubin"
+MOST_AHEAD, AHEAD_S = 64, 0.1
+"""Runs that are ordered at once where samples are taken, and how long they may take together."""
+MOST_RUNNING_BYTES = 64 << 10
+"""Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
+MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+"""glibc keeps small blocks that were freed in a cache for each thread, and so long what was freed around them does not
+become one: what is left of PyTorch's aligned blocks lay between a module's results, which moved about from call to call
+where checks of other sizes had come before, and it took 1.2 times as long as itself.
+"""
+RUNNER_BYTES = 1 << 30
+"""What a process with torch loaded may take beside what its module does."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: inputs by name, numbers among them as numbers.
+
+    weights: by their keys, for a copy of the module that only this launch has; empty for the module as it is.
+    """
+
+    task: Operation
+    tensors: Tensors
+    numbers: Mapping[str, bool | int | float]
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of a run by our clock: until its launches were done, and until their results were read."""
+
+    run_s: float
+    collect_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a profiler saw of a run, in microseconds: of the GPU where it was watched and worked, else of the CPU.
+
+    operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU. launches: of kernels by operators, a
+    call. graph_launches: of CUDA graphs, a call. compiled: whether torch.compile has made kernels.
+    """
+
+    total_us: float
+    operators: dict[str, float]
+    kernels: dict[str, float]
+    launches: float = 0.0
+    graph_launches: float = 0.0
+    compiled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What was launched in some calls, as `Launches` counts. within: by CUDA's libraries among themselves."""
+
+    counts: Counts
+    within: Counts
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Where a process was at random times of some calls: samples as `Sampler` has them; the calls' processor time."""
+
+    counts: Samples
+    calls: int
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a module's process may use. device: cpu or cuda. spins: threads do so between parallel regions, each on a
+    core of its own; else they sleep.
+    """
+
+    device: str
+    threads: int
+    memory_bytes: int
+    arena_bytes: int
+    timeout_s: float
+    spins: bool = False
+
+
+class Module:
+    """One file's class in a process. A context manager; Fault where the process or the module fails."""
+
+    def __init__(self, source: bytes, class_name: str, resources: Resources, *, compiled: bool = False) -> None:
+        self._class, self._resources, self._compiled = class_name, resources, compiled
+        self._fd = os.memfd_create("cuda-l2-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._fd, resources.arena_bytes)
+        # a file made shorter would end us as we read it
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._map = mmap.mmap(self._fd, resources.arena_bytes)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        on_gpu = resources.device != "cpu"
+        settings = {
+            "arena_fd": self._fd,
+            "arena_bytes": resources.arena_bytes,
+            "memory_bytes": resources.memory_bytes,
+            "device": resources.device,
+            "threads": resources.threads,
+            "spins": resources.spins,
+            "environment": _environment(on_gpu),
+            "helpers": HELPERS,
+        }
+        try:
+            self._process = ForeignProcess(
+                Path(runner.__file__),
+                {"module.py": source} | _helpers(on_gpu),
+                memory_bytes=resources.memory_bytes + resources.arena_bytes + RUNNER_BYTES,
+                arguments=[json.dumps(settings)],
+                pass_fds=[self._fd],
+                devices=sandbox.gpu_devices() if on_gpu else (),
+                environment=MALLOC,
+            )
+        except BaseException:
+            os.close(self._fd)
+            raise
+        counters = memoryview(self._map)[: runner.COUNTERS_BYTES].cast("q")
+        self._talk = Conversation(self._process, counters, resources.timeout_s)
+        self.own_processes = len(process_tree.processes(self._process.pid))
+        with Sampler(self._process.pid) as sampler:
+            self._traceable = set(process_tree.processes(self._process.pid)) - sampler.untraced
+        self._calls: list[Call] = []
+        self._places: list[dict[str, int]] = []
+        self._given: dict[int, Tensors] = {}  # results of calls that took turns
+        self._keys: list[int] = []  # that inputs are masked with, on a GPU, until their call's turn
+        self._stopped: list[int] = []
+        self.state: set[str] = set()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self._resources.device == "cpu"
+
+    @property
+    def pid(self) -> int:
+        """Of the sandbox's first process."""
+        return self._process.pid
+
+    @property
+    def folder(self) -> Path:
+        return self._process.folder
+
+    def load(self, timeout_s: float) -> str:
+        """Execute the file; why that fails, in one line, or nothing."""
+        try:
+            answer = self._talk.ask({"op": "load", "file": "module.py", "class": self._class}, timeout_s)
+            return one_line(answer.get("error", ""))
+        except Fault as fault:
+            return fault.reason
+
+    def make(self, seed: int, initial: Any) -> None:
+        """A new instance whose weights come from a seed."""
+        self.thaw()
+        message = {"op": "make", "seed": seed, "initial": initial, "compile": self._compiled}
+        answer = self._talk.require(message, "its module cannot be made")
+        state = answer.get("state")
+        self.state = {name for name in state if isinstance(name, str)} if isinstance(state, list) else set()
+
+    def prepare(
+        self, calls: Sequence[Call], weights: Mapping[str, torch.Tensor], *, static: bool = False, turns: bool = False
+    ) -> None:
+        """Put inputs, weights by their keys, and poison for outputs into the shared memory; the process is stopped.
+
+        On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs. static: a
+        GPU has the inputs of each call where it had those of the same call before, so that its graphs stay right.
+        turns: for `take_turns`, which shows inputs itself, or on a GPU what they are masked with.
+        """
+        end = runner.COUNTERS_BYTES
+
+        def place(dtype: str, shape: Sequence[int]) -> dict[str, Any]:
+            nonlocal end
+            start, end = end, end + math.prod(shape) * DTYPE_BYTES[dtype]
+            end = (end + LINE - 1) // LINE * LINE
+            if end > self._resources.arena_bytes:
+                raise ValueError("the calls take more memory than is shared")
+            return {"offset": start, "dtype": dtype, "shape": list(shape)}
+
+        def put(weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+            placed = {}
+            for key, value in weights.items():
+                placed[key] = place(str(value.dtype).removeprefix("torch."), value.shape)
+                self._view(Tensor("w", placed[key]["dtype"], tuple(value.shape)), placed[key]["offset"]).copy_(value)
+            return placed
+
+        self._calls, self._places, self._given = list(calls), [], {}
+        self._keys = [masks.new_key() for _ in calls] if turns and not self.on_cpu else []
+        placed_calls: list[dict[str, Any]] = []
+        for call in calls:
+            inputs = [
+                {"number": call.numbers[t.name]} if t.name in call.numbers else place(t.dtype, t.shape)
+                for t in call.task.inputs
+            ]
+            outputs = [place(t.dtype, t.shape) for t in call.task.outputs]
+            for tensor, given in zip(call.task.outputs, outputs, strict=True):
+                self._poison(tensor, given["offset"])
+            named = zip((*call.task.inputs, *call.task.outputs), (*inputs, *outputs), strict=True)
+            self._places.append({t.name: int(given["offset"]) for t, given in named if "offset" in given})
+            placed_calls.append({"inputs": inputs, "outputs": outputs, "weights": put(call.weights)})
+        placed = put(weights)
+        if not self.on_cpu:
+            self._write_inputs()
+        self.thaw()
+        message: dict[str, Any] = {"op": "prepare", "calls": placed_calls, "weights": placed}
+        message |= {"static": static, "masked": bool(self._keys)}
+        self._talk.require(message, "its weights cannot be set")
+        self.freeze()
+        if self.on_cpu and not turns:
+            self._write_inputs()
+
+    def _write_inputs(self) -> None:
+        for index in range(len(self._calls)):
+            if self._keys:
+                self._write_masked(index)
+            else:
+                _copy(self._inputs(index))
+
+    def _write_masked(self, index: int) -> None:
+        call, places, first = self._calls[index], self._places[index], 0
+        for tensor in call.task.inputs:
+            if tensor.name in places:
+                words, start = -(-tensor.bytes // runner.WORD_BYTES), places[tensor.name]
+                place = self._bytes[start : start + runner.WORD_BYTES * words].numpy()
+                masks.mask(place, call.tensors[tensor.name], self._keys[index], first)
+                first += words
+
+    def _inputs(self, index: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of a call, as bytes: where each lies, and what it is.
+
+        NumPy copies them on one thread: PyTorch's own threads would go on to spin beside the process that is timed.
+        """
+        call, places = self._calls[index], self._places[index]
+        real = [tensor for tensor in call.task.inputs if tensor.name in places]
+        pairs = [(self._view(tensor, places[tensor.name]), call.tensors[tensor.name]) for tensor in real]
+        return [(_raw(place).numpy(), _raw(values).numpy()) for place, values in pairs]
+
+    def play(self, sequence: Sequence[int], *, graph: bool) -> None:
+        """Have runs launch prepared calls in this order, and give the last one's results alone; the process is stopped.
+
+        graph: as a CUDA graph of them. Each call has run once, and what it compiles is compiled.
+        """
+        for index in sequence[-1:]:
+            for tensor in self._calls[index].task.outputs:
+                self._poison(tensor, self._places[index][tensor.name])
+        self.thaw()
+        message = {"op": "play", "sequence": list(sequence), "graph": graph}
+        self._talk.require(message, "its forward cannot be captured" if graph else "its forward fails")
+        self.freeze()
+
+    def run(self, repeats: int = 1) -> Spent:
+        """Launch what was prepared; afterwards every process of it is stopped, and results are as they are then.
+
+        repeats: how often in a row, where an order of calls is played.
+        """
+        self._given = {}
+        self._talk.send({"op": "run", "repeats": repeats})
+        start = time.perf_counter()  # before any of its threads runs on
+        self.thaw()
+        done, collected = self._talk.await_run()
+        self.freeze()
+        return Spent(done - start, collected - done)
+
+    def take_turns(
+        self,
+        order: Sequence[int] | None = None,
+        *,
+        empty: bool = False,
+        leading: int = 0,
+        before: Callable[[], None] = lambda: None,
+    ) -> Spent:
+        """Launch what was prepared for it: each call's inputs are shown when we have the results of the call before, so
+        that no calls can be computed together. Afterwards every process is stopped.
+
+        order: numbers of calls, else each once. Inputs of those that are not among them are not shown.
+
+        The clock of a call runs from before its inputs are there. On a CPU they come while the process waits where that
+        takes microseconds, else while it is stopped, as whatever comes between calls; on a GPU they are unmasked.
+        empty: nothing is called, and results are none: what showing, unmasking, waiting and being woken take.
+        leading: so many turns come first and do not count: a process that goes on after a stop is slow at first.
+        before: done before each call that counts.
+        """
+        order = range(len(self._calls)) if order is None else order
+        sizes = [sum(t.bytes for t in (*call.task.inputs, *call.task.outputs)) for call in self._calls]
+        keys = self._keys or [0] * len(sizes)
+        running = [bool(self._keys) or size <= MOST_RUNNING_BYTES for size in sizes]
+        inputs = {index: [] if self._keys else self._inputs(index) for index in order}
+        self._talk.begin_turns()
+        self._talk.send(_ordered(order, empty=empty))
+        self.thaw()
+        run_s = collect_s = 0.0
+        for turn, index in enumerate(order, 1):
+            self._talk.await_turn(runner.ARRIVED, turn)
+            if turn > leading:
+                before()
+            if not running[index]:
+                self.freeze()
+                _copy(inputs[index])
+            start = time.perf_counter()
+            if running[index]:
+                _copy(inputs[index])
+            self._talk.show(turn, keys[index])
+            if not running[index]:
+                self.thaw()
+            self._talk.await_turn(runner.DONE, turn)
+            done = time.perf_counter()
+            self._talk.await_turn(runner.GIVEN, turn)
+            if turn > leading:
+                collect_s += time.perf_counter() - done
+                run_s += done - start
+            if not empty:
+                self._given[index] = self._result(index)
+        self._talk.end_turns()
+        self.freeze()
+        return Spent(run_s, collect_s)
+
+    def sampled(self, seconds: float, most_s: float, enough: Callable[[Samples], bool]) -> Sampled | None:
+        """Samples of where it is as it launches what was prepared again and again, reading results too; None without.
+
+        seconds: for so long, and on until there are enough, which a busy machine delays, but no longer than most_s.
+        Runs are ordered ahead of their turn, so that it always has work. It cannot tell them from those that are timed,
+        but by looking for who traces it, at orders that wait, at what its runner holds, or at inputs that it has seen.
+        """
+        self._talk.begin_turns(shown=ALL_SHOWN)
+        self.thaw()
+        runs, ahead = 0, 1
+        before, began = self.cpu_seconds(), time.perf_counter()
+        with Sampler(self._process.pid) as sampler:
+            while sampler.able:
+                start = time.perf_counter()
+                if start - began > (seconds if enough(sampler.counts) else most_s):
+                    break
+                for _ in range(ahead):
+                    self._talk.send(_ordered(range(len(self._calls))))
+                for _ in range(ahead):
+                    sampler.until(self._process.waiting, self._resources.timeout_s)
+                    self._talk.end_turns()
+                runs += ahead
+                ahead = max(1, min(MOST_AHEAD, int(ahead * AHEAD_S / (time.perf_counter() - start))))
+        cpu_s = self.cpu_seconds() - before
+        self.freeze()
+        self._require_traced(sampler.untraced)
+        return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
+
+    def launched(self, runs: int, seconds: float) -> Launched | None:
+        """Who launches kernels as it launches what was prepared, reading results too; None where that cannot be seen.
+
+        runs: so many, each a little slower than it would be, but none is begun after so many seconds.
+        """
+        self._talk.begin_turns(shown=ALL_SHOWN)
+        self.thaw()
+        done, end = 0, time.perf_counter() + seconds
+        with Launches(self._process.pid, self.folder) as launches:
+            while launches.able and done < runs and (not done or time.perf_counter() < end):
+                self._talk.send(_ordered(range(len(self._calls))))
+                launches.until(self._process.waiting, self._resources.timeout_s)
+                self._talk.end_turns()
+                launches.look()
+                done += 1
+        self.freeze()
+        self._require_traced(launches.untraced | launches.removed)
+        return Launched(launches.counts, launches.within, done * len(self._calls)) if done else None
+
+    def _require_traced(self, closed: Collection[int]) -> None:
+        """Fault where one of these processes could be looked into before the file was executed."""
+        if self._traceable.intersection(closed):
+            raise Fault(VerdictStatus.FORBIDDEN, "keeps itself from being looked at from outside")
+
+    def output(self, index: int = 0) -> Tensors:
+        """Results of one of the calls, copied."""
+        return self._given[index] if index in self._given else self._result(index)
+
+    def _result(self, index: int) -> Tensors:
+        places = self._places[index]
+        outputs = {tensor: self._view(tensor, places[tensor.name]) for tensor in self._calls[index].task.outputs}
+        copies = {tensor: torch.from_numpy(_raw(view).numpy().copy()) for tensor, view in outputs.items()}
+        return {t.name: raw.view(outputs[t].dtype).view(t.shape) for t, raw in copies.items()}
+
+    def require_untouched(self) -> None:
+        """Fault where a call changed its inputs, of those that took turns where any did. A stopped process on the CPU
+        stays so.
+        """
+        if not self.on_cpu:
+            self.thaw()
+            self._talk.require({"op": "give_inputs_back"}, "its inputs cannot be read")
+        for index in self._given or range(len(self._calls)):
+            call, places = self._calls[index], self._places[index]
+            for tensor in call.task.inputs:
+                if tensor.name in places:
+                    found = self._view(tensor, places[tensor.name])
+                    if not torch.equal(_raw(found), _raw(call.tensors[tensor.name])):
+                        raise Fault(VerdictStatus.UNHYGIENIC, f"changed its input {tensor.name}")
+
+    def operators(self) -> Watched:
+        """Launch what was prepared; PyTorch's operators by name alone, for a process on a GPU that is to be timed."""
+        answer = self._watch({"op": "operators"})
+        names = answer.get("operators")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._talk.unreadable()
+        return Watched(0.0, {one_line(name): 0.0 for name in names}, {}, compiled=bool(answer.get("compiled")))
+
+    def profile(self, *, gpu: bool = False, reading: bool = False) -> Watched:
+        """Launch what was prepared as PyTorch's profiler watches; what it says of that.
+
+        gpu: of launches and kernels too, which brings CUPTI into the process, where it stays: nothing is timed there
+        afterwards. reading: of reading results too. On a GPU there must have been no profile without it: in some
+        versions of PyTorch a process's first profile decides what all later ones see.
+        """
+        answer = self._watch({"op": "profile", "gpu": gpu, "reading": reading})
+        try:
+            kernels = {one_line(name): float(us) for name, us in answer["kernels"].items()}
+            column = 1 if kernels else 0
+            operators = {one_line(name): float(us[column]) for name, us in answer["operators"].items()}
+            total_us, calls = sum(kernels.values()) or float(answer["us"]), max(1, len(self._calls))
+            launches, graphs = float(answer["launches"]) / calls, float(answer["graph_launches"]) / calls
+            return Watched(total_us, operators, kernels, launches, graphs, bool(answer["compiled"]))
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            raise self._talk.unreadable() from None
+
+    def _watch(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.thaw()
+        answer = self._talk.require(message, "its forward fails where it is watched")
+        self.freeze()
+        return answer
+
+    def replaced(self) -> list[str]:
+        """What it says of functions that its file replaced."""
+        self.thaw()
+        names = self._talk.ask({"op": "replaced"}).get("replaced", [])
+        return [one_line(name) for name in names] if isinstance(names, list) else []
+
+    def processes(self) -> int:
+        return len(process_tree.processes(self._process.pid))
+
+    def cpu_seconds(self) -> float:
+        return process_tree.cpu_seconds(self._process.pid)
+
+    def pin(self, cores: Collection[int]) -> None:
+        """Keep the first thread of each of its processes on these cores; others run where they like."""
+        for pid in process_tree.processes(self._process.pid):
+            with contextlib.suppress(OSError):  # gone, or not ours to move
+                os.sched_setaffinity(pid, cores)
+
+    def freeze(self) -> None:
+        self._stopped = process_tree.stop(self._process.pid)
+
+    def thaw(self) -> None:
+        """Let every process go on that was stopped: none began since, and they need not be looked for."""
+        process_tree.resume(self._stopped)
+        self._stopped = []
+
+    def close(self) -> None:
+        self._process.close()
+        os.close(self._fd)
+
+    def __enter__(self) -> "Module":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _view(self, tensor: Tensor, offset: int) -> torch.Tensor:
+        raw = self._bytes[offset : offset + tensor.bytes]
+        return raw.view(getattr(torch, tensor.dtype)).view(tensor.shape)
+
+    def _poison(self, tensor: Tensor, offset: int) -> None:
+        poison = POISONS[tensor.dtype]
+        word = np.dtype(f"u{len(poison)}")  # byte by byte takes longer
+        self._bytes[offset : offset + tensor.bytes].numpy().view(word)[:] = np.frombuffer(poison, word)
+
+
+def _helpers(on_gpu: bool) -> dict[str, bytes]:
+    """The file with our own kernels that unmask inputs."""
+    if not on_gpu:
+        return {}
+    from cuda_l2.machine.cuda.helpers import compiled_helpers  # noqa: PLC0415 - not on machines without CUDA
+
+    return {HELPERS: compiled_helpers(cuda.detect().arch).read_bytes()}
+
+
+def _ordered(order: Sequence[int], *, empty: bool = False) -> dict[str, Any]:
+    """The message that has calls take turns in this order."""
+    return {"op": "take_turns", "order": list(order), "empty": empty}
+
+
+def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    for place, values in inputs:
+        place[:] = values
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _environment(on_gpu: bool) -> dict[str, str]:
+    """Where compilers are, for files that bring code of their own, and what torch.compile is told."""
+    compiler = shutil.which("nvcc")
+    path = ["/usr/local/bin", "/usr/bin", "/bin"]
+    if ninja := shutil.which("ninja"):
+        path.insert(0, str(Path(ninja).parent))
+    environment = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
+    if on_gpu and compiler:
+        path.insert(0, str(Path(compiler).parent))
+    if on_gpu and (libraries := sandbox.gpu_libraries()):
+        environment["TRITON_LIBCUDA_PATH"] = libraries[-1]
+    return environment | inductor.environment() | {"PATH": ":".join(dict.fromkeys(path))}

@@ -1,0 +1,35 @@
+"""What a machine is, and which of this computer's a target's name means."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cuda_l2.system.errors import UserError
+
+if TYPE_CHECKING:
+    from cuda_l2.machine._base import Target
+
+
+def chosen(name: str) -> str:
+    """A target's name, where it is auto that of the GPU if there is one."""
+    if name == "auto":
+        return "cuda" if gpu_present() else "cpu"
+    return name
+
+
+def detect(name: str = "auto") -> "Target":
+    """This machine as a target: cpu, cuda, or auto for the GPU where there is one. UserError where it cannot be."""
+    name = chosen(name)
+    if name == "cuda":
+        from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415 - loads torch
+
+        return cuda.detect()
+    if name == "cpu":
+        from cuda_l2.machine.cpu import target as cpu  # noqa: PLC0415 - importing the package stays light
+
+        return cpu.detect()
+    raise UserError(f"there is no target {name!r}; choose auto, cpu or cuda")
+
+
+def gpu_present() -> bool:
+    """Whether there is an NVIDIA GPU at all; whether it can be used is `machine.cuda.target.missing`'s to say."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()

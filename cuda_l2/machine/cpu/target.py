@@ -1,0 +1,180 @@
+"""The CPU this process runs on: vector width, cores it may use, caches, compiler, measured ceilings."""
+
+import functools
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.machine._base import Target
+from cuda_l2.records import Task
+from cuda_l2.system import paths, sandbox
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.native import compiled
+
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """Cores that candidates may use. Construct with `detect`, or by hand to write schedules for another machine."""
+
+    model: str
+    cores: int
+    vector_bits: int
+    cache_bytes: tuple[int, int, int]  # first level (data), second, third; of one core, 0 where there is none
+    compiler: str = ""  # path
+    compiler_version: str = ""
+
+    name = "cpu"
+
+    @property
+    def machine(self) -> str:
+        return f"cpu:{self.model}:{self.cores}x{self.vector_bits}:{self.compiler_version}"
+
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        return (
+            *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-shared"),
+            *("-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
+        )
+
+    @property
+    def features(self) -> tuple[float, float, float, float, float]:
+        first, second, third = (math.log2(size + 1) / 16 - 1 for size in self.cache_bytes)
+        return math.log2(self.cores + 1) / 4, self.vector_bits / 512, first, second, third
+
+    @property
+    def unit(self) -> tuple[str, float]:
+        return "GFLOP/s", 1.0
+
+    def ceilings(self) -> tuple[float, float]:
+        """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores."""
+        return _ceilings(self.cores)
+
+    def bound_us(self, task: Task) -> float:
+        gflops, gbytes = self.ceilings()
+        return max(task.flops / gflops, task.bytes / gbytes) * 1e-3
+
+    def environment(self) -> dict[str, Any]:
+        gflops, gbytes = self.ceilings()
+        return {
+            "cpu": self.model,
+            "cores": self.cores,
+            "vector_bits": self.vector_bits,
+            "cache_bytes": list(self.cache_bytes),
+            "peak_gflops": gflops,
+            "read_gbytes_per_s": gbytes,
+            "compiler": self.compiler_version,
+            "flags": " ".join(self.compile_flags),
+            "sandbox": str(sandbox.kind()),
+            "system": f"{platform.system()} {platform.release()}",
+            "python": platform.python_version(),
+        }
+
+
+def find_compiler() -> tuple[str, str]:
+    """Path and version of the C compiler, or a UserError that says how to get one."""
+    name = paths.compiler_name()
+    path = shutil.which(name)
+    if not path:
+        raise UserError(f"no C compiler: {name!r} was not found; install gcc or clang, or set CC to one")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{path} does not answer to --version; set CC to gcc or clang")
+    return path, done.stdout.splitlines()[0]
+
+
+@functools.cache
+def detect() -> CpuTarget:
+    """This machine; UserError where it has no C compiler."""
+    compiler, version = find_compiler()
+    model, flags = _cpuinfo()
+    return CpuTarget(
+        model=model,
+        cores=usable_cores(),
+        vector_bits=_vector_bits(flags),
+        cache_bytes=(_cache(1), _cache(2), _cache(3)),
+        compiler=compiler,
+        compiler_version=version,
+    )
+
+
+def separate_cores() -> list[int]:
+    """Of the logical CPUs that this process may use, the first of each core: two that share none of its units."""
+    found: dict[str, int] = {}
+    for number in sorted(os.sched_getaffinity(0)):
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(number)
+        found.setdefault(siblings.strip(), number)
+    return list(found.values())
+
+
+def usable_cores() -> int:
+    """Cores this process may use: affinity, cut by a control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, math.floor(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be taken without swapping."""
+    match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    available = int(match.group(1)) << 10 if match else 1 << 62
+    try:  # a container's limit
+        group = Path("/sys/fs/cgroup")
+        available = min(
+            available, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+def _cpuinfo() -> tuple[str, frozenset[str]]:
+    text = Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    name = model.group(1).strip() if model else platform.machine()
+    return name, frozenset(flags.group(1).split() if flags else ())
+
+
+def _vector_bits(flags: frozenset[str]) -> int:
+    if {"avx512f", "avx512vl", "avx512bw"} <= flags:
+        return 512
+    if {"avx2", "fma", "f16c"} <= flags:
+        return 256
+    return 128
+
+
+def _cache(level: int) -> int:
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if int((index / "level").read_text()) == level and (index / "type").read_text().strip() != "Instruction":
+                size = (index / "size").read_text().strip()
+                return int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
+@functools.cache
+def _ceilings(threads: int) -> tuple[float, float]:
+    program = compiled(Path(__file__).with_name("peak.c"), "-O3", NATIVE, "-pthread")
+    done = subprocess.run([program, str(threads)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{program} fails with status {done.returncode}; remove it and try again")
+    gflops, gbytes = map(float, done.stdout.split())
+    return gflops, gbytes

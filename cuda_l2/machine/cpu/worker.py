@@ -1,0 +1,231 @@
+"""Runs a CPU candidate in a sandboxed process that is thrown away after any fault.
+
+The parent (here) owns the clock, the inputs and the reference. The child is believed in nothing: an
+acknowledgement only stops the clock, and what was computed is read from the arena while the child is stopped.
+Around timed runs it is stopped whenever the clock is not running, so that nothing can be computed off the clock.
+"""
+
+import os
+import secrets
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cuda_l2.contract import CpuContract
+from cuda_l2.records import VerdictStatus
+from cuda_l2.system import sandbox, scratch
+from cuda_l2.system.native import compiled
+
+RUNNER = Path(__file__).with_name("runner.c")
+START_TIMEOUT_S = 20.0
+EXTRA_MEMORY_BYTES = 1 << 30
+MESSAGE_BYTES = 8
+STOP_TIMEOUT_S = 5.0
+
+
+class Fault(Exception):
+    """The worker's process crashed, hung or did what the contract forbids; it is gone."""
+
+    def __init__(self, status: VerdictStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class Memory(Protocol):
+    """What a worker asks of the memory it shares with a candidate."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """What the runner is told of a launch's arguments; nothing for a matrix product."""
+
+    def write_calls(self, slots: Sequence[int]) -> int:
+        """Put launches on these slots into the table that the runner reads; returns the table's offset."""
+
+
+class Worker:
+    """One sandboxed process with one candidate loaded. A context manager."""
+
+    def __init__(self, arena: Memory, artifact: Path, contract: CpuContract) -> None:
+        self.arena = arena
+        runner = compiled(RUNNER, "-pthread", "-ldl")
+        self._folder = scratch.make_folder()
+        limits = sandbox.Limits(memory_bytes=arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
+        command_read, self._command = os.pipe()
+        self._ack, ack_write = os.pipe()
+        arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
+        arguments += [str(arena.fd), str(command_read), str(ack_write)]
+        arguments += [str(number) for number in arena.arguments]
+        try:
+            self._process = sandbox.start(
+                sandbox.wrap(arguments, self._folder, limits, reads=[artifact.parent, runner.parent]),
+                pass_fds=(arena.fd, command_read, ack_write),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=self._folder,
+            )
+        finally:
+            os.close(command_read)
+            os.close(ack_write)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        """One process serves every sample."""
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        """Write the launches of the next run; the worker must be frozen or idle."""
+        self._table, self._slots = self.arena.write_calls(slots), tuple(slots)
+
+    def run(self, timeout_s: float) -> float:
+        """Run the prepared launches; the wall time in seconds by our clock, or Fault."""
+        nonce = secrets.token_bytes(MESSAGE_BYTES)
+        start = time.perf_counter()
+        self._send(struct.pack("qq", self._table, len(self._slots)) + nonce)
+        self._await(nonce, timeout_s)
+        seconds = time.perf_counter() - start
+        if select.select([self._ack], [], [], 0)[0]:
+            raise self._forbidden("acknowledged more than it was asked")
+        return seconds
+
+    def collect(self) -> Sequence[int]:
+        """The slots of the last run, all of which hold its results."""
+        return self._slots
+
+    def empty(self, timeout_s: float = 5.0) -> float:
+        """The wall time in seconds of a run of no launches: what the protocol itself costs."""
+        self.prepare([])
+        return self.run(timeout_s)
+
+    def launch(self, slot: int, timeout_s: float) -> None:
+        """One launch, not timed."""
+        self.prepare([slot])
+        self.run(timeout_s)
+
+    def freeze(self) -> None:
+        """Stop the candidate; returns when every thread has stopped, so that outputs read now are those of the run."""
+        self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not self._stopped():
+            if time.monotonic() > deadline:
+                raise self._forbidden("does not stop")
+            time.sleep(0.00005)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        sandbox.kill(self._process)
+        self._process.wait()
+        for name in ("_command", "_ack"):
+            descriptor = getattr(self, name)
+            if descriptor >= 0:
+                os.close(descriptor)
+                setattr(self, name, -1)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        """Wait until the candidate is loaded, and find its process, which may be a grandchild of the sandbox."""
+        answer = self._read(START_TIMEOUT_S)
+        if answer[:1] == b"E":
+            message = b""
+            while select.select([self._ack], [], [], 1.0)[0] and len(message) < 1000:
+                part = os.read(self._ack, 1000)
+                if not part:
+                    break
+                message += part
+            raise Fault(VerdictStatus.CRASHED, f"did not load: {message.decode(errors='replace').strip()}")
+        if answer[:1] != b"R":
+            raise self._forbidden("wrote to the acknowledgement pipe while it was loaded")
+        self._pid = _innermost(self._process.pid)
+        try:
+            self._group = os.getpgid(self._pid)  # not the sandbox's own where that starts a session
+        except ProcessLookupError:
+            raise self._death() from None
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._group, number)
+        except ProcessLookupError:
+            raise self._death() from None
+
+    def _stopped(self) -> bool:
+        """Whether every thread of the candidate is stopped, or gone."""
+        try:
+            tasks = list(Path(f"/proc/{self._pid}/task").iterdir())
+            states = {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+        except OSError:
+            raise self._death() from None
+        return states <= {"T", "t", "Z", "X"}
+
+    def _forbidden(self, what: str) -> Fault:
+        sandbox.kill(self._process)
+        return Fault(VerdictStatus.FORBIDDEN, what)
+
+    def _send(self, command: bytes) -> None:
+        try:
+            os.write(self._command, command)
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def _await(self, nonce: bytes, timeout_s: float) -> None:
+        if self._read(timeout_s) != nonce:
+            raise self._forbidden("acknowledged a command that it was not given")
+
+    def _read(self, timeout_s: float) -> bytes:
+        """One message from the candidate, or Fault. Never blocks beyond the time limit."""
+        message = b""
+        deadline = time.monotonic() + timeout_s
+        while len(message) < MESSAGE_BYTES:
+            ready, _, _ = select.select([self._ack], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                sandbox.kill(self._process)
+                raise Fault(VerdictStatus.TIMED_OUT, f"did not finish within {timeout_s:.1f} s")
+            part = os.read(self._ack, MESSAGE_BYTES - len(message))
+            if not part:
+                raise self._death()
+            message += part
+        return message
+
+    def _death(self) -> Fault:
+        """Why the process is gone, from its exit status."""
+        try:
+            status = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            sandbox.kill(self._process)
+            status = self._process.wait()
+        number = -status if status < 0 else status - 128
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"exit status {status}"
+        if name == "SIGSYS":
+            return Fault(VerdictStatus.FORBIDDEN, "tried a system call that the runner does not allow")
+        return Fault(VerdictStatus.CRASHED, f"ended by {name}")
+
+
+def _innermost(pid: int) -> int:
+    """The last descendant of a process whose sandbox starts one child each."""
+    while True:
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            return pid
+        if not children:
+            return pid
+        pid = int(children[-1])

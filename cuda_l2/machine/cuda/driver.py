@@ -1,0 +1,389 @@
+"""Loads a compiled CUDA candidate and launches it as its plan says: kernels, tensor maps, graphs, events.
+
+Runs in the candidate's worker process and wherever a kernel is deployed; imports no torch. Every function works in
+the current CUDA context. PTX and driver names as in the CUDA driver API's reference.
+"""
+
+import ctypes
+import functools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from cuda_l2.contract.cuda import MAX_CLUSTER, TENSOR_MAP_BYTES, LaunchPlan, MapPlan, Plan
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import MachineError
+
+_DTYPES = {
+    "float16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    "bfloat16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    "float32": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    "uint8": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    "uint16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+    "uint32": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT32,
+    "int32": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_INT32,
+}
+_SWIZZLES = {
+    "none": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+    "32B": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+    "64B": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
+    "128B": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+}
+_INTERLEAVES = {
+    "none": driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+    "16B": driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_16B,
+    "32B": driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_32B,
+}
+_PROMOTIONS = {
+    "none": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+    "64B": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+    "128B": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    "256B": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+}
+_FILLS = {
+    "zeros": driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    "nan": driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
+}
+PORTABLE_CLUSTER = 8
+HANDLE_TYPE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+LAUNCH = "launch of "
+MACHINE_FAULTS = frozenset(
+    {"OUT_OF_MEMORY", "MAP_FAILED", "UNMAP_FAILED", "OPERATING_SYSTEM", "ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE"}
+    | {"NO_DEVICE", "DEVICE_UNAVAILABLE", "DEVICE_NOT_LICENSED", "NOT_INITIALIZED", "DEINITIALIZED", "SYSTEM_NOT_READY"}
+    | {"SYSTEM_DRIVER_MISMATCH", "MPS_CONNECTION_FAILED", "MPS_RPC_FAILURE", "MPS_SERVER_NOT_READY"}
+)
+
+
+class LaunchError(RuntimeError):
+    """The candidate cannot be launched as its contract says."""
+
+
+class DriverError(MachineError):
+    """A driver call failed: the context is unusable after most of these."""
+
+    def __init__(self, call: str, status: driver.CUresult) -> None:
+        super().__init__(f"{call}: {status.name.removeprefix('CUDA_ERROR_').lower().replace('_', ' ')}")
+        self.status = status
+        self.of_machine = status.name.removeprefix("CUDA_ERROR_") in MACHINE_FAULTS and not call.startswith(LAUNCH)
+        """Whether no candidate can be the cause; a launch that lacks memory asked for too much of it."""
+
+
+def check(call: str, result: tuple[Any, ...]) -> Any:
+    """The value of a driver call, or DriverError."""
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DriverError(call, status)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class Module:
+    """A cubin in the context."""
+
+    def __init__(self, cubin: bytes) -> None:
+        self.handle = check("cuModuleLoadData", driver.cuModuleLoadData(cubin))
+
+    def unload(self) -> None:
+        check("cuModuleUnload", driver.cuModuleUnload(self.handle))
+
+
+class Loaded:
+    """A cubin's kernels, checked against a plan. Lives as long as the context; several may share a module."""
+
+    def __init__(self, cubin: bytes | Module, plan: Plan) -> None:
+        self.plan = plan
+        self._module = cubin if isinstance(cubin, Module) else Module(cubin)
+        self._kernels = [_Kernel(self._module.handle, launch) for launch in plan.launches]
+
+    def bind(self, pointers: Mapping[str, int]) -> "Bound":
+        """The launches on these device addresses: a, b, c and every workspace of the plan."""
+        maps = {
+            tensor_map.name: _encode(tensor_map, pointers[tensor_map.tensor]) for tensor_map in self.plan.tensor_maps
+        }
+        return Bound([kernel.bind(pointers, maps) for kernel in self._kernels])
+
+    def unload(self) -> None:
+        self._module.unload()
+
+
+class Bound:
+    """Launches ready to be enqueued, any number of times."""
+
+    def __init__(self, launches: Sequence[Callable[[int], None]]) -> None:
+        self._launches = launches
+
+    def launch(self, stream: int) -> None:
+        """Enqueue every launch on the stream; works under stream capture."""
+        for launch in self._launches:
+            launch(stream)
+
+
+class _Kernel:
+    """One launch of a plan: function, attributes and where its parameters lie."""
+
+    def __init__(self, module: Any, launch: LaunchPlan) -> None:
+        self.launch = launch
+        status, self.function = driver.cuModuleGetFunction(module, launch.kernel.encode())
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise LaunchError(f"the source defines no kernel {launch.kernel}")
+        self._layout = self._parameters()
+        self._stream = -1  # that the configuration names
+        self._prepare()
+
+    def bind(self, pointers: Mapping[str, int], maps: Mapping[str, bytes]) -> Callable[[int], None]:
+        """A function that enqueues this launch with these addresses."""
+        values = []
+        for argument in self.launch.arguments:
+            if argument.kind == "pointer":
+                values.append(pointers[argument.name].to_bytes(8, "little"))
+            elif argument.kind == "tensor_map":
+                values.append(maps[argument.name])
+            else:
+                values.append(bytes.fromhex(argument.data))
+        buffers = [
+            ctypes.create_string_buffer(value + bytes(size - len(value)), size)
+            for value, size in zip(values, self._layout, strict=True)
+        ]
+        array = (ctypes.c_void_p * max(1, len(buffers)))(*(ctypes.addressof(buffer) for buffer in buffers))
+        address = ctypes.addressof(array)
+
+        def enqueue(stream: int) -> None:
+            config = self.config
+            if stream != self._stream:
+                config.hStream, self._stream = driver.CUstream(stream), stream
+            (status,) = driver.cuLaunchKernelEx(config, self.function, address, 0)
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise DriverError(LAUNCH + self.launch.kernel, status)
+
+        enqueue.keep = (buffers, array)  # type: ignore[attr-defined]
+        return enqueue
+
+    def _parameters(self) -> list[int]:
+        """Bytes of each parameter; LaunchError where the contract passes something else."""
+        sizes: list[int] = []
+        while True:
+            status, _, size = driver.cuFuncGetParamInfo(self.function, len(sizes))
+            if status != driver.CUresult.CUDA_SUCCESS:
+                break
+            sizes.append(int(size))
+        given = [
+            8 if a.kind == "pointer" else TENSOR_MAP_BYTES if a.kind == "tensor_map" else len(a.data) // 2
+            for a in self.launch.arguments
+        ]
+        if len(given) != len(sizes):
+            takes = counted(len(sizes), "parameter")
+            raise LaunchError(f"{self.launch.kernel} takes {takes}, the contract passes {len(given)}")
+        for index, (argument, has, wants) in enumerate(zip(self.launch.arguments, given, sizes, strict=True)):
+            # a structure around a table may end in padding, or be declared for the longest of several
+            if has != wants and not (argument.kind == "table" and has < wants):
+                raise LaunchError(
+                    f"parameter {index + 1} of {self.launch.kernel} takes {counted(wants, 'byte')}, the contract passes"
+                    f" {has} ({argument.kind} {argument.name})"
+                )
+        return sizes
+
+    def _prepare(self) -> None:
+        launch, function = self.launch, self.function
+        attributes = driver.CUfunction_attribute
+        if launch.shared_bytes:
+            attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (status,) = driver.cuFuncSetAttribute(function, attribute, launch.shared_bytes)
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise LaunchError(
+                    f"{launch.kernel} asks for {launch.shared_bytes} bytes of shared memory, more than a block may have"
+                )
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        most = check(
+            "cuFuncGetAttribute",
+            driver.cuFuncGetAttribute(attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function),
+        )
+        if threads > most:
+            raise LaunchError(f"{launch.kernel} can run {most} threads a block, the contract asks for {threads}")
+        size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        assert size <= MAX_CLUSTER
+        if size > PORTABLE_CLUSTER:
+            attribute = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            check("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, 1))
+        self.config = _config(launch)
+        blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        if size > 1:
+            status, clusters = driver.cuOccupancyMaxActiveClusters(function, self.config)
+            if status != driver.CUresult.CUDA_SUCCESS or not clusters:
+                raise LaunchError(f"{launch.kernel} cannot run in clusters of {size} blocks here")
+            resident = clusters * size
+        else:
+            sms = _multiprocessors()
+            per_sm = check(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, launch.shared_bytes),
+            )
+            if not per_sm:
+                raise LaunchError(f"{launch.kernel} needs more registers or shared memory than a multiprocessor has")
+            resident = per_sm * sms
+        if launch.coresident and blocks > resident:
+            raise LaunchError(f"{launch.kernel} needs {blocks} blocks at once, {resident} fit")
+
+
+def _config(launch: LaunchPlan) -> driver.CUlaunchConfig:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_bytes
+    attributes = []
+    if launch.cluster != (1, 1, 1):
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = launch.cluster
+        attributes.append(cluster)
+    if launch.programmatic:
+        edge = driver.CUlaunchAttribute()
+        edge.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        edge.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(edge)
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    return config
+
+
+@functools.lru_cache(maxsize=4096)
+def _encode(tensor_map: MapPlan, address: int) -> bytes:
+    """The 128 bytes of a CUtensorMap."""
+    status, encoded = driver.cuTensorMapEncodeTiled(
+        _DTYPES[tensor_map.dtype],
+        len(tensor_map.dims),
+        address,
+        [driver.cuuint64_t(dim) for dim in tensor_map.dims],
+        [driver.cuuint64_t(stride) for stride in tensor_map.strides],
+        [driver.cuuint32_t(size) for size in tensor_map.box],
+        [driver.cuuint32_t(step) for step in tensor_map.element_strides],
+        _INTERLEAVES[tensor_map.interleave],
+        _SWIZZLES[tensor_map.swizzle],
+        _PROMOTIONS[tensor_map.l2_promotion],
+        _FILLS[tensor_map.out_of_bounds],
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise LaunchError(f"the driver refuses the tensor map {tensor_map.name}: {status.name}")
+    return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+
+
+def _multiprocessors() -> int:
+    device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    return int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
+
+
+class Replays(ABC):
+    """Work on a stream that can be enqueued again and again, timed as one."""
+
+    def __init__(self, stream: int) -> None:
+        self.stream = driver.CUstream(stream)
+        self._events = [check("cuEventCreate", driver.cuEventCreate(0)) for _ in range(2)]
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Enqueue once, without waiting."""
+
+    def time(
+        self, warm: int = 1, between: Callable[[], None] | None = None, before: "Replays | None" = None
+    ) -> tuple[float, float]:
+        """Device seconds of one replay by events, and host seconds around it, after `warm` replays back to back.
+
+        before: what is replayed before it, if not the same. between: enqueues what comes behind those, and is not in
+        the device's time. The warm replay keeps the stream busy while the host enqueues the timed one, so that no host
+        time is in it.
+        """
+        start, end = self._events
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.stream))
+        began = time.perf_counter()
+        for _ in range(warm):
+            (before or self).replay()
+        if between:
+            between()
+        check("cuEventRecord", driver.cuEventRecord(start, self.stream))
+        self.replay()
+        check("cuEventRecord", driver.cuEventRecord(end, self.stream))
+        check("cuEventSynchronize", driver.cuEventSynchronize(end))
+        host = (time.perf_counter() - began) / (warm + 1)
+        return check("cuEventElapsedTime", driver.cuEventElapsedTime(start, end)) * 1e-3, host
+
+    def once(self) -> float:
+        """Host seconds from the call to the end of one replay on an idle stream."""
+        began = time.perf_counter()
+        self.replay()
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(self.stream))
+        return time.perf_counter() - began
+
+    def destroy(self) -> None:
+        for event in self._events:
+            check("cuEventDestroy", driver.cuEventDestroy(event))
+
+
+class Graph(Replays):
+    """A captured sequence of launches."""
+
+    def __init__(self, stream: int, enqueue: Callable[[int], None]) -> None:
+        """Capture what `enqueue` puts on the stream."""
+        super().__init__(stream)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        check("cuStreamBeginCapture", driver.cuStreamBeginCapture(self.stream, mode))
+        try:
+            enqueue(stream)
+        finally:
+            result = driver.cuStreamEndCapture(self.stream)
+        graph = check("cuStreamEndCapture", result)
+        self._exec = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
+        check("cuGraphDestroy", driver.cuGraphDestroy(graph))
+
+    def replay(self) -> None:
+        check("cuGraphLaunch", driver.cuGraphLaunch(self._exec, self.stream))
+
+    def destroy(self) -> None:
+        check("cuGraphExecDestroy", driver.cuGraphExecDestroy(self._exec))
+        super().destroy()
+
+
+class MappedMemory:
+    """Memory in a reserved address range of its own, unmapped space on both sides."""
+
+    @classmethod
+    def imported(cls, descriptor: int, size: int, grain: int) -> "MappedMemory":
+        """Map memory that another process exported; the descriptor stays the caller's."""
+        handle = check("cuMemImportFromShareableHandle", driver.cuMemImportFromShareableHandle(descriptor, HANDLE_TYPE))
+        mapping = cls(handle, size, grain)
+        check("cuMemRelease", driver.cuMemRelease(handle))  # the mapping keeps it
+        return mapping
+
+    def __init__(self, handle: Any, size: int, grain: int) -> None:
+        self._base = check("cuMemAddressReserve", driver.cuMemAddressReserve(size + 2 * grain, 0, 0, 0))
+        self._reserved, self._size = size + 2 * grain, size
+        self.address = int(self._base) + grain
+        check("cuMemMap", driver.cuMemMap(self.address, size, 0, handle, 0))
+        access = driver.CUmemAccessDesc()
+        access.location = memory_properties().location
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        check("cuMemSetAccess", driver.cuMemSetAccess(self.address, size, [access], 1))
+
+    def close(self) -> None:
+        check("cuMemUnmap", driver.cuMemUnmap(self.address, self._size))
+        check("cuMemAddressFree", driver.cuMemAddressFree(self._base, self._reserved))
+
+
+def bus_id() -> str:
+    """PCI address of the GPU in use: CUDA's first, which CUDA_VISIBLE_DEVICES chooses."""
+    check("cuInit", driver.cuInit(0))
+    device = check("cuDeviceGet", driver.cuDeviceGet(0))
+    name = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, device))
+    return str(name.partition(b"\0")[0].decode())
+
+
+def memory_properties() -> driver.CUmemAllocationProp:
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = 0
+    properties.requestedHandleTypes = HANDLE_TYPE
+    return properties

@@ -1,0 +1,226 @@
+"""The runtime's own CUDA kernels (cuda_helpers.cu), and what launching them is for."""
+
+import ctypes
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from cuda_l2.machine.cuda.driver import Graph, check
+from cuda_l2.system import paths, scratch
+
+if TYPE_CHECKING:
+    import torch  # the worker's process does without it
+
+SOURCE = Path(__file__).with_name("helpers.cu")
+NAMES = (
+    *("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments"),
+    *("look_at_rows", "compare_rows", "unmask"),
+)
+EMPTY_LAUNCHES = 64
+MAX_BLOCKS = 1024
+ROW_THREADS = 256
+SETTLING_LAUNCHES = 4
+SYSTEM_SHARED_BYTES = 1024
+"""Of every block, taken from the multiprocessor beside what it asks for."""
+PROGRAMMATIC = (9, 0)
+"""Devices of this capability and later launch dependent kernels early."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What rows of C times signs are to be; rounding times a row's norm, and summation, is what they may be off by."""
+
+    signs_N: "torch.Tensor"  # fp32
+    expected_M: "torch.Tensor"  # fp32
+    rounding: float
+    summation: float
+
+
+class Helpers:
+    """The compiled kernels in the current context."""
+
+    def __init__(self, cubin: Path) -> None:
+        module = check("cuModuleLoadData", driver.cuModuleLoadData(cubin.read_bytes()))
+        self._functions = {
+            name: check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name.encode())) for name in NAMES
+        }
+        device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
+        attributes = driver.CUdevice_attribute
+        self.sms, major, self._shared_bytes = (
+            int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
+            for attribute in (
+                attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )
+        )
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        spoil_shared = self._functions["spoil_shared"]
+        check("cuFuncSetAttribute", driver.cuFuncSetAttribute(spoil_shared, most, self._shared_bytes))
+        self._programmatic = major >= PROGRAMMATIC[0]
+        self._empties: Graph | None = None
+        self._alone: Graph | None = None
+        self._configs: dict[tuple[object, ...], driver.CUlaunchConfig] = {}
+
+    def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
+        """Copy 16-byte words after a while, having let a dependent kernel begin at once."""
+        self._launch("slow_copy", stream, 8, 256, [source, target, words, ns])
+
+    def occupy(self, stream: int, share: float, ns: int, traffic: tuple[int, int] = (0, 0)) -> None:
+        """Hold a share of the multiprocessors for so long; traffic: address and bytes of what they read and write."""
+        values = [ns, traffic[0], traffic[1] // 16]
+        self._launch("occupy", stream, max(1, int(self.sms * share)), 1024, values, shared_bytes=48 << 10)
+
+    def spoil_shared(self, stream: int, word: int) -> None:
+        """Leave a 32-bit word all over the shared memory of every multiprocessor, once none holds any."""
+        size = self._shared_bytes
+        self._launch("spoil_shared", stream, self.sms, 1024, [word, size], shared_bytes=size)
+
+    def spoil_behind(self, stream: int, word: int, rounds: int) -> None:
+        """The same wherever a multiprocessor has half of its shared memory to give for a moment, so many times over."""
+        size = ((self._shared_bytes + SYSTEM_SHARED_BYTES) // 2 - SYSTEM_SHARED_BYTES) // 128 * 128
+        self._launch("spoil_shared", stream, 2 * self.sms * rounds, 512, [word, size], shared_bytes=size)
+
+    def fill_segments(self, stream: int, table: ctypes.Structure, count: int, most: int) -> None:
+        """Fill `count` pieces of memory of at most so many bytes; see `segments`."""
+        self._launch("fill_segments", stream, _blocks(most), 256, [], table=table, rows=count)
+
+    def look_at_segments(
+        self, stream: int, table: ctypes.Structure, count: int, most: int, values: Sequence[int]
+    ) -> None:
+        """Compare them, and copy more; see `segments`."""
+        self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
+
+    def unmask(self, stream: int, target: int, masked: int, words: int, key: int, first: int) -> None:
+        """Put 8-byte words somewhere as they were before they were masked with this part of the key's stream."""
+        blocks = max(1, min(MAX_BLOCKS, -(-words // ROW_THREADS)))
+        self._launch("unmask", stream, blocks, ROW_THREADS, [target, masked, words, key, first])
+
+    def look_at_rows(self, stream: int, c: "torch.Tensor", projection: Projection, found: "torch.Tensor") -> None:
+        """How far each row of an fp16 result times the signs is off, in units of what it may be off by.
+
+        found (2, fp32, of zeros) gets the sum of their squares, and the largest.
+        """
+        rows, columns = c.shape
+        values = [c.data_ptr(), rows, columns, projection.signs_N.data_ptr(), projection.expected_M.data_ptr()]
+        values += [_bits(projection.rounding), _bits(projection.summation), found.data_ptr()]
+        self._launch("look_at_rows", stream, _row_blocks(rows), ROW_THREADS, values)
+
+    def compare_rows(
+        self,
+        stream: int,
+        c: "torch.Tensor",
+        numbers_R: "torch.Tensor",
+        reference_RN: "torch.Tensor",
+        found: "torch.Tensor",
+    ) -> None:
+        """Differences of an fp16 result's rows from fp32 ones.
+
+        numbers_R: int64, which rows. found (2, fp32, of zeros) gets the sum of their squares, and the largest.
+        """
+        count, columns = reference_RN.shape
+        values = [c.data_ptr(), count, columns, numbers_R.data_ptr(), reference_RN.data_ptr(), found.data_ptr()]
+        self._launch("compare_rows", stream, _row_blocks(count), ROW_THREADS, values)
+
+    def settle(self, stream: int) -> None:
+        """Bring back the state in which a context launches fastest.
+
+        Measured on one H200: once a kernel has let dependents begin early and none was there (some of cuBLASLt's do),
+        every later launch of the context takes 0.18 us longer, until programmatic launches have overlapped.
+        """
+        if self._programmatic:
+            for _ in range(SETTLING_LAUNCHES):
+                self._launch("settle", stream, self.sms, 32, [], programmatic=True)
+
+    def empty_s(self, stream: int) -> float:
+        """Device seconds of an empty kernel among many in a graph."""
+
+        def enqueue(stream: int) -> None:
+            for _ in range(EMPTY_LAUNCHES):
+                self._launch("empty", stream, 1, 32, [])
+
+        self._empties = self._empties or Graph(stream, enqueue)
+        self.settle(stream)
+        return min(self._empties.time()[0] for _ in range(5)) / EMPTY_LAUNCHES
+
+    def empty_graph(self, stream: int) -> Graph:
+        """One empty kernel as a graph."""
+        self._alone = self._alone or Graph(stream, lambda s: self._launch("empty", s, 1, 32, []))
+        return self._alone
+
+    def _launch(
+        self,
+        name: str,
+        stream: int,
+        blocks: int,
+        threads: int,
+        values: Sequence[int],
+        *,
+        shared_bytes: int = 0,
+        programmatic: bool = False,
+        table: ctypes.Structure | None = None,
+        rows: int = 1,
+    ) -> None:
+        """Parameters are the table, where there is one, and 64-bit values."""
+        words = (ctypes.c_uint64 * max(1, len(values)))(*values)
+        places = [ctypes.addressof(table)] if table else []
+        places += [ctypes.addressof(words) + 8 * i for i in range(len(values))]
+        array = (ctypes.c_void_p * max(1, len(places)))(*places)
+        key = (stream, blocks, rows, threads, shared_bytes, programmatic)
+        config = self._configs.get(key)
+        if config is None:
+            config = self._configs[key] = _config(stream, (blocks, rows), threads, shared_bytes, programmatic)
+        check(name, driver.cuLaunchKernelEx(config, self._functions[name], ctypes.addressof(array), 0))
+
+
+def _config(stream: int, grid: tuple[int, int], threads: int, shared_bytes: int, programmatic: bool) -> Any:
+    """Kept by who launches: making one takes longer than a launch."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1)
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
+    if programmatic:
+        edge = driver.CUlaunchAttribute()
+        edge.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        edge.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [edge], 1
+    return config
+
+
+def _bits(x: float) -> int:
+    """Of a double."""
+    return int.from_bytes(struct.pack("<d", x), "little")
+
+
+def _row_blocks(rows: int) -> int:
+    """A warp a row, as far as blocks go."""
+    return max(1, min(MAX_BLOCKS, -(-rows * 32 // ROW_THREADS)))
+
+
+def _blocks(most: int) -> int:
+    """For pieces of at most so many bytes: a thread takes up to 64 of them in small ones, more in large ones."""
+    return max(1, min(MAX_BLOCKS, most // (256 * 64)))
+
+
+def compiled_helpers(arch: str) -> Path:
+    """Path of the cubin for an architecture, as in sm_90a; compiled once."""
+    from cuda.core import Program, ProgramOptions  # noqa: PLC0415 - loads NVRTC
+
+    text = SOURCE.read_text()
+    target = paths.cache_dir() / "helpers" / f"cuda-{arch}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cubin"
+    if not target.exists():
+        code = Program(text, "c++", ProgramOptions(arch=arch, std="c++17")).compile("cubin").code
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folder = scratch.make_folder()
+            (folder / "helpers.cubin").write_bytes(bytes(code))
+            (folder / "helpers.cubin").rename(target)
+            folder.rmdir()
+        except OSError as error:
+            raise scratch.unwritable(error) from None
+    return target

@@ -1,0 +1,335 @@
+"""The process that launches CUDA candidates: our code alone runs on its host side. Started by `cuda_worker`.
+
+Messages come over a socket as JSON, file descriptors of shared device memory beside them; each is answered by one. The
+process is thrown away after any fault: a driver error is reported once and ends it. No torch here: it starts fast.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+
+from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine import messages
+from cuda_l2.machine.cuda.cupti import KernelTrace
+from cuda_l2.machine.cuda.driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
+from cuda_l2.machine.cuda.helpers import Helpers
+from cuda_l2.machine.fills import SCRATCH_BYTE
+from cuda_l2.records import from_json
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_DESCRIPTORS = 200
+"""A task may have 128 tensors; the kernel passes 253 at most."""
+AWAIT_S = 3600.0
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
+LOAD_EVERY = 2
+"""Launches between times that another stream holds multiprocessors."""
+TRAFFIC_BYTES = 256 << 20
+"""What such load reads and writes: several times any cache."""
+ROUNDS_BEHIND = 16
+"""Waves of blocks that a multiprocessor runs when a block of the candidate leaves it."""
+
+
+class Worker:
+    """One CUDA context. Candidates are loaded in slots: one, or several that are timed in turns."""
+
+    def __init__(self, helpers: Path) -> None:
+        check("cuInit", driver.cuInit(0))
+        device = check("cuDeviceGet", driver.cuDeviceGet(0))
+        context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
+        check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
+        self.beside, self.behind = (int(check("cuStreamCreate", driver.cuStreamCreate(flag))) for _ in range(2))
+        """More streams: for load beside the candidate, and for what takes its place."""
+        self.helpers = Helpers(helpers)
+        self.buffers: dict[str, MappedMemory] = {}
+        self.loaded: list[Loaded] = []
+        self.loaded_from = ("", "")
+        """The first one's cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
+        self.bound: list[list[Bound]] = []
+        """By slot and binding."""
+        self.graphs: list[Graph] = []
+        self.trace: KernelTrace | None = None
+        self.evicted: tuple[int, int] = (0, 0)  # address, bytes
+        self.evictions = 0
+        self.traffic: tuple[int, int] = (0, 0)
+        self.words = 0  # of garbage
+
+    def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps."""
+        self._unload()
+        for mapping in self.buffers.values():
+            mapping.close()
+        self.buffers = {}
+        for (name, (size, grain)), descriptor in zip(sizes.items(), descriptors, strict=True):
+            self.buffers[name] = MappedMemory.imported(descriptor, size, grain)
+            os.close(descriptor)
+        return {}
+
+    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
+        """Load a candidate and bind it to several sets of addresses, given as buffer and offset.
+
+        The first slot's throws away what was loaded before, unless it is the same; the next slot's is loaded beside it.
+        """
+        known = slot == 0 and bool(self.loaded) and self.loaded_from == (cubin, plan)
+        if slot == 0:
+            self._unload(keep=int(known))
+        if not known:
+            self.loaded.append(Loaded(Path(cubin).read_bytes(), from_json(Plan, plan)))
+        if slot == 0:
+            self.loaded_from = (cubin, plan)
+        self.bind(places, slot)
+        return {}
+
+    def bind(self, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
+        """Bind what is loaded to other addresses."""
+        self._drop_graphs()
+        addresses = [
+            {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
+            for place in places
+        ]
+        self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
+        return {}
+
+    def launch(self, binding: int = 0, count: int = 1) -> dict[str, Any]:
+        """Launch several times, each on garbage in shared memory."""
+        for _ in range(count):
+            self.helpers.spoil_shared(self.stream, self._garbage())
+            self.bound[0][binding].launch(self.stream)
+        self._wait()
+        return {}
+
+    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> dict[str, Any]:
+        """Launch behind a producer of A that lets dependents begin before it writes."""
+        self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
+        self.bound[0][0].launch(self.stream)
+        self._wait()
+        return {}
+
+    def loaded_launches(self, count: int, occupied: float, ns: int) -> dict[str, Any]:
+        """Launch several times in a row while another stream takes its share of multiprocessors, caches and memory."""
+        self.helpers.spoil_shared(self.stream, self._garbage())
+        self._occupy(occupied, ns, traffic=True)
+        for _ in range(count):
+            self.bound[0][0].launch(self.stream)
+        self._wait()
+        self._wait(self.beside)
+        return {}
+
+    def record_loaded(
+        self,
+        count: int,
+        outputs: list[list[Any]],
+        stride: int,
+        scratch: list[list[Any]],
+        occupied: float,
+        ns: int,
+    ) -> dict[str, Any]:
+        """Launch several times, each on poisoned outputs and scratch and spoiled shared memory; record the outputs.
+
+        Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it,
+        at times with traffic. A third spoils shared memory again wherever a block of the candidate has left.
+        outputs: buffer, offset and bytes of each, the word that poisons it, where it lies in a record; stride: bytes
+        from one record to the next. scratch: buffer, offset and bytes of each workspace.
+        """
+        stream = driver.CUstream(self.stream)
+        for i in range(count):
+            for output in outputs:
+                self._fill(output)
+            for place in scratch:
+                filled = driver.cuMemsetD8Async(self._address(place), SCRATCH_BYTE, place[2], stream)
+                check("cuMemsetD8Async", filled)
+            self.helpers.spoil_shared(self.stream, self._garbage())
+            turn, rest = divmod(i, LOAD_EVERY)
+            if rest == 0:
+                self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
+            self.bound[0][0].launch(self.stream)
+            self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
+            for output in outputs:
+                self._keep(output, i * stride + output[4])
+        for each in (self.stream, self.beside, self.behind):
+            self._wait(each)
+        return {}
+
+    def capture(self, bindings: list[int], slot: int = 0) -> dict[str, Any]:
+        """A graph of one launch on each binding, in order; answers its index."""
+
+        def enqueue(stream: int) -> None:
+            for binding in bindings:
+                self.bound[slot][binding].launch(stream)
+
+        self.graphs.append(Graph(self.stream, enqueue))
+        return {"graph": len(self.graphs) - 1}
+
+    def record(
+        self, bindings: list[int], kept: list[int], outputs: list[list[list[Any]]], stride: int, slot: int = 0
+    ) -> dict[str, Any]:
+        """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
+
+        kept: numbers of launches in ascending order; outputs: each one's, as `record_loaded` takes them; copies go to
+        the record buffer in turn, `stride` bytes apart.
+        """
+        copies = dict(zip(kept, enumerate(outputs), strict=True))
+
+        def enqueue(stream: int) -> None:
+            for number, binding in enumerate(bindings):
+                self.bound[slot][binding].launch(stream)
+                index, written = copies.get(number, (0, []))
+                for output in written:
+                    self._keep(output, index * stride + output[4])
+
+        graph = Graph(self.stream, enqueue)
+        graph.once()
+        graph.destroy()
+        return {}
+
+    def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]]) -> dict[str, Any]:
+        """Seconds of a replay behind others of the graph `before`.
+
+        poisoned: outputs that are poisoned between those and the timed one.
+        """
+        self.helpers.settle(self.stream)
+
+        def poison() -> None:
+            for output in poisoned:
+                self._fill(output)
+
+        device, host = self.graphs[graph].time(warm, poison if poisoned else None, self.graphs[before])
+        return {"device_s": device, "host_s": host}
+
+    def evict(self, size: int) -> dict[str, Any]:
+        """Write so many bytes of our own, so that the next launch finds nothing of its operands in L2, and settle."""
+        if self.evicted[1] < size:
+            if self.evicted[0]:
+                check("cuMemFree", driver.cuMemFree(self.evicted[0]))
+            self.evicted = (int(check("cuMemAlloc", driver.cuMemAlloc(size))), size)
+        self.evictions = (self.evictions + 1) % 256
+        if size:
+            written = driver.cuMemsetD8Async(self.evicted[0], self.evictions, size, driver.CUstream(self.stream))
+            check("cuMemsetD8Async", written)
+        self.helpers.settle(self.stream)
+        self._wait()
+        return {}
+
+    def traced(self, on: bool) -> dict[str, Any]:
+        """Start or end CUPTI's records; they cost every launch some time, later ones a little."""
+        if on and self.trace is None:
+            self.trace = KernelTrace()
+        if not on and self.trace is not None:
+            self.trace.close()
+            self.trace = None
+        return {}
+
+    def once(self, graph: int) -> dict[str, Any]:
+        """One replay: host seconds, call to done; where traced the device's, first kernel's start to last one's end."""
+        if self.trace is None:
+            return {"seconds": self.graphs[graph].once()}
+        self.trace.clear()
+        self.graphs[graph].once()
+        return {"seconds": self.trace.span_s()}
+
+    def empty(self) -> dict[str, Any]:
+        """Seconds of an empty kernel in a graph of many, and alone, as `once` takes it."""
+        in_graph = self.helpers.empty_s(self.stream)
+        self.graphs.append(self.helpers.empty_graph(self.stream))
+        alone = sorted(self.once(len(self.graphs) - 1)["seconds"] for _ in range(9))
+        self.graphs.pop()
+        return {"graph_s": in_graph, "alone_s": alone[4]}
+
+    def _fill(self, output: list[Any]) -> None:
+        """Poison an output: buffer, offset, bytes, and a 32-bit word, which repeats."""
+        address, stream = self._address(output), driver.CUstream(self.stream)
+        size, word = output[2:4]
+        whole = size // 4 * 4
+        if whole:
+            check("cuMemsetD32Async", driver.cuMemsetD32Async(address, word, whole // 4, stream))
+        if size - whole >= 2:
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(address + whole, word & 0xFFFF, 1, stream))
+        if size % 2:  # elements of one byte: all four of the word are alike
+            check("cuMemsetD8Async", driver.cuMemsetD8Async(address + size - 1, word & 0xFF, 1, stream))
+
+    def _keep(self, output: list[Any], at: int) -> None:
+        """Copy an output to a place in the record buffer."""
+        if output[2]:
+            target = self.buffers["record"].address + at
+            copied = driver.cuMemcpyDtoDAsync(target, self._address(output), output[2], driver.CUstream(self.stream))
+            check("cuMemcpyDtoDAsync", copied)
+
+    def _occupy(self, share: float, ns: int, *, traffic: bool) -> None:
+        """Hold a share of the multiprocessors from another stream for a while, once this one's work is done."""
+        if traffic and not self.traffic[0]:
+            self.traffic = (int(check("cuMemAlloc", driver.cuMemAlloc(TRAFFIC_BYTES))), TRAFFIC_BYTES)
+        self._wait()  # what spoils shared memory needs whole multiprocessors
+        self.helpers.occupy(self.beside, share, ns, self.traffic if traffic else (0, 0))
+
+    def _garbage(self) -> int:
+        """A word that is two fp16 NaNs and one fp32 NaN; bits and signs differ from launch to launch."""
+        self.words += 1
+        return 0x7FC07FC0 | self.words * 0x9E3779B1 >> 1 & 0x803F803F
+
+    def _address(self, place: list[Any]) -> int:
+        return int(self.buffers[place[0]].address + place[1])
+
+    def _wait(self, stream: int = 0) -> None:
+        """Until a stream is done; the candidate's if not given."""
+        check("cuStreamSynchronize", driver.cuStreamSynchronize(driver.CUstream(stream or self.stream)))
+
+    def _unload(self, keep: int = 0) -> None:
+        """Throw away what is loaded, but for the first so many."""
+        self._drop_graphs()
+        self.bound = []
+        for loaded in self.loaded[keep:]:
+            loaded.unload()
+        self.loaded = self.loaded[:keep]
+
+    def _drop_graphs(self) -> None:
+        for graph in self.graphs:
+            graph.destroy()
+        self.graphs = []
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # also in the middle of a kernel that never ends
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    worker = Worker(Path(sys.argv[2]))
+    operations = {
+        operation.__name__: operation
+        for operation in (
+            *(worker.attach, worker.load, worker.bind, worker.launch, worker.after_slow, worker.loaded_launches),
+            worker.record_loaded,
+            *(worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
+        )
+    }
+    channel.send(b"{}")
+    while True:
+        messages.wait(channel, AWAIT_S)
+        data, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        if not data:
+            return
+        message = json.loads(data)
+        if descriptors:
+            message["descriptors"] = descriptors
+        operation = message.pop("op")
+        try:
+            answer = operations[operation](**message)
+        except LaunchError as error:
+            answer = {"refused": str(error)}
+        except DriverError as error:
+            mapping = operation == "attach"  # nothing of a candidate's is at work
+            answer = {"machine" if error.of_machine or mapping else "fault": str(error)}
+        channel.send(json.dumps(answer).encode())
+        if "fault" in answer or "machine" in answer:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

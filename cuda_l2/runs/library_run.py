@@ -1,0 +1,151 @@
+"""Times a library's kernels shape by shape: plain and dependent launches, both layouts, all baselines, in one run."""
+
+import csv
+import hashlib
+import secrets
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cuda_l2 import contract
+from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, Row, read_table
+from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
+from cuda_l2.measure.rounds import CANDIDATE, Kernel
+from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout, Timing
+from cuda_l2.rigs import Rig
+from cuda_l2.runs.results import KernelFigures
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lock import machine_lock
+
+FALLBACK_MARGIN = 0.02
+"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says: the standard
+deviation of 1,000 ratios between two runs was 1.2 to 2.2 %, by size."""
+
+Timed = tuple[Row, Candidate, Timing]
+
+
+class Library:
+    """A table of kernels by shape, to be timed on a rig.
+
+    fallback: table.csv of an earlier run; see `fallbacks`.
+    """
+
+    def __init__(self, table: Path, fallback: Path | None = None) -> None:
+        self.table = table
+        self._rows: dict[Gemm, list[Row]] = {}
+        plain: set[tuple[Gemm, Named]] = set()
+        for row in sorted(read_table(table), key=lambda row: row.edge != PLAIN):
+            if row.edge == PLAIN:
+                plain.add((row.gemm, row.schedule))
+            elif row.edge == PROGRAMMATIC and (row.gemm, row.schedule) in plain:
+                continue  # dependent launch gained nothing: the same launch again
+            self._rows.setdefault(_size(row.gemm), []).append(row)
+        self._hash = hashlib.sha256(table.read_bytes()).hexdigest()[:16]
+        self._falls_back = fallbacks(fallback) if fallback else {}
+        self._fallback_hash = hashlib.sha256(fallback.read_bytes()).hexdigest()[:16] if fallback else ""
+
+    def described(self) -> dict[str, object]:
+        """What figures of the library depend on."""
+        return {"library": self._hash, "fallback": self._fallback_hash}
+
+    def falls_back(self, gemm: Gemm, protocol: str) -> tuple[bool, bool]:
+        """Whether cuBLASLt serves a shape instead of plain launches, and instead of any."""
+        return self._falls_back.get((_size(gemm), protocol), (False, False))
+
+    def serves(self, gemm: Gemm) -> bool:
+        """Whether the table has a kernel for a shape."""
+        return _size(gemm) in self._rows
+
+    def candidates(self, gemm: Gemm, rig: Rig) -> list[Candidate]:
+        """The kernels of a shape in all layouts and launches."""
+        return [row.candidate(rig.target) for row in self._rows.get(_size(gemm), ())]
+
+    def time(self, gemm: Gemm, protocols: Sequence[Protocol], rig: Rig) -> Generator[list[Timed]]:
+        """Protocol by protocol, what the table has for a shape that it serves, the fastest plain launch first.
+
+        All that was chosen back to back under `offline`; under others what would be used: the fastest plain launch and
+        the fastest of all, or where single launches are timed the fastest cold one, if the table has one.
+        """
+        rows = sorted(self._rows[_size(gemm)], key=lambda row: (row.edge == PROGRAMMATIC, row.us))
+        candidates = [row.candidate(rig.target) for row in rows]
+        with rig.open(gemm, secrets.randbits(48), both_layouts=True) as bench:
+            builds = list(bench.build(candidates))
+            failed = next((build for build in builds if build.status is not BuildStatus.BUILT), None)
+            if failed:
+                raise UserError(f"a kernel of {self.table} for {gemm} does not build: {failed.reason}")
+            parts = list(zip(rows, candidates, builds, strict=True))
+            for protocol in protocols:
+                used = _used(rows, protocol)
+                timed = [part for part in parts if part[0] in used]
+                kernels = {
+                    f"{row.gemm.layout} {row.edge}": Kernel(candidate, build, row.gemm.layout)
+                    for row, candidate, build in timed
+                }
+                with machine_lock(rig.gpu):
+                    timings = bench.time_kernels(kernels, brief(protocol))
+                pairs = zip(timed, timings.values(), strict=True)
+                yield [(row, candidate, timing) for (row, candidate, _), timing in pairs]
+
+
+def headline(timed: Sequence[Timed]) -> Timing:
+    """The timing of the first kernel, the fastest plain launch of the run that selected."""
+    timing = timed[0][2]
+    if timing.candidate is None:
+        return timing
+    return replace(timing, candidate=replace(timing.candidate, name=CANDIDATE))
+
+
+def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
+    """What a results file keeps of every kernel."""
+    return tuple(
+        KernelFigures(
+            row.gemm.layout,
+            row.edge == PROGRAMMATIC,
+            contract.kernel_id(candidate.source),
+            row.family,
+            row.schedule,
+            row.us,
+            timing.candidate.latency_us,
+            timing.speedups,
+            timing.max_difference,
+        )
+        for row, candidate, timing in timed
+        if timing.candidate
+    )
+
+
+def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
+    """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
+
+    It does where the ratio's interval did not lie above 1 by as much as runs differ, in any of the runs whose rows the
+    file holds. UserError where it is no such table.
+    """
+    found: dict[tuple[Gemm, str], tuple[bool, bool]] = {}
+    try:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                if row["plain_speedup_low"]:
+                    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
+                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
+                    lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
+                    key = gemm, row["protocol"]
+                    before = found.get(key, (False, False))
+                    plain, launched = (b or low <= 1 + FALLBACK_MARGIN for b, low in zip(before, lows, strict=True))
+                    found[key] = (plain, launched)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None
+    return found
+
+
+def _used(rows: Sequence[Row], protocol: Protocol) -> Sequence[Row]:
+    """Those of a shape's rows, plain launches first, that are timed under a protocol."""
+    cold = [row for row in rows if row.edge == COLD]
+    if cold and not protocol.round_s:
+        return cold[:1]
+    warm = [row for row in rows if row.edge != COLD] or rows
+    return warm if protocol.name == OFFLINE.name else [warm[0], min(warm, key=lambda row: row.us)]
+
+
+def _size(gemm: Gemm) -> Gemm:
+    """The task without its layout."""
+    return replace(gemm, layout=Layout.NN)

@@ -1,0 +1,277 @@
+"""Verifies many kernels in full on one GPU, several at once: nothing is timed, so nobody is disturbed.
+
+    builds, those with delays too --> worker processes, a rig each --> the sanitizer, several candidates a process
+
+A worker that dies costs its item only, which is tried once more with nothing beside it.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cuda_l2.build.build_server import BuildServers
+from cuda_l2.build.stress import stressed
+from cuda_l2.library.kernels import ProofTask
+from cuda_l2.library.proof import Proof, proof_of
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda import sanitizer
+from cuda_l2.machine.cuda.alone import Job
+from cuda_l2.machine.cuda.sanitizer import Tool
+from cuda_l2.machine.cuda.target import CudaTarget
+from cuda_l2.records import Build, BuildStatus, Candidate, Verdict, VerdictStatus, from_json, to_json
+from cuda_l2.system.errors import UserError
+from cuda_l2.verify import races
+from cuda_l2.verify._base import CheckFailed
+from cuda_l2.verify._gpu import SANITIZER_TIMEOUT_S
+from cuda_l2.verify.stress import SEEDS
+
+MAIN = "cuda_l2.runs.prover_worker"
+CORES_A_WORKER = 3
+AHEAD = 24
+"""Items whose builds are under way before the first of them is needed."""
+TOGETHER = 8
+"""Candidates that one process under a tool of the sanitizer launches."""
+ANSWER_S = 300.0
+"""A worker that is silent for longer on one item is stuck."""
+WATCH_S = 2 * SANITIZER_TIMEOUT_S
+"""For several candidates together, or one beside others."""
+
+
+@dataclass
+class _Item:
+    """A task on its way."""
+
+    task: ProofTask
+    build: Build | None = None
+    verdict: Verdict | None = None
+    watching: int = 0  # tools that have yet to look
+    tries: int = 0
+    trouble: str = ""  # why there is no verdict
+
+
+@dataclass
+class _Answer:
+    """What a worker said of an item."""
+
+    item: _Item
+    jobs: list[tuple[Tool, Job]] = field(default_factory=list)
+
+
+@dataclass
+class _Watched:
+    """What a tool found in an item; None where nothing."""
+
+    item: _Item
+    failure: CheckFailed | Fault | None
+
+
+Event = _Item | _Answer | _Watched | Exception
+"""A built item, a verified one, one that a tool has looked at, or what went wrong in a thread."""
+
+
+class Prover:
+    """The processes of a run on the GPU of this machine. A context manager."""
+
+    def __init__(self, target: CudaTarget, jobs: int) -> None:
+        self._target, self._patience = target, float(2 + jobs)
+        self._builders = BuildServers(target)
+        self._threads = max(1, target.cores // jobs)
+        self._events: queue.Queue[Event] = queue.Queue()
+        self._ready: queue.Queue[_Item | None] = queue.Queue()
+        self._workers: list[_Worker] = []
+        self._closed = False
+        self._watchers = ThreadPoolExecutor(max(1, jobs // 2))
+        self._jobs = jobs
+
+    def run(self, tasks: Sequence[ProofTask], on_proof: Callable[[Proof], None]) -> None:
+        """Prove every task; `on_proof` is called here, in the order in which they end."""
+        items = [_Item(task) for task in tasks]
+        self._start(lambda: self._build(items))
+        for _ in range(min(self._jobs, len(items))):
+            self._start(self._verify)
+        again = list(self._settle(len(items), on_proof))
+        for item in again:
+            self._ready.put(item)
+            for _ in self._settle(1, on_proof):
+                raise AssertionError("an item is tried twice at most")
+
+    def close(self) -> None:
+        """Also in the middle: what runs is ended, and what the sanitizer has begun is waited for."""
+        self._closed = True
+        for _ in range(self._jobs):
+            self._ready.put(None)
+        self._builders.close()
+        for worker in list(self._workers):
+            worker.close()
+        self._watchers.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "Prover":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _settle(self, count: int, on_proof: Callable[[Proof], None]) -> Iterator[_Item]:
+        """Take so many items to their end; those whose worker died for the first time are given back instead."""
+        unverified, waiting = count, {tool: list[tuple[_Item, Job]]() for tool in Tool}
+        while count:
+            event = self._events.get()
+            match event:
+                case Exception():
+                    raise event
+                case _Item() if event.build and event.build.status is BuildStatus.BUILT:
+                    self._ready.put(event)
+                    continue
+                case _Item():
+                    unverified, item = unverified - 1, event
+                case _Answer():
+                    unverified, item = unverified - 1, event.item
+                    item.watching = len(event.jobs)
+                    for tool, job in event.jobs:
+                        waiting[tool].append((item, job))
+                case _Watched():
+                    item = event.item
+                    item.watching -= 1
+                    _add(item, event.failure)
+            for tool, entries in waiting.items():
+                while entries and (len(entries) >= TOGETHER or not unverified):
+                    self._watchers.submit(self._watch, tool, entries[:TOGETHER])
+                    del entries[:TOGETHER]
+            if item.watching:
+                continue
+            count -= 1
+            if item.trouble and item.tries < 2:
+                yield item
+            else:
+                on_proof(self._proof(item))
+
+    def _proof(self, item: _Item) -> Proof:
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        outcome = item.verdict or item.trouble or (item.build.reason if item.build else "")
+        return proof_of(item.task, self._target.machine, created, item.build, outcome)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it ends the run, and not this thread alone
+                if not self._closed:
+                    self._events.put(error)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _build(self, items: Sequence[_Item]) -> None:
+        """Candidates, and their builds with delays, which the workers then find in the cache."""
+        started: deque[tuple[_Item, Iterator[Build]]] = deque()
+        for item in items:
+            source = item.task.candidate.source
+            texts = [source, *(stressed(source, seed) for seed in SEEDS)]
+            started.append((item, self._builders.build([Candidate(text) for text in texts])))
+            if len(started) > AHEAD:
+                self._built(*started.popleft())
+        for entry in started:
+            self._built(*entry)
+
+    def _built(self, item: _Item, builds: Iterator[Build]) -> None:
+        item.build, *_ = builds
+        self._events.put(item)
+
+    def _verify(self) -> None:
+        """One worker's work, until there is no more."""
+        worker: _Worker | None = None
+        while (item := self._ready.get()) and not self._closed:
+            if worker is None or not worker.alive:
+                worker = _Worker(self._patience, self._threads)
+                self._workers.append(worker)
+            item.tries += 1
+            self._events.put(worker.verify(item))
+
+    def _watch(self, tool: Tool, entries: Sequence[tuple[_Item, Job]]) -> None:
+        """Let a tool of the sanitizer look at candidates together, and where it says something at each alone."""
+        try:
+            together = len(entries) > 1 and sanitizer.silent(tool, [job for _, job in entries], WATCH_S)
+            for item, job in entries:
+                self._events.put(_Watched(item, None if together else _finding(tool, job, item.task)))
+        except Exception as error:  # noqa: BLE001 - the run ends with it
+            self._events.put(error)
+
+
+class _Worker:
+    """One verifying process."""
+
+    def __init__(self, patience: float, threads: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", MAIN, str(patience)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
+        self.alive = True
+
+    def verify(self, item: _Item) -> _Answer:
+        """Ask for a verdict; the item says where there is none, and the process is gone then."""
+        assert self._process.stdin and self._process.stdout and item.build
+        candidate, task = item.task.candidate, item.task
+        message = {"gemm": str(task.gemm), "source": candidate.source, "build": to_json(item.build)}
+        limit = threading.Timer(ANSWER_S, self._process.kill)
+        limit.start()
+        try:
+            self._process.stdin.write(json.dumps(message | {"seed": secrets.randbits(48)}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except (OSError, ValueError):
+            line = ""
+        finally:
+            limit.cancel()
+        answer: dict[str, Any] = json.loads(line) if line.endswith("\n") else {}
+        if "verdict" in answer:
+            item.verdict, item.trouble = from_json(Verdict, answer["verdict"]), ""
+            return _Answer(item, [(Tool(tool), from_json(Job, job)) for tool, job in answer["jobs"]])
+        self.close()
+        item.trouble = answer.get("error") or f"the verifying process ended with status {self._process.returncode}"
+        return _Answer(item)
+
+    def close(self) -> None:
+        """What it started ends with it."""
+        self.alive = False
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+
+
+def _finding(tool: Tool, job: Job, task: ProofTask) -> CheckFailed | Fault | None:
+    try:
+        finding = sanitizer.findings(tool, job, WATCH_S)
+    except Fault as fault:
+        return fault
+    return races.failed(tool, job.task, task.gemm, finding) if finding else None
+
+
+def _add(item: _Item, failure: CheckFailed | Fault | None) -> None:
+    """Put what a tool found into the verdict, which did not know yet."""
+    verdict = item.verdict
+    if failure is None or verdict is None or verdict.status is not VerdictStatus.CORRECT:
+        return
+    name = races.CHECK.name
+    passed = tuple(check for check in verdict.passed if check != name)
+    reason = str(failure) if isinstance(failure, Fault) else failure.reason
+    item.verdict = replace(verdict, status=failure.status, check=name, reason=reason, passed=passed)
+
+
+def require_sanitizer() -> None:
+    """UserError where compute-sanitizer is missing, or cannot watch this GPU: then nothing can be proved."""
+    if not sanitizer.works():
+        raise UserError("compute-sanitizer cannot watch this GPU, and without it no kernel can be proved here")

@@ -1,0 +1,180 @@
+"""From a survey's times to a dispatch table: few kernels for all modes, and the best of them for each shape."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cuda_l2.library.choose import choose
+from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.runs.survey import Arm, Record
+from cuda_l2.system.counted import counted
+
+MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN, PROGRAMMATIC))
+"""Classes of shapes, each launched plainly or, where that is faster, as dependents."""
+COLD_MODES = tuple((accumulate, COLD) for accumulate in Accumulate)
+WEIGHTS = (1.0, 0.6, 0.5, 0.3)
+"""Of the modes; cold ones count alike."""
+LAYOUT_SHARE = 0.15
+"""Of each mode's weight, for what callers get who cannot choose B's layout; the rest is for the better of both."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be served: a size in one mode, in one layout or, None, in whichever is faster."""
+
+    size: tuple[int, int, int]
+    accumulate: Accumulate
+    edge: str
+    layout: Layout | None
+
+
+@dataclass(frozen=True)
+class Use:
+    """A kernel as a case would use it."""
+
+    us: float
+    arm: Arm
+    edge: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The kernels kept, and for each case the best use of any kernel and of those kept."""
+
+    kernels: tuple[str, ...]
+    offered: int  # kernels timed
+    best: Mapping[Case, Use]
+    kept: Mapping[Case, Use]
+
+    def ratio(self, case: Case) -> float:
+        """What of the best speed is left, 0 where no kernel serves the case."""
+        return self.best[case].us / self.kept[case].us if case in self.kept else 0.0
+
+
+def select(
+    records: Iterable[Record], most: int, weights: Sequence[float] = WEIGHTS, *, cold: bool = False
+) -> Selection:
+    """Keep at most `most` kernels, over all modes that the records hold. cold: they are times of cold launches."""
+    uses = _uses(list(records), cold)
+    kernels = sorted({kernel for found in uses.values() for kernel in found})
+    column = {kernel: i for i, kernel in enumerate(kernels)}
+    cases = list(uses)
+    best = {case: min(found.values(), key=lambda use: use.us) for case, found in uses.items()}
+    worth_SK = np.zeros((len(cases), len(kernels)), np.float32)
+    for i, case in enumerate(cases):
+        for kernel, use in uses[case].items():
+            worth_SK[i, column[kernel]] = best[case].us / use.us
+    chosen = [kernels[i] for i in choose(worth_SK, _weights(cases, weights), most)] if cases else []
+    kept = {}
+    for case, found in uses.items():
+        served = [found[kernel] for kernel in chosen if kernel in found]
+        if served:
+            kept[case] = min(served, key=lambda use: use.us)
+    return Selection(tuple(chosen), len(kernels), best, kept)
+
+
+def table(selection: Selection, rows: Sequence[PoolRow]) -> list[Row]:
+    """One row a size, layout, class and edge."""
+    found = []
+    for case, use in selection.kept.items():
+        if case.layout is not None:
+            gemm = Gemm(*case.size, case.layout, case.accumulate)
+            row = rows[use.arm.row]
+            found.append(Row(gemm, case.edge, row.family, _schedule(row, use), use.us))
+    return joined((), found)
+
+
+def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
+    """What is kept, and what the limit costs, as Markdown."""
+    families = {kernel: rows[use.arm.row].family for use in selection.kept.values() for kernel in (use.arm.kernel,)}
+    counts = ", ".join(f"{count} {family}" for family, count in sorted(Counter(families.values()).items()))
+    lines = [
+        f"{counted(len(selection.kernels), 'distinct kernel')} kept of {selection.offered} timed: {counts}.",
+        "",
+        "What is left of the speed of the best kernel known: mean over shapes, 5th percentile, least; shapes that no"
+        " kept kernel serves.",
+        "",
+        "| class | edge | layout | shapes | mean | 5 % | least | not served |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for accumulate, edge in (*MODES, *COLD_MODES):
+        for layout in (None, *Layout):
+            mode = (accumulate, edge, layout)
+            cases = [case for case in selection.best if (case.accumulate, case.edge, case.layout) == mode]
+            if cases:
+                ratios = np.array([selection.ratio(case) for case in cases])
+                served = ratios[ratios > 0]
+                least = served.min(initial=1)
+                figures = f"{ratios.mean():.4f} | {np.quantile(ratios, 0.05):.4f} | {least:.4f}"
+                lost = len(ratios) - len(served)
+                name = layout or "better of both"
+                lines.append(f"| {accumulate} | {edge} | {name} | {len(cases)} | {figures} | {lost} |")
+    return "\n".join(lines) + "\n"
+
+
+def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
+    """For every case, by kernel, its fastest use."""
+    uses: defaultdict[Case, dict[str, Use]] = defaultdict(dict)
+    by_key = {(record.size, record.accumulate): record for record in records}
+    for record in records:
+        times = _times(record)
+        wide = by_key.get((record.size, Accumulate.FP32))
+        if record.accumulate is Accumulate.FP16 and wide:  # kernels that sum in fp32 serve the fp16 class too
+            times = _joined(times, _times(wide))
+        for (arm, edge), us in times.items():
+            edges = (PLAIN, PROGRAMMATIC) if edge == 0 else (PROGRAMMATIC,)  # dependents where that is faster
+            for name in (COLD,) if cold else edges:
+                for layout in (None, arm.layout):
+                    found = uses[Case(record.size, record.accumulate, name, layout)]
+                    if arm.kernel not in found or us < found[arm.kernel].us:
+                        found[arm.kernel] = Use(us, arm, edge)
+    return dict(uses)
+
+
+def _times(record: Record) -> dict[tuple[Arm, int], float]:
+    """Microseconds of every arm and edge: of the second pass, else of the first as it was off for those in both."""
+    pairs = [(a, b) for arm in record.arms for a, b in zip(arm.first, arm.final, strict=True)]
+    both = [b / a for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    # the fastest of many samples is too fast by chance: what was not in the second pass is no faster than it was
+    factor = max(1.0, median(both)) if both else 1.0
+    times = {}
+    for arm in record.arms:
+        for edge in (0, 1):
+            us = arm.final[edge] if math.isfinite(arm.final[edge]) else arm.first[edge] * factor
+            if math.isfinite(us):
+                times[arm, edge] = us
+    return times
+
+
+def _joined(times: dict[tuple[Arm, int], float], others: dict[tuple[Arm, int], float]) -> dict[tuple[Arm, int], float]:
+    """Times of another hour added, scaled by what the same kernels took in both."""
+
+    def key(arm: Arm, edge: int) -> tuple[str, Named, int]:
+        return arm.kernel, arm.launch, edge
+
+    known = {key(*each): us for each, us in times.items()}
+    both = [known[key(*each)] / us for each, us in others.items() if key(*each) in known]
+    factor = median(both) if both else 1.0
+    return times | {each: us * factor for each, us in others.items() if key(*each) not in known}
+
+
+def _weights(cases: Sequence[Case], weights: Sequence[float]) -> NDArray[np.float64]:
+    """Of each mode the same sum, whatever the number of its cases."""
+    shares = dict(zip(MODES, weights, strict=True)) | dict.fromkeys(COLD_MODES, 1.0)
+    counts = Counter((case.accumulate, case.edge, case.layout) for case in cases)
+    found = []
+    for case in cases:
+        share = LAYOUT_SHARE / len(Layout) if case.layout else 1 - LAYOUT_SHARE
+        found.append(shares[case.accumulate, case.edge] * share / counts[case.accumulate, case.edge, case.layout])
+    return np.array(found)
+
+
+def _schedule(row: PoolRow, use: Use) -> Named:
+    named = {**dict(row.schedule), **dict(use.arm.launch), "EDGE": use.edge}
+    return tuple((choice.name, named[choice.name]) for choice in family_of(row.family).choices)

@@ -1,0 +1,323 @@
+"""Chooses few kernels for many shapes: a pool of kernels, each compiled once, timed on every shape, the best set kept.
+
+Stages: pool -> build -> time -> choose. An interrupted run goes on from the pool and the times in its folder, also on a
+bare machine: kernels that its cache does not hold are compiled again. What became of each build is only for readers.
+What is timed here is for choosing; a kernel's figures are reported from another run, after verification.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.build.build_server import BuildServers
+from cuda_l2.library.kernels import kernels_of
+from cuda_l2.library.table import (
+    PoolRow,
+    pool_of,
+    read_pool,
+    read_table,
+    read_times,
+    schedule_of,
+    schedule_text,
+    write_pool,
+)
+from cuda_l2.machine.cuda.driver import bus_id
+from cuda_l2.machine.cuda.target import CudaTarget
+from cuda_l2.measure.quick import Item, QuickTimer, Sampled
+from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.runs import grid
+from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
+from cuda_l2.system.counted import counted
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lines import open_alone, parsed
+from cuda_l2.system.lock import machine_lock
+
+POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
+KIND, VERSION = "cuda-l2 survey", 1
+EACH = 6
+"""Schedules of each family and shape in the pool that is made where none is given."""
+Size = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class SurveySettings:
+    """What to choose for, and from what."""
+
+    gemms: tuple[Gemm, ...]
+    out: Path
+    pool: Path | None = None
+    known: Path | None = None
+    budget_s: float = math.inf
+    seed: int = 0
+    finalists: int = 4
+    table: Path | None = None
+    """Whose kernels are the pool and whose times are known, instead of those two."""
+    cold: bool = False
+    """Time single launches with nothing cached, instead of launches back to back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One kernel in one order of tiles on one shape: microseconds plain and as a dependent, nan where not timed."""
+
+    row: int
+    layout: Layout
+    launch: tuple[tuple[str, int], ...]
+    kernel: str
+    first: tuple[float, float]
+    final: tuple[float, float]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one shape gave, both layouts."""
+
+    size: Size
+    accumulate: Accumulate
+    arms: tuple[Arm, ...]
+    seconds: float = 0.0
+
+
+@dataclass
+class Survey:
+    """One run on one machine. Stages are called in order."""
+
+    settings: SurveySettings
+    target: CudaTarget
+    on_stage: Callable[[str], None] = print
+    rows: list[PoolRow] = field(default_factory=list)
+    artifacts: dict[str, str] = field(default_factory=dict)  # of built kernels, by identity
+    records: dict[tuple[Size, Accumulate], Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._options: dict[Gemm, list[Option]] = {}
+        self._finalists: dict[Size, list[Option]] = {}  # of the fp32 class
+
+    def pool(self) -> None:
+        """The kernels to choose from: of the run's folder, else of the files given, else of the families' ranking."""
+        path, given = self.settings.out / POOL, self.settings.table or self.settings.pool
+        rows = pool_of(read_table(given)) if self.settings.table and given else read_pool(given) if given else []
+        if path.exists():
+            self.rows = read_pool(path)
+            if given and rows != self.rows:
+                raise UserError(f"{path} holds another pool than {given}: choose another folder with --out")
+            return
+        self.rows = rows or default_pool(self.settings.gemms, self.target, EACH)
+        write_pool(path, self.rows)
+
+    def build(self) -> None:
+        """Compile every kernel that some shape will try, each once; the build cache answers for earlier runs."""
+        start = time.monotonic()
+        pending = [gemm for gemm in self.settings.gemms if (_size(gemm), gemm.accumulate) not in self.records]
+        self._options = self._shortlists(pending)
+        needed: dict[str, Candidate] = {}
+        shortlist, kept = Shortlist(self.rows, self.target), self._table_kernels()
+        for gemm in pending:
+            if gemm.accumulate is Accumulate.FP16:
+                self._recall_finalists(gemm, shortlist)
+            if kept:
+                self._options[gemm] = [option for option in self._options[gemm] if option.kernel in kept]
+            for option in [*self._options[gemm], *self._finalists.get(_size(gemm), [])]:
+                if option.kernel not in needed:
+                    needed[option.kernel] = shortlist.candidate(option, gemm)
+        self.on_stage(f"{counted(len(needed), 'kernel')} to try ({time.monotonic() - start:.0f} s)")
+        servers, failed = BuildServers(self.target), 0
+        try:
+            with (self.settings.out / BUILDS).open("a") as file:
+                builds = servers.build(list(needed.values()))
+                for number, (kernel, build) in enumerate(zip(needed, builds, strict=True), 1):
+                    file.write(json.dumps(_built(kernel, needed[kernel], build)) + "\n")
+                    if build.status is BuildStatus.BUILT:
+                        self.artifacts[kernel] = build.artifact
+                    else:
+                        failed += 1
+                    if number % 50 == 0:
+                        self.on_stage(f"{number} of {len(needed)} kernels built ({time.monotonic() - start:.0f} s)")
+        finally:
+            servers.close()
+        self.on_stage(
+            f"{counted(len(self.artifacts), 'kernel')} built, {failed} refused ({time.monotonic() - start:.0f} s)"
+        )
+
+    def load(self) -> None:
+        """What an earlier run timed."""
+        path = self.settings.out / TIMES
+        if path.exists():
+            header, self.records = read_records(path)
+            if header != self._header():
+                what = "on another machine, with another pool or in another state of the cache"
+                raise UserError(f"{path} was measured {what}: choose another folder with --out")
+
+    def time(self, on_shape: Callable[[Gemm, str], None], on_done: Callable[[Gemm], None]) -> bool:
+        """Time what is not yet timed, until the budget is spent; whether all is."""
+        end = time.monotonic() + self.settings.budget_s
+        path = self.settings.out / TIMES
+        with open_alone(path) as file, self._timer() as timer:
+            if not path.stat().st_size:
+                file.write((json.dumps(self._header()) + "\n").encode())
+            for gemm in self.pending():
+                if time.monotonic() > end:
+                    return False
+                on_shape(gemm, "timing")
+                record = self._time_shape(gemm, timer)
+                file.write(_line(record))
+                self.records[record.size, record.accumulate] = record
+                on_done(gemm)
+        return True
+
+    def _timer(self) -> QuickTimer:
+        return QuickTimer(self.settings.seed, self.settings.finalists, cold=self.settings.cold)
+
+    def pending(self) -> list[Gemm]:
+        """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
+        order = sorted(self.settings.gemms, key=lambda gemm: gemm.accumulate is Accumulate.FP16)
+        sizes = {(_size(gemm), gemm.accumulate): gemm for gemm in order}
+        return [gemm for key, gemm in sizes.items() if key not in self.records]
+
+    def _time_shape(self, gemm: Gemm, timer: QuickTimer) -> Record:
+        start = time.monotonic()
+        layouts = [g for g in self.settings.gemms if _size(g) == _size(gemm) and g.accumulate is gemm.accumulate]
+        options = list(itertools.chain.from_iterable(self._options.pop(g, []) for g in layouts))
+        if gemm.accumulate is Accumulate.FP16:
+            options += self._finalists.pop(_size(gemm), [])
+        options = [option for option in options if option.kernel in self.artifacts]
+        items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
+        with machine_lock(bus_id()):
+            samples = timer.time(gemm, items)
+        arms = tuple(_arm(option, sampled) for option, sampled in zip(options, samples, strict=True))
+        if gemm.accumulate is Accumulate.FP32:
+            self._finalists[_size(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
+        return Record(_size(gemm), gemm.accumulate, arms, time.monotonic() - start)
+
+    def _recall_finalists(self, gemm: Gemm, shortlist: Shortlist) -> None:
+        """What was best with fp32 sums, which the fp16 class allows, where an earlier run found it."""
+        record = self.records.get((_size(gemm), Accumulate.FP32))
+        if record and _size(gemm) not in self._finalists:
+            keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)]
+            self._finalists[_size(gemm)] = shortlist.repeat(gemm, keys)
+
+    def _table_kernels(self) -> set[str]:
+        """Identities of the kernels that the table uses: no variant of them for other sizes is to be added."""
+        rows = read_table(self.settings.table) if self.settings.table else []
+        return {kernel.id for kernel in kernels_of(rows, self.target)}
+
+    def _shortlists(self, gemms: Sequence[Gemm]) -> dict[Gemm, list[Option]]:
+        """What to try on each shape; worked out on all cores."""
+        settings = self.settings
+        context = multiprocessing.get_context("spawn")
+        arguments = (settings.out / POOL, self.target, settings.table or settings.known)
+        with concurrent.futures.ProcessPoolExecutor(
+            max(1, self.target.cores - 1), context, _prepare, arguments
+        ) as pool:
+            return dict(zip(gemms, pool.map(_options_of, gemms, chunksize=8), strict=True))
+
+    def _header(self) -> dict[str, Any]:
+        pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
+        header = {"kind": KIND, "version": VERSION, "machine": self.target.machine, "pool": pool}
+        return header | ({"cold": True} if self.settings.cold else {})
+
+
+_SHORTLIST: list[Shortlist] = []
+"""Of a process that works out shortlists."""
+
+
+def _prepare(pool: Path, target: CudaTarget, known: Path | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    _SHORTLIST[:] = [Shortlist(read_pool(pool), target, read_times(known) if known else ())]
+
+
+def _options_of(gemm: Gemm) -> list[Option]:
+    return _SHORTLIST[0].options(gemm)
+
+
+def read_records(path: Path) -> tuple[dict[str, Any], dict[tuple[Size, Accumulate], Record]]:
+    """The header and records of a times file; a last line that was not written whole is left out."""
+    lines = [fields for fields in map(parsed, path.read_bytes().split(b"\n")) if fields]
+    if not lines or lines[0].get("kind") != KIND:
+        raise UserError(f"{path} is no file of times of this program: choose another folder with --out")
+    records = {}
+    for fields in lines[1:]:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            record = _record(fields)
+            records[record.size, record.accumulate] = record
+    return lines[0], records
+
+
+def _line(record: Record) -> bytes:
+    arms = [
+        [
+            arm.row,
+            arm.layout,
+            schedule_text(arm.launch),
+            arm.kernel,
+            *map(_number, (*arm.first, *arm.final)),
+            arm.reason,
+        ]
+        for arm in record.arms
+    ]
+    m, n, k = record.size
+    fields = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "accumulate": record.accumulate,
+        "seconds": round(record.seconds, 3),
+        "arms": arms,
+    }
+    return b"\n" + json.dumps(fields, separators=(",", ":")).encode()  # an unfinished line stays a line of its own
+
+
+def _record(fields: dict[str, Any]) -> Record:
+    arms = []
+    for row, layout, launch, kernel, a, b, c, d, reason in fields["arms"]:
+        named = schedule_of(launch) if launch else ()
+        a, b, c, d = (math.nan if us is None else float(us) for us in (a, b, c, d))
+        arms.append(Arm(row, Layout(layout), named, kernel, (a, b), (c, d), reason))
+    size = (fields["m"], fields["n"], fields["k"])
+    return Record(size, Accumulate(fields["accumulate"]), tuple(arms), fields["seconds"])
+
+
+def _number(us: float) -> float | None:
+    return round(us, 4) if math.isfinite(us) else None
+
+
+def _arm(option: Option, sampled: Sampled) -> Arm:
+    first, final = sampled.first, sampled.final
+    return Arm(*option.key, option.kernel, (first[0], first[1]), (final[0], final[1]), sampled.reason)
+
+
+def _is_final(arm: Arm) -> bool:
+    return any(map(math.isfinite, arm.final))
+
+
+def _built(kernel: str, candidate: Candidate, build: Build) -> dict[str, Any]:
+    facts = [[k.name, k.registers, k.spill_bytes, k.instructions] for k in build.kernels]
+    return {
+        "kernel": kernel,
+        "family": candidate.family,
+        "schedule": schedule_text(candidate.schedule),
+        "status": build.status,
+        "reason": build.reason,
+        "kernels": facts,
+    }
+
+
+def _size(gemm: Gemm) -> Size:
+    return gemm.m, gemm.n, gemm.k
+
+
+def shapes_of(text: str, layouts: Sequence[Layout], accumulates: Sequence[Accumulate], seed: int) -> tuple[Gemm, ...]:
+    """A grid's shapes in all layouts and classes, in random order of size."""
+    gemms: Iterator[Gemm] = itertools.chain.from_iterable(grid.read_grid(text, layouts, a) for a in accumulates)
+    return tuple(dict.fromkeys(grid.shuffled(gemms, seed)))

@@ -1,0 +1,382 @@
+"""Many shapes in one run: every shape's best kernel, or the baselines alone, under every protocol asked for."""
+
+import contextlib
+import datetime
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cuda_l2
+from cuda_l2.contract import ContractError
+from cuda_l2.families._base import families_for
+from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
+from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
+from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
+from cuda_l2.propose._base import space_for
+from cuda_l2.records import Candidate, Gemm, Task, Timing, Trial
+from cuda_l2.rigs import ADAPTIVE, open_rig
+from cuda_l2.runs.library_run import Library, figures, headline
+from cuda_l2.runs.results import MEASURED, Measurement, ResultsFile
+from cuda_l2.runs.run_file import Header
+from cuda_l2.search import Progress, judge_group
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.lock import machine_lock
+
+AHEAD = 24
+"""Shapes of a library whose kernels are being built while one is measured: together they share many."""
+FAILURES_IN_A_ROW = 5
+"""So many shapes that fail one after the other end a run: then it is not the shapes."""
+FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
+TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL)
+"""By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """How to measure every shape."""
+
+    protocols: tuple[str, ...] = (OFFLINE.name,)
+    baselines_only: bool = False
+    budget_s: float = 0.0  # of search a shape; 0: the best that the archive knows, else the families' defaults
+    policy: str = "schedule"
+    seed: int = 0
+    archive: Path | None = None
+    target: str = "auto"
+    arms: tuple[str, ...] = ()  # beginnings of baselines' names; all where empty
+    compiled: bool = False  # torch.compile too
+    full: bool = False  # kernels also pass the checks that are too slow for a search
+    retune: bool = False  # baselines that choose an algorithm do so anew
+    tuning: str = ADAPTIVE  # how they time algorithms: adaptive or paper
+    library: Path | None = None  # a table of kernels by shape: those are timed, in both layouts, with no search
+    fallback: Path | None = None  # table.csv of an earlier run of the library: where it was slower, cuBLASLt serves
+
+
+class Sweep:
+    """One machine, set up once for all shapes. A context manager."""
+
+    def __init__(self, settings: SweepSettings) -> None:
+        self.settings = settings
+        self._library = Library(settings.library, settings.fallback) if settings.library else None
+        self._kernels = None if settings.baselines_only or self._library else _Kernels(settings)
+        self.rig = self._kernels.rig if self._kernels else open_rig(settings.target)
+        if self._library and self.rig.target.name != "cuda":
+            self.rig.close()
+            raise UserError("--library times CUDA kernels: it needs an NVIDIA GPU")
+        try:
+            self.rig.tune_by(settings.tuning)
+            self._require_known_names()
+        except UserError:
+            self.close()
+            raise
+        self.rig.retunes = settings.retune
+        self.rig.wanted_arms = settings.arms
+        self.rig.unwanted_arms = () if settings.compiled else (COMPILED,)
+
+    def _require_known_names(self) -> None:
+        settings, rig = self.settings, self.rig
+        known = [name for name, protocol in rig.protocols.items() if not protocol.selects]
+        if not settings.protocols:
+            raise UserError(f"name a protocol to report under: {', '.join(known)}")
+        for name in settings.protocols:
+            if name not in known:
+                raise UserError(f"there is no protocol {name!r} to report under; choose from {', '.join(known)}")
+        for beginning in settings.arms:
+            if not any(name.startswith(beginning) for name in rig.arms):
+                raise UserError(f"no baseline's name begins with {beginning!r}; choose from {', '.join(rig.arms)}")
+
+    def header(self, gemms: Sequence[Gemm]) -> Header:
+        """What the figures of a run share with all others of its file."""
+        settings = self.settings
+        shapes = "\n".join(sorted(str(gemm) for gemm in gemms))
+        fixed: dict[str, object] = {
+            "shapes": f"{len(gemms)} of hash {hashlib.sha256(shapes.encode()).hexdigest()[:8]}",
+            "baselines_only": settings.baselines_only,
+            "arms": ", ".join(settings.arms) or "all",
+            "compile": settings.compiled,
+            "retune": settings.retune,
+            "rounds": self._rounds_hash(),
+        }
+        if settings.tuning != ADAPTIVE:  # files made before there was a choice have none
+            fixed["tuning"] = settings.tuning
+        if self._library:
+            fixed |= self._library.described()
+        elif not settings.baselines_only:
+            fixed |= {"budget_s": settings.budget_s, "policy": settings.policy, "full": settings.full}
+        environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
+        return Header(self.rig.target.machine, environment, fixed, _now())
+
+    def _rounds_hash(self) -> str:
+        """Changes with how any protocol takes times."""
+        protocols = self.rig.protocols.values()
+        taken = [brief(protocol) if self._library else protocol for protocol in protocols]
+        return hashlib.sha256(repr(taken).encode()).hexdigest()[:8]
+
+    def pending(self, gemms: Sequence[Gemm], results: ResultsFile) -> list[Gemm]:
+        """Shapes of which something is not measured yet; what the machine failed at is tried again."""
+        return [gemm for gemm in gemms if self._missing(gemm, results)]
+
+    def run(
+        self,
+        gemms: Sequence[Gemm],
+        results: ResultsFile,
+        on_stage: Callable[[Gemm, str], None] = lambda gemm, stage: None,
+        on_done: Callable[[Gemm], None] = lambda gemm: None,
+    ) -> bool:
+        """Measure what `results` does not hold yet, in this order; False where an interrupt ended it.
+
+        A shape that fails is recorded as failed, and the others go on.
+        """
+        failures = 0
+        pending = self.pending(gemms, results)
+        ahead = AHEAD if self._library else 1
+        try:
+            for number, gemm in enumerate(pending):
+                self._prefetch(pending[number + ahead if number else 0 : number + ahead + 1])
+                for measurement in self._outcomes(gemm, self._missing(gemm, results), results, on_stage):
+                    results.append(measurement)
+                failures = failures + 1 if measurement.status == FAILED else 0
+                if failures == FAILURES_IN_A_ROW:
+                    raise UserError(f"{failures} shapes in a row failed, {gemm} as follows: {measurement.reason}")
+                on_done(gemm)
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def close(self) -> None:
+        (self._kernels or self.rig).close()
+
+    def __enter__(self) -> "Sweep":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _missing(self, gemm: Gemm, results: ResultsFile) -> list[str]:
+        """The protocols under which a shape is not measured yet."""
+        found = {name: results.find(gemm, name) for name in self.settings.protocols}
+        return [name for name, measurement in found.items() if not measurement or measurement.status in TRIED_AGAIN]
+
+    def _prefetch(self, gemms: Sequence[Gemm]) -> None:
+        """Begin to build what these shapes will need first."""
+        for gemm in gemms:
+            with contextlib.suppress(UserError):  # said when it is the shape's turn
+                if self._kernels:
+                    self.rig.prefetch(self._kernels.first(gemm))
+                if self._library:
+                    self.rig.prefetch(self._library.candidates(gemm, self.rig))
+
+    def _outcomes(
+        self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[Gemm, str], None]
+    ) -> Iterator[Measurement]:
+        """What becomes of a shape: one measurement a protocol, whatever happens."""
+        missing = list(protocols)
+        status, reason = FAILED, ""
+        try:
+            self._require_feasible(gemm)
+            measured = self._report_kernel if self._kernels else self._report_baselines
+            measured = self._report_library if self._library else measured
+            for measurement in measured(gemm, protocols, results, on_stage):
+                missing.remove(measurement.protocol)
+                yield measurement
+        except _CannotMeasure as error:
+            status, reason = error.status, str(error)
+        except (
+            UserError,
+            ContractError,
+            RuntimeError,
+        ) as error:  # a library's or the driver's error on one shape is no end
+            reason = " ".join(str(error).split()) or type(error).__name__
+        for name in missing:
+            yield Measurement(gemm, name, status, reason, created=_now())
+
+    def _require_feasible(self, gemm: Gemm) -> None:
+        try:
+            (self._kernels or self.rig).require_feasible(gemm)
+        except UserError as error:
+            raise _CannotMeasure(SKIPPED, str(error)) from None
+
+    def _report_baselines(
+        self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[Gemm, str], None]
+    ) -> Iterator[Measurement]:
+        start = time.perf_counter()
+        with self.rig.open(gemm, secrets.randbits(48)) as bench:
+            for name in protocols:
+                on_stage(gemm, name)
+                with machine_lock(self.rig.gpu):
+                    timing = bench.time_baselines(self.rig.protocols[name])
+                yield Measurement(
+                    gemm,
+                    name,
+                    str(timing.status),
+                    timing.reason,
+                    timing,
+                    arms=self._described(gemm, timing),
+                    created=_now(),
+                    seconds=time.perf_counter() - start,
+                )
+                start = time.perf_counter()
+
+    def _report_kernel(
+        self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[Gemm, str], None]
+    ) -> Iterator[Measurement]:
+        assert self._kernels
+        start = time.perf_counter()
+        before = [results.find(gemm, name) for name in self.settings.protocols]
+        known = next((m.kernel for m in before if m and m.status == MEASURED), "")  # one kernel under all protocols
+        winner = self._kernels.recall(gemm, known) or self._kernels.find(gemm, lambda stage: on_stage(gemm, stage))
+        for trial in self._kernels.report(winner, protocols, lambda name: on_stage(gemm, name)):
+            candidate = trial.candidate
+            yield Measurement(
+                gemm,
+                trial.protocol,
+                trial.status,
+                trial.reason,
+                trial.timing,
+                kernel=candidate.id,
+                proposer=candidate.proposer,
+                family=candidate.family,
+                schedule=candidate.schedule,
+                verdict=trial.verdict,
+                arms=self._described(gemm, trial.timing),
+                created=trial.created,
+                seconds=time.perf_counter() - start,
+            )
+            start = time.perf_counter()
+
+    def _report_library(
+        self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[Gemm, str], None]
+    ) -> Iterator[Measurement]:
+        assert self._library
+        if not self._library.serves(gemm):
+            raise _CannotMeasure(NO_KERNEL, f"{self.settings.library} has no kernel for {gemm}")
+        start = time.perf_counter()
+        reported = [self.rig.protocols[name] for name in protocols]
+        with contextlib.closing(self._library.time(gemm, reported, self.rig)) as runs:
+            for name in protocols:
+                on_stage(gemm, name)
+                if not self.settings.arms:  # the others are met once
+                    self.rig.wanted_arms = () if name == OFFLINE.name else (AUTOTUNED,)
+                timed = next(runs)
+                timing, (row, candidate) = headline(timed), timed[0][:2]
+                yield Measurement(
+                    gemm,
+                    name,
+                    str(timing.status),
+                    timing.reason,
+                    timing,
+                    kernel=candidate.id,
+                    proposer="library",
+                    family=row.family,
+                    schedule=row.schedule,
+                    arms=self._described(gemm, timing),
+                    kernels=figures(timed),
+                    falls_back=self._library.falls_back(gemm, name),
+                    created=_now(),
+                    seconds=time.perf_counter() - start,
+                )
+                start = time.perf_counter()
+
+    def _described(self, gemm: Gemm, timing: Timing | None) -> dict[str, dict[str, object]]:
+        """What the baselines of a timing ran."""
+        if not timing or not timing.candidate:
+            return {}
+        names = [arm.name for arm in timing.baselines]
+        names += [timing.candidate.name] * self.settings.baselines_only
+        described: dict[str, dict[str, object]] = {}
+        for name in names:
+            try:
+                described[name] = self.rig.describe(gemm, name)
+            except RuntimeError as error:  # what a library does not tell must not cost a measurement
+                described[name] = {"error": str(error)}
+        return described
+
+
+class _CannotMeasure(Exception):
+    """Why a shape has no figures, though nothing went wrong."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class _Kernels(Optimizer):
+    """Finds every shape's kernel, and reports it under protocols of the caller's choice."""
+
+    def __init__(self, settings: SweepSettings) -> None:
+        self._searches, self._full = settings.budget_s > 0, settings.full
+        super().__init__(
+            Settings(
+                budget_s=settings.budget_s if self._searches else 1.0,  # not used then
+                policy=settings.policy,
+                seed=settings.seed,
+                archive=settings.archive,
+                target=settings.target,
+            )
+        )
+
+    def require_feasible(self, task: Task) -> None:
+        if self._searches:
+            super().require_feasible(task)
+        else:
+            self.rig.require_feasible(task)
+
+    def first(self, gemm: Gemm) -> list[Candidate]:
+        """What is tried first: what the archive knows, unless there will be a search, else the families' defaults."""
+        known = [] if self._searches else self.archive.best(gemm, self.target.machine, SEARCH.name, FINALISTS)
+        if known:
+            return [trial.candidate for trial in known]
+        space = space_for(families_for(gemm, self.target), gemm, self.target)
+        return [space.render(values, "default") for values in space.defaults()]
+
+    def recall(self, gemm: Gemm, kernel: str) -> Trial | None:
+        """A trial of a kernel that was reported before; None where the archive does not hold it."""
+        trials = self.archive.trials(gemm, self.target.machine) if kernel else []
+        return next((trial for trial in trials if trial.candidate.id == kernel), None)
+
+    def find(self, gemm: Gemm, on_stage: Callable[[str], None]) -> Trial:
+        """The fastest kernel found."""
+        if self._searches:
+            result = self.optimize(gemm, on_stage=on_stage)
+            if result.search.interrupted:
+                raise KeyboardInterrupt
+            progress, winner = result.search, result.reports.get(FINALS.name)
+        else:
+            progress, winner = Progress(), None
+            with self.evaluator(gemm) as evaluator:
+                if not self.archive.best(gemm, self.target.machine, SEARCH.name):
+                    on_stage("defaults")
+                    progress.trials = [t for t, _ in judge_group(evaluator, self.archive, self.first(gemm))]
+                    winner = max(progress.trials, key=lambda trial: trial.speedup)
+                else:
+                    on_stage("choosing among the known")
+                    winner = self._choose(evaluator, progress)
+        if winner is None or not winner.speedup:
+            if not progress.trials:
+                raise _CannotMeasure(NO_KERNEL, f"no kernel was proposed; {progress.summary}")
+            last = progress.trials[-1]
+            what = f"no correct kernel among {len(progress.trials)}"
+            raise _CannotMeasure(NO_KERNEL, f"{what}, the last one: {last.status}, {last.reason}")
+        return winner
+
+    def report(self, winner: Trial, protocols: Sequence[str], on_stage: Callable[[str], None]) -> Iterator[Trial]:
+        """Verify and time the winner on inputs it has not met, under one protocol after the other."""
+        with self.evaluator(winner.task) as evaluator:
+            evaluator.best_speedup = math.inf  # it was confirmed in a fresh process when it was found: one run a report
+            for name in protocols:
+                on_stage(name)
+                full = self._full and name == protocols[0]  # the slow checks once
+                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=full)
+                self.archive.append(trial)
+                yield trial
+
+    def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
+        """Left to `report`, which a caller can store between protocols."""
+        reports[FINALS.name] = winner
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,125 @@
+"""Many tasks one after the other: each searched and its winner reported, figures as CUDA-L1 tells them.
+
+The archive is what an interrupted run goes on from: a task whose winner was reported there is not searched again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cuda_l2 import tasks
+from cuda_l2.families._base import families_for
+from cuda_l2.kernelbench.checkout import admit, checkout_entries, effort_for
+from cuda_l2.kernelbench.opened import Entry
+from cuda_l2.machine._base import Target
+from cuda_l2.measure.protocols import OFFLINE
+from cuda_l2.optimizer import Optimizer
+from cuda_l2.records import Operation, TimingStatus, Trial
+from cuda_l2.search import Progress
+from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import is_foreign
+from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.sample import sample
+
+ALL, SERVED, SAMPLE = "all", "served", "sample"
+"""Every task of our own; those that a kernel family serves on the machine; of these some of each kind."""
+MAX_REASON = 300
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What became of one task. level: KernelBench's, or the group of ours; reason: why there is no trial."""
+
+    task: Operation
+    level: str
+    trial: Trial | None = None
+    reason: str = ""
+
+
+def read_tasks(text: str, target: Target, checkout: Path | None = None) -> list[Operation | Entry]:
+    """Tasks from a list with commas, each once; UserError where a part names none.
+
+    checkout: of KernelBench, for `kernelbench`, `kernelbench/level1` or one of its tasks; of the first two each file is
+    an entry, which becomes a task, or does not, when its turn comes.
+
+
+    A part is a task's text, a group's name, or `all`, `served`, `sample`. Sizes left out are those for the target.
+    A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
+    """
+    found: list[Operation | Entry] = []
+    for part in _parts(text):
+        files = checkout_entries(checkout, part) if checkout else ()
+        if files:
+            found += files
+            continue
+        named = _named(part, target)
+        if named:
+            found += named
+            continue
+        task = tasks.parse(part, target.name, checkout)
+        if not isinstance(task, Operation):
+            raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
+        found.append(task)
+    if not found:
+        raise UserError("give tasks to --tasks: all, a group as reduction, or tasks as softmax,gelu:rows=64")
+    return list(dict.fromkeys(found))
+
+
+def _named(word: str, target: Target) -> list[Operation]:
+    """The tasks that one word stands for; empty where it is no such word."""
+    known = definitions().values()
+    found = [each.task(target=target.name) for each in known if word in (ALL, SERVED, each.group)]
+    if word == SAMPLE:
+        found = sample(target.name)
+    return [task for task in found if word not in (SERVED, SAMPLE) or families_for(task, target)]
+
+
+def _parts(text: str) -> list[str]:
+    parts: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if parts and ":" in parts[-1] and "=" in part and ":" not in part.partition("=")[0]:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def run(
+    optimizer: Optimizer,
+    wanted: Sequence[Operation | Entry],
+    on_task: Callable[[Operation], tuple[Callable[[Progress], None], Callable[[str], None]]],
+) -> Iterator[TaskResult]:
+    """Every task's result in turn; ends early where one is interrupted. on_task: shows a task's progress and stages."""
+    for each in wanted:
+        level = level_of(each.name)
+        if isinstance(each, Entry):
+            try:
+                task = admit(each, effort_for(gpu=optimizer.target.name == "cuda"))
+            except UserError as error:
+                nothing = Operation(each.name, revision=each.revision)
+                yield TaskResult(nothing, level, reason=_line(error))
+                continue
+        else:
+            task = each
+        reported = optimizer.archive.trials(task, optimizer.target.machine, OFFLINE.name)
+        if reported and reported[-1].status == TimingStatus.MEASURED:
+            yield TaskResult(task, level, reported[-1])
+            continue
+        try:
+            result = optimizer.optimize(task, *on_task(task))
+        except (UserError, RuntimeError) as error:  # the driver's and torch's errors are the latter
+            yield TaskResult(task, level, reason=_line(error))
+            continue
+        if result.search.interrupted:
+            return
+        trial = result.reports.get(OFFLINE.name)
+        yield TaskResult(task, level, trial, "" if trial else "no correct kernel was found")
+
+
+def level_of(name: str) -> str:
+    """KernelBench's level of a task, or the group of one of ours."""
+    return name.split("/")[1] if is_foreign(name) else definition(name).group
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:MAX_REASON]

@@ -1,0 +1,58 @@
+"""Compiles the package's own C helpers, once per content, into the cache. Candidates never come this way."""
+
+import functools
+import hashlib
+import platform
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cuda_l2.system import paths, scratch
+from cuda_l2.system.errors import UserError
+
+
+@functools.cache
+def compiled(source: Path, *flags: str) -> Path:
+    """The program or library that `source`, and what it includes by relative path, compiles to."""
+    key = [_text(source), " ".join(flags).encode(), paths.compiler_name().encode(), _processor()]
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
+    target = paths.cache_dir() / "helpers" / f"{source.stem}-{digest}"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            out = Path(folder) / source.stem
+            command = [paths.compiler_name(), "-O2", "-std=gnu11", str(source), "-o", str(out), *flags]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise UserError(
+                    f"the C compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
+                )
+            out.replace(target)
+    except OSError as error:
+        if error.filename != paths.compiler_name():
+            raise scratch.unwritable(error) from None
+        raise UserError(
+            f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC"
+        ) from None
+    return target
+
+
+@functools.cache
+def _processor() -> bytes:
+    """What -march=native depends on: a cache may be shared between machines."""
+    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    return (
+        platform.machine().encode()
+        + b"".join(line for line in lines if line.startswith((b"flags", b"Features")))[:9999]
+    )
+
+
+def _text(source: Path) -> bytes:
+    text = source.read_bytes()
+    for include in re.findall(rb'^#include "([^"]+)"', text, re.MULTILINE):
+        text += _text(source.parent / include.decode())
+    return text

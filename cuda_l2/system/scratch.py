@@ -1,0 +1,50 @@
+"""Short-lived folders under the cache. What a killed process left behind goes when a later one starts."""
+
+import functools
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from cuda_l2.system import paths
+from cuda_l2.system.errors import UserError
+
+STALE_S = 3600.0
+
+
+def make_folder() -> Path:
+    """A new folder, the caller's to rename or remove; UserError where the cache cannot be written."""
+    parent = paths.cache_dir() / "scratch"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _sweep(parent)
+        return Path(tempfile.mkdtemp(dir=parent))
+    except OSError as error:
+        raise unwritable(error) from None
+
+
+def remove(folder: Path) -> None:
+    """Remove what can be removed of a folder; follows no link."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # folders in folders, a thousand deep
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def unwritable(error: OSError) -> UserError:
+    """What to tell the user when the cache cannot be written."""
+    return UserError(
+        f"cannot write the cache {paths.cache_dir()}: {error.strerror}; free some space, or set CUDA_L2_CACHE"
+    )
+
+
+@functools.cache
+def _sweep(parent: Path) -> None:
+    for folder in parent.iterdir():
+        try:
+            stale = time.time() - folder.stat().st_mtime > STALE_S
+        except OSError:
+            continue  # gone meanwhile
+        if stale:
+            remove(folder)
