@@ -27,6 +27,7 @@ from cuda_l2.commands import (
     throughput,
     train,
 )
+from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 
 app = App(
@@ -67,8 +68,7 @@ app.register_install_completion_command(name="--install-completion")
 
 def main() -> None:
     """Run a command; this process's own settings are made here, before torch loads."""
-    # checks run between timings: OpenMP threads of this process must sleep when they are done
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    variables.clean_process()
     try:
         app()
     except UserError as error:

@@ -1,6 +1,7 @@
 """cuda-l2 doctor: what this machine has, what is missing, how to get it."""
 
 import importlib.util
+import os
 import platform
 import shutil
 import sys
@@ -63,7 +64,22 @@ def _cpu() -> Iterator[Finding]:
         return
     cores = counted(target.cores, "core")
     yield Finding(True, "CPU", f"{target.model}, {cores}, {target.vector_bits}-bit vectors")
+    yield from _quota(target.cores)
     yield Finding(True, "ceilings", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory, measured")
+
+
+def _quota(threads: int) -> Iterator[Finding]:
+    """The limit that a container or another control group sets on this process."""
+    from cuda_l2.system import control_groups
+
+    quota, counters = control_groups.cpu_quota(), control_groups.throttling()
+    if quota is None:
+        return
+    found = f"{quota:g} of {counted(len(os.sched_getaffinity(0)), 'core')}, so kernels get {counted(threads, 'thread')}"
+    yield Finding(True, "CPU quota", found)
+    if counters and counters.periods:
+        stopped = f"it stopped this container {counted(counters.periods, 'time')} so far, {counters.us / 1e6:.1f} s"
+        yield Finding(None, "", f"{stopped} in all; timings need a quota that other work does not use up")
 
 
 def _sandbox() -> Iterator[Finding]:

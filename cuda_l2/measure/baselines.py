@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
 
 
@@ -44,8 +45,7 @@ class TorchBaselines:
         self._ack, ack_write = os.pipe()
         # torch at its best: threads that spin between calls, where commands make their own sleep, each on a core of
         # its own, as candidates' are; unbound it sometimes runs 40 % slower for a while
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-        environment |= {"OMP_PROC_BIND": "close", **self.environment}
+        environment = variables.clean(os.environ) | {"OMP_PROC_BIND": "close", **self.environment}
         self._process = subprocess.Popen(
             [sys.executable, "-P", *self.program, str(threads), str(ack_write)],
             stdin=subprocess.PIPE,

@@ -26,6 +26,7 @@ from cuda_l2.records import Build, Candidate, Gemm, Operation, Task, Timing, Ver
 from cuda_l2.rigs import cpu_task
 from cuda_l2.rigs._base import Bench, Rig
 from cuda_l2.rigs.cpu_task import CpuTaskBench
+from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, verify
@@ -95,6 +96,7 @@ class CpuRig(Rig):
         return self.target.environment() | {
             "torch": importlib.metadata.version("torch"),
             "torch_threads": self.target.cores,
+            **variables.recorded(),
         }
 
     def close(self) -> None:

@@ -39,6 +39,7 @@ from cuda_l2.review.second_device import judge_on, second_gpu
 from cuda_l2.rigs import cuda_task
 from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
 from cuda_l2.rigs.cuda_task import CudaTaskBench
+from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import Cases, all_checks, deviation, verify
@@ -175,7 +176,8 @@ class CudaRig(Rig):
         sanitizer.find()
 
     def environment(self) -> dict[str, Any]:
-        return self.target.environment() | {"torch": importlib.metadata.version("torch")}
+        versions = {"torch": importlib.metadata.version("torch")}
+        return self.target.environment() | versions | variables.recorded(own_process=True)
 
     def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
         return self.baselines.describe(arm, gemm)

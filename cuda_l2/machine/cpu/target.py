@@ -13,7 +13,7 @@ from typing import Any
 
 from cuda_l2.machine._base import Target
 from cuda_l2.records import Task
-from cuda_l2.system import paths, sandbox
+from cuda_l2.system import control_groups, paths, sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
 
@@ -118,29 +118,16 @@ def separate_cores() -> list[int]:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: affinity, cut by a control group's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, math.floor(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return cores
+    """Cores this process may use: affinity, cut by the quotas of its control groups."""
+    cores, quota = len(os.sched_getaffinity(0)), control_groups.cpu_quota()
+    return cores if quota is None else min(cores, max(1, math.floor(quota)))
 
 
 def available_memory_bytes() -> int:
     """Memory that can be taken without swapping."""
     match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    available = int(match.group(1)) << 10 if match else 1 << 62
-    try:  # a container's limit
-        group = Path("/sys/fs/cgroup")
-        available = min(
-            available, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        )
-    except (OSError, ValueError):
-        pass
-    return available
+    limits = [int(match.group(1)) << 10 if match else None, control_groups.free_memory_bytes()]
+    return min((limit for limit in limits if limit is not None), default=1 << 62)
 
 
 def _cpuinfo() -> tuple[str, frozenset[str]]:

@@ -22,6 +22,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.records import Operation, VerdictStatus, to_json
+from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 
 MAIN = "cuda_l2.machine.cuda.worker_main"
@@ -48,7 +49,7 @@ class CudaWorker:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             process_group=0,
-            env={**os.environ, "CUDA_MODULE_LOADING": "EAGER"},
+            env=variables.clean(os.environ) | {"CUDA_MODULE_LOADING": "EAGER"},
         )
         theirs.close()
         self._ready = False
