@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cuda_l2.records import Candidate, Task, Trial, from_json, to_json
+from cuda_l2.records import Candidate, Task, Trial, Trust, from_json, to_json
 from cuda_l2.system.database import connect, connect_to_read
 from cuda_l2.system.errors import UserError
 
@@ -86,7 +86,11 @@ class Archive:
             raise
 
     def append(self, trial: Trial) -> None:
-        """Store one trial; it is there after a kill once this returns."""
+        """Store one trial; it is there after a kill once this returns. ValueError for one of trust level B."""
+        if trial.trust is not Trust.A:
+            raise ValueError(
+                "only trials of trust level A are kept: what the archive holds becomes exemplars and kernels"
+            )
         record = json.loads(to_json(trial))
         record["candidate"]["source"] = ""
         row = (

@@ -329,6 +329,13 @@ class TimingStatus(enum.StrEnum):
     SUSPECT = "suspect"  # a jump in reward that a checker model calls a cheat
 
 
+class Trust(enum.StrEnum):
+    """How far a trial can be believed, by what its candidate is."""
+
+    A = "A"  # device code, or one C function, under the launch contract
+    B = "B"  # host code that shares a process, judged from outside: no reward, no archive, no library
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One contestant of a timing run."""
@@ -410,12 +417,15 @@ class Trial:
     created: str = ""  # UTC, ISO 8601
     profile: dict[str, float] = field(default_factory=dict)  # of a profiler, on request; measure/profile.py names them
     review: Review | None = None  # of a jump in reward
+    trust: Trust = Trust.A
 
     def __post_init__(self) -> None:
         if self.verdict and self.build.status is not BuildStatus.BUILT:
             raise ValueError("a candidate that was not built cannot have a verdict")
         if self.timing and (self.verdict is None or self.verdict.status is not VerdictStatus.CORRECT):
             raise ValueError("a candidate that is not correct cannot have a timing")
+        if self.trust is Trust.B and not math.isnan(self.reward):
+            raise ValueError("a trial of trust level B cannot have a reward")
 
     @property
     def speedup(self) -> float:

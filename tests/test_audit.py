@@ -1,55 +1,43 @@
 """Candidates in KernelBench's own style go the whole way: executed in the sandbox, checked, timed beside the reference."""
 
 import contextlib
-import ctypes
+import math
 import os
 import re
 import subprocess
 import sys
-import time
-import types
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from cuda_l2 import cli
-from cuda_l2.kernelbench import Auditor, auditor
+from cuda_l2.archive import Archive
+from cuda_l2.kernelbench import auditor, process
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, module_checks
-from cuda_l2.kernelbench.checkout import find_entry
-from cuda_l2.kernelbench.checks.operators import imports
-from cuda_l2.kernelbench.onlooker import (
-    COMPILER,
-    LEAST_SAMPLES,
-    MOST_SHARE,
-    SURE_DEVIATIONS,
-    SUSPECT_SAMPLES,
-    Onlooker,
-    _computing,
-    _Spent,
-    enough_samples,
-)
-from cuda_l2.kernelbench.opened import Effort
-from cuda_l2.kernelbench.process import Call, Launched, Module, Resources, Sampled, Watched
-from cuda_l2.kernelbench.rounds import measure_modules
-from cuda_l2.kernelbench.samples import Samples
-from cuda_l2.kernelbench.symbols import functions
-from cuda_l2.kernelbench.tracing import executable
+from cuda_l2.kernelbench.auditor import Auditor
+from cuda_l2.kernelbench.checks.operators import COMPILER, imports
+from cuda_l2.kernelbench.files import find_entry
+from cuda_l2.kernelbench.opened import Call, Effort
+from cuda_l2.kernelbench.process import Module, Resources, Spent
+from cuda_l2.kernelbench.rounds import _ModuleRounds, measure_modules
 from cuda_l2.machine.cpu.target import separate_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.records import Candidate, Operation, Tensor, Timing, Trial, VerdictStatus
+from cuda_l2.measure.rounds import CANDIDATE
+from cuda_l2.records import Candidate, Operation, Tensor, Timing, Trial, Trust, VerdictStatus
+from cuda_l2.report.tables import print_trial
 from cuda_l2.system import process_tree, sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.verify._base import CheckFailed
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
 CHEATS = Path(__file__).with_name("kernelbench_cheats")
-EFFORT = Effort(timeout_s=30, memory_bytes=2 << 30, budget_bytes=1 << 24, budget_flops=10**8)
+EFFORT = Effort(timeout_s=120, memory_bytes=2 << 30, budget_bytes=1 << 24, budget_flops=10**8)
 COMPILED_TASK = "kernelbench/level2/1"
 """torch.compile takes half a minute of each task."""
 
@@ -60,9 +48,6 @@ pytestmark = [
 
 
 REASONS = {
-    "hides_from_profiler": "seen from outside",
-    "half_hidden": "seen from outside",
-    "half_hidden_rows": "seen from outside",
     "compiled": "calls torch.compile",
     "pass_through": "aten::linear",
     "pass_through_thread": "aten::linear",
@@ -77,11 +62,19 @@ REASONS = {
     "scaled_weight": "as long as nobody sets its weights",
     "cached_by_content": "one changed element of x",
     "same_buffer": "read after the last",
-    "last_instance": "seen from outside",
     "last_instance_weights": "its own result",
     "reads_ahead": "its own result",
     "waits_for_the_last": "its own result",
 }
+
+
+def files(folder: Path) -> list[Path]:
+    """The candidates of a folder, with those that level B does not see."""
+    return sorted([*folder.glob("*.py"), *folder.glob("unseen/*.py")])
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(CHEATS).with_suffix(""))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +103,7 @@ def said(path: Path) -> tuple[str, str, list[str], str]:
     return text, found["task"], found["expect"].split(), found.get("allow", "")
 
 
-@pytest.mark.parametrize("path", sorted(CHEATS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", files(CHEATS), ids=named)
 def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
     text, task, expected, allowed = said(path)
     trial = audit(text, task, allowed)
@@ -119,16 +112,50 @@ def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
         missed = {check.name for check in module_checks()} - set(trial.verdict.passed)
         arms = {"torch eager", "torch.compile"} if task == COMPILED_TASK else {"torch eager"}
         assert {arm.name for arm in trial.timing.baselines} == arms
-        assert trial.timing.candidate.rounds >= 6 and missed <= {"weights changed", "kernels on the GPU"}
+        assert trial.timing.candidate.rounds >= 6 and missed <= {"weights changed"}
     else:
-        assert trial.reason and trial.speedup == 0.0 and trial.reward < 0
+        assert trial.reason and trial.speedup == 0.0
+    assert trial.trust is Trust.B and math.isnan(trial.reward)
     assert REASONS.get(path.stem, "") in trial.reason
 
 
-def test_work_that_is_put_off_until_results_are_read_counts(audit) -> None:
-    text, task, _, allowed = said(CHEATS / "put_off_work.py")
+def test_what_level_b_does_not_see_is_listed() -> None:
+    text = (CHEATS / "README.md").read_text()
+    unseen = {f"{named(path)}.py" for path in CHEATS.rglob("unseen/*.py")}
+    assert set(re.findall(r"^\| `(.+\.py)` \|", text, re.M)) == unseen and len(unseen) == 6 and "six files" in text
+
+
+def test_a_trial_of_level_b_has_no_reward_and_enters_no_archive(audit, tmp_path, capsys) -> None:
+    text, task, _, allowed = said(CHEATS / "honest_torch.py")
     trial = audit(text, task, allowed)
-    assert trial.timing.candidate.latency_us.estimate > 20_000, "it sleeps so long before each result"
+    assert trial.status == "measured" and trial.speedup > 0
+    with pytest.raises(ValueError, match="trust level B"):
+        replace(trial, reward=1.0)
+    with Archive(tmp_path / "archive.sqlite") as archive:
+        with pytest.raises(ValueError, match="trust level A"):
+            archive.append(trial)
+        assert not archive.trials()
+    print_trial(trial)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "trust B: host code" in out and "enters no reward" in out and "self-reported" in out
+    assert re.search(r"^reward", out, re.M) is None
+
+
+def test_work_that_is_put_off_until_results_are_read_counts() -> None:
+    """Seconds of a call: until it is done, and what reading its result takes longer than a baseline's, less nothing."""
+    rounds = object.__new__(_ModuleRounds)
+    rounds._collect_s, rounds._empty_s = {True: [0.5], False: []}, {True: [0.25], False: []}
+    rounds._core, rounds._found, rounds._right, rounds._ahead = None, {}, {}, {CANDIDATE: [(1, 0), (2, 1)]}
+    rounds.case = SimpleNamespace(task=SimpleNamespace(bytes=1))
+    taken: list[list[int]] = []
+
+    def take_turns(order: list[int], **_: Any) -> Spent:
+        taken.append(order)
+        return Spent(run_s=2 * 3.0, collect_s=2 * 1.5)
+
+    rounds.modules = {CANDIDATE: SimpleNamespace(take_turns=take_turns, output=lambda index: {"out": index})}
+    assert rounds.sample(CANDIDATE, 2) == pytest.approx(3.0 + (1.5 - 0.5) - 0.25)
+    assert taken == [[0, 0, 1, 2]] and rounds._found == {0: {"out": 1}, 1: {"out": 2}}
 
 
 def test_what_is_left_to_pytorch_is_said(audit) -> None:
@@ -208,21 +235,6 @@ def test_what_a_module_computes_lies_where_it_lay_whatever_came_before() -> None
         assert len(set(found)) == 1, found
 
 
-class Late(ModuleCheck):
-    """As the one that asks for what a GPU's profiler saw."""
-
-    name, order, late = "late", 90, True
-
-    def __init__(self, happened: list[str], fails: bool) -> None:
-        self.happened, self.fails = happened, fails
-
-    def run(self, session: ModuleSession) -> None:
-        self.happened.append(self.name)
-        session.notes.append("was asked late")
-        if self.fails:
-            raise CheckFailed(VerdictStatus.FORBIDDEN, "seen late")
-
-
 def test_no_call_that_counts_has_inputs_that_its_process_has_seen(monkeypatch) -> None:
     counted: dict[int, list[int]] = {}
     leads: dict[int, set[int]] = {}
@@ -248,8 +260,23 @@ def test_no_call_that_counts_has_inputs_that_its_process_has_seen(monkeypatch) -
         assert len({*numbers, *leads[module]}) == len(numbers) + len(leads[module])
 
 
+class Late(ModuleCheck):
+    """A check that runs after the timing too."""
+
+    name, order, late = "late", 90, True
+
+    def __init__(self, happened: list[str], fails: bool) -> None:
+        self.happened, self.fails = happened, fails
+
+    def run(self, session: ModuleSession) -> None:
+        self.happened.append("late" if session.timed else "early")
+        session.note("was asked")
+        if self.fails and session.timed:
+            raise CheckFailed(VerdictStatus.FORBIDDEN, "seen late")
+
+
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_late_check_comes_after_the_timing_and_decides(fails: bool, monkeypatch) -> None:
+def test_a_late_check_comes_before_and_after_the_timing_and_decides(fails: bool, monkeypatch) -> None:
     """By a protocol whose figures are reported."""
     happened: list[str] = []
     checks = [check for check in module_checks() if check.name == "five seeds"]
@@ -258,25 +285,137 @@ def test_a_late_check_comes_after_the_timing_and_decides(fails: bool, monkeypatc
         happened.append("timed")
         return measure_modules(*given, **options)
 
-    monkeypatch.setattr(auditor, "module_checks", lambda: [Late(happened, fails), *checks])
+    monkeypatch.setattr(auditor, "module_checks", lambda: [*checks, Late(happened, fails)])
     monkeypatch.setattr(auditor, "measure_modules", timed)
     monkeypatch.setitem(auditor.CPU_PROTOCOLS, "search", replace(SEARCH, selects=False))
     text, task, _, _ = said(CHEATS / "honest_torch.py")
     with Auditor(find_entry(CHECKOUT, task), EFFORT, compiled=False) as judge:
         trial = judge.judge(Candidate(text), "search", allowed=["all"])
-    assert happened == ["timed", "late"] and "was asked late" in trial.verdict.notes
+    assert happened == ["early", "timed", "late"] and trial.verdict.notes == ("was asked",)
+    assert trial.verdict.passed == ("five seeds", "late")
     if fails:
         assert (trial.status, trial.reason, trial.timing) == ("forbidden", "seen late", None)
-        assert trial.verdict.check == "late" and trial.verdict.passed == ("five seeds",) and trial.reward < 0
+        assert trial.verdict.check == "late"
     else:
-        assert trial.status == "measured" and trial.verdict.passed == ("five seeds", "late")
+        assert trial.status == "measured"
         assert trial.timing.conditions["other_work"]["of"] == len(os.sched_getaffinity(0))
 
 
 def test_what_torch_compile_makes_may_be_allowed(audit) -> None:
     text, task, _, _ = said(CHEATS / "compiled.py")
     trial = audit(text, task, COMPILER)
-    assert trial.status == "measured" and "leaves kernels to torch.compile" in trial.verdict.notes
+    assert trial.status == "measured" and "leaves kernels to torch.compile (self-reported)" in trial.verdict.notes
+
+
+OTHER_KINDS = {
+    "a tuple for a tensor": ("tensor", "(tensor,)", lambda x: f"({x},)"),
+    "a list for a tensor": ("tensor", "(tensor,)", lambda x: f"[{x}]"),
+    "a dictionary for a tensor": ("tensor", "{'out': tensor}", lambda x: f"dict(out={x})"),
+    "nothing for a tensor": ("tensor", "NoneType", lambda x: "None"),
+    "two tensors for one": ("tensor", "(tensor, tensor)", lambda x: f"({x}, {x})"),
+    "a tensor for a tuple": ("(tensor,)", "tensor", str),
+    "another order of names": (
+        "{'a': tensor, 'b': tensor}",
+        "{'b': tensor, 'a': tensor}",
+        lambda x: f"dict(b={x}, a={x})",
+    ),
+}
+GIVES = "class ModelNew:\n    def __call__(self, x):\n        return "
+
+
+def module_of(result: str) -> Operation:
+    """A task of as many outputs as a result has tensors."""
+    outputs = tuple(Tensor(f"out{index}", "float32", (3,)) for index in range(result.count("tensor")))
+    return Operation("given", inputs=(Tensor("x", "float32", (3,)),), outputs=outputs)
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_a_result_of_another_kind_than_the_references_is_refused(kind: str) -> None:
+    expected, found, given = OTHER_KINDS[kind]
+    with Module((GIVES + given("(x + 1)")).encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 20, 120)) as module:
+        assert not module.load(120)
+        module.make(0, [])
+        module.prepare([Call(module_of(expected), {"x": torch.zeros(3)}, {}, result=expected)], {})
+        with pytest.raises(Fault, match=re.escape(f"gives {found}, not {expected}")):
+            module.run()
+
+
+def test_a_list_may_stand_for_a_tuple() -> None:
+    """C++ extensions give lists."""
+    with Module((GIVES + "[x + 1, x]").encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 20, 120)) as module:
+        assert not module.load(120)
+        module.make(0, [])
+        expected = "(tensor, tensor)"
+        module.prepare([Call(module_of(expected), {"x": torch.zeros(3)}, {}, result=expected)], {})
+        module.run()
+        assert module.output()["out0"].tolist() == [1, 1, 1]
+
+
+REFERENCE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x, scale):
+        return RESULT
+
+def get_inputs():
+    return [torch.rand(16, 32), 0.5]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "answer", "status", "says"),
+    [
+        ("x * scale", "x * scale", 0, "trust    B"),
+        ("x * scale", "(x * scale,)", 1, "gives (tensor,), not tensor"),
+        ("x * scale, x", "[x * scale, x]", 0, "trust    B"),
+        ("x * 1j", "x * 1j", 2, "complex tensors are not judged"),
+    ],
+)
+def test_any_pair_of_files_is_judged(result, answer, status, says, own_folders, tmp_path, monkeypatch, capsys) -> None:
+    reference, mine = tmp_path / "reference.py", tmp_path / "answer.py"
+    reference.write_text(REFERENCE.replace("RESULT", result))
+    mine.write_text(REFERENCE.replace("RESULT", answer).replace("class Model(", "class ModelNew("))
+    options = ["--protocol", "search", "--pytorch", "all", "--eager", "--target", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", str(mine), "--reference", str(reference), *options])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == status, (out, err)
+    assert says in out + err
+
+
+def test_a_task_and_a_reference_exclude_one_another(monkeypatch, capsys) -> None:
+    for given in ([], ["gelu", "--reference", "x.py"], ["--reference", "x.py", "--kernelbench", "."]):
+        monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", str(CHEATS / "crash.py"), *given])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2 and "what to judge it on" in capsys.readouterr().err
+
+
+def test_the_clock_runs_before_a_process_goes_on(monkeypatch) -> None:
+    """What its threads do before they find the order counts."""
+    clock = [10.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    messages: list[Mapping[str, Any]] = []
+
+    class Slow(Module):
+        def __init__(self) -> None:
+            talk = SimpleNamespace(send=messages.append, await_run=lambda: (clock[0], clock[0]))
+            self._talk, self.stopped = talk, False  # type: ignore[assignment]
+
+        def thaw(self) -> None:
+            assert messages == [{"op": "run", "repeats": 1}]
+            clock[0] += 5.0
+
+        def freeze(self) -> None:
+            self.stopped = True
+
+    module = Slow()
+    assert module.run() == Spent(5.0, 0.0) and module.stopped
 
 
 def test_no_seed_tells_a_candidate_what_it_is_made_for(audit) -> None:
@@ -326,173 +465,6 @@ def test_a_file_that_is_no_candidate_is_a_failed_build(source, says, audit) -> N
     assert trial.status == "failed" and says in trial.reason and "\n" not in trial.reason
 
 
-def test_functions_of_a_library_are_found_by_what_their_names_contain(tmp_path) -> None:
-    (tmp_path / "a.c").write_text("int fill_all(int x) { return x * 3; }\nint other(int x) { return x * 5; }\n")
-    library, bare = tmp_path / "a.so", tmp_path / "bare.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "a.c"], check=True)
-    subprocess.run(["strip", "-o", bare, library], check=True)
-    loaded = ctypes.CDLL(str(library))
-    mapped = {name: ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in ("fill_all", "other")}
-    starts = [start for low, high, start, path in executable(os.getpid()) if path == str(library)]
-    found = functions(library, rb"fill_")
-    assert len(found) == 1 and mapped["fill_all"] - starts[0] in found
-    assert mapped["other"] - starts[0] not in found
-    assert not len(functions(bare, rb"fill_")) and not len(functions(tmp_path / "a.c", rb"fill_"))
-
-
-class OnGpu:
-    """As a module on a GPU that launches so many kernels a call, with what its profiler sees of them."""
-
-    on_cpu = False
-
-    def __init__(self, launches: list[float], operators: tuple[str, ...] = ()) -> None:
-        self.launches, self.names = launches, operators
-        self.asked: list[tuple[str, int]] = []
-
-    def prepare(self, calls: list[Call], _: Mapping[str, Any]) -> None:
-        self.number = calls[0].numbers["look"]
-
-    def operators(self) -> Watched:
-        return Watched(0.0, dict.fromkeys(self.names, 0.0), {})
-
-    def launched(self, *_: float) -> Launched:
-        self.asked.append(("count", self.number))
-        launches = Counter({("/x/libtorch_cuda.so", "cudaLaunchKernel"): 10 * (self.number + 1)})
-        return Launched(launches, Counter(), calls=10)
-
-    def run(self) -> None:
-        self.asked.append(("run", self.number))
-
-    def profile(self, *, gpu: bool, reading: bool) -> Watched:
-        assert gpu and reading
-        self.asked.append(("profile", self.number))
-        seen = self.launches[self.number]
-        return Watched(1.0, dict.fromkeys(self.names, 1.0), {"fill": 1.0} if seen else {}, seen)
-
-
-@pytest.mark.parametrize(
-    ("launches", "allowed", "says"),
-    [
-        ([1.0, 2.0], (), ""),
-        ([2.0, 2.0], (), ""),
-        ([2.0, 1.0], (), "beside the operators"),
-        ([1.0, 0.0], (), "launched 2 kernels a call, of which PyTorch's profiler sees none"),
-        ([0.0, 0.0], ("mul",), ""),
-    ],
-)
-def test_on_a_gpu_each_look_is_compared_with_the_profile_of_its_calls(launches, allowed, says) -> None:
-    """After the timing, and not before."""
-    module = OnGpu(launches)
-    watching = Onlooker(module, allowed, lambda: None, lambda _: None)
-    for look in range(2):
-        watching.look([Call(None, {}, {"look": look})], 2)
-    assert module.asked == ([] if allowed else [("count", 0), ("count", 1)])
-    with pytest.raises(CheckFailed, match=says) if says else contextlib.nullcontext():
-        watching.require_seen()
-    after = [] if allowed else [("run", 0), ("profile", 0), ("run", 1), ("profile", 1)]
-    assert module.asked[-len(after) :] == after if after else not module.asked
-
-
-def test_on_a_gpu_operators_are_forbidden_by_name() -> None:
-    watching = Onlooker(OnGpu([0.0], ("empty", "linear")), (), lambda: None, lambda _: None)
-    with pytest.raises(CheckFailed, match="calls aten::linear;"):
-        watching.look([Call(None, {}, {"look": 0})], 1)
-
-
-MANY_OPERATORS = """
-import threading
-import torch
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        if torch.autograd.profiler._is_profiler_enabled:
-            raise ValueError("seen")
-        thread = threading.Thread(target=lambda: torch.nn.functional.linear(x[None], x[None]))
-        thread.start()
-        thread.join()
-        return torch.empty_like(x).copy_(x).relu_()
-"""
-
-
-def test_operators_are_told_by_name_from_every_thread(monkeypatch) -> None:
-    tensor = {"dtype": "float32", "shape": (3,)}
-    task = Operation("positive", inputs=(Tensor("x", **tensor),), outputs=(Tensor("out", **tensor),))
-    resources = Resources("cpu", threads=1, memory_bytes=2 << 30, arena_bytes=1 << 23, timeout_s=20)
-    with Module(MANY_OPERATORS.encode(), "ModelNew", resources) as module:
-        assert not module.load(60)
-        module.make(0, [])
-        module.prepare([Call(task, {"x": torch.full((3,), -1.0)}, {})], {})
-        for _ in range(2):
-            watched = module.operators()
-            assert {"linear", "relu_", "copy_", "empty_like"} <= watched.operators.keys()
-            assert not {"clamp_min_", "mm", "matmul"} & watched.operators.keys(), "only the outermost"
-            assert module.output()["out"].tolist() == [0, 0, 0] and not watched.compiled
-        assert not list(module.folder.glob("operators*"))
-        with pytest.raises(Fault, match="seen"):
-            module.profile()
-        for answer in ({}, {"operators": "mul"}, {"operators": ["mul", 1]}, {"operators": [["mul"]]}):
-            monkeypatch.setattr(module, "_watch", lambda _, answer=answer: answer)
-            with pytest.raises(Fault):
-                module.operators()
-
-
-@pytest.mark.parametrize("looks", [1, 4])
-@pytest.mark.parametrize(("inside", "needed"), [(0.0, LEAST_SAMPLES), (0.4, SUSPECT_SAMPLES)])
-def test_who_computes_inside_pytorch_is_sampled_longer(inside: float, needed: int, looks: int) -> None:
-    """Of 100 samples a share of 0.4 was once found to be below 0.3."""
-    torchs, own, waiting = ("/lib/libmkl_core.so", 0), ("/tmp/quartic.so", 0), ("/lib/libc.so.6", 0)
-
-    def of(count: int) -> Samples:
-        return Samples({torchs: round(inside * count), own: count - round(inside * count), waiting: 10 * needed})
-
-    assert not enough_samples(of(needed // looks - 1), looks)
-    assert enough_samples(of(needed // looks), looks)
-
-
-def inside_torch(pattern: bytes) -> tuple[str, int]:
-    """A place in one of PyTorch's functions, as samples have it."""
-    library = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
-    return str(library), int(functions(library, pattern).ranges[0, 0])
-
-
-@pytest.mark.parametrize(
-    ("in_kernels", "allowed", "says"),
-    [(3, (), "in kernels of PyTorch's operators in 3 of 311 samples"), (3, ("mul",), ""), (0, (), "")],
-)
-def test_kernels_of_operators_that_nobody_saw_are_told_by_their_names(in_kernels, allowed, says) -> None:
-    """Of the time that a file hid in PyTorch most was spent around kernels, as an honest file's is that makes tensors."""
-    kernel, copying = inside_torch(rb"2at6native\w*10mul_kernel"), inside_torch(rb"2at6native\w*18direct_copy_kernel")
-    around, own = inside_torch(rb"2at4_ops10mul_Tensor4call"), ("/tmp/quartic.so", 0)
-    counts = Samples({kernel: in_kernels, copying: 50, around: 8, own: 300})
-    assert _computing(counts) == (8 + in_kernels, 300, in_kernels)
-    module = types.SimpleNamespace(sampled=lambda *_: Sampled(counts, calls=100, cpu_s=0.1))
-    watching = Onlooker(module, allowed, lambda: None, lambda _: None)
-    watching.sample()
-    with pytest.raises(CheckFailed, match=says) if says else contextlib.nullcontext():
-        assert watching.require_own_work() == ""
-    assert enough_samples(counts, 1) and not enough_samples(Samples({kernel: 1, own: 300}), 1)
-
-
-def test_few_samples_say_what_they_are_sure_of() -> None:
-    """A file that hid half of its rows passed where 100 samples took longer than there was; of 20 in making tensors
-    alone nothing follows.
-    """
-    free = _Spent(2.0, 2.0, 300)
-    assert _Spent(16.0, 4.0, 90).share(free, SURE_DEVIATIONS) > MOST_SHARE
-    assert _Spent(2.3, 0.0, 20).share(free) == 1.0 and not _Spent(2.3, 0.0, 20).share(free, SURE_DEVIATIONS)
-    assert _Spent(16.0, 4.0, 20).share(free, SURE_DEVIATIONS) < _Spent(16.0, 4.0, 90).share(free, SURE_DEVIATIONS)
-    assert not _Spent().share(free, SURE_DEVIATIONS)
-
-
-def test_what_is_free_is_what_it_took_at_the_same_speed() -> None:
-    """An honest NumPy module was refused where the machine was slower as it was looked at."""
-    free = _Spent(10.0, 10.0, 300)
-    assert _Spent(15.0, 15.0, 300).share(free) == 0
-    assert _Spent(15.0, 10.0, 300).share(free) == pytest.approx(1 / 3)
-    assert _Spent(50.0, 50.0, 300).share(free) == pytest.approx(30 / 80), "no machine is that much slower"
-
-
 def test_libraries_are_looked_for_in_the_candidates_own_folder_alone(tmp_path) -> None:
     away, folder = tmp_path / "away", tmp_path / "own"
     for place in (away, folder / "extensions" / "a"):
@@ -529,11 +501,8 @@ def test_the_command_prints_the_trial(monkeypatch, capsys) -> None:
 
 
 GPU_REASONS = {
-    "hides_from_profiler": "beside the operators that its profiler sees",
-    "last_instance": "beside the operators that its profiler sees",
     "pass_through": "aten::linear",
     "patched_synchronize": "torch.cuda.synchronize",
-    "reads_ahead": "its own result",
 }
 GPU_EFFORT = Effort(timeout_s=120, memory_bytes=16 << 30, budget_bytes=1 << 26, budget_flops=10**9, device="cuda")
 
@@ -553,14 +522,14 @@ def gpu_audit(own_folders) -> Iterator[object]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", sorted((CHEATS / "cuda").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", files(CHEATS / "cuda"), ids=named)
 def test_a_candidate_for_the_gpu_ends_as_its_file_says(path, gpu_audit) -> None:
     text, task, expected, allowed = said(path)
     trial = gpu_audit(text, task, allowed)
     assert trial.status in expected, (trial.status, trial.reason, trial.build.reason)
     assert GPU_REASONS.get(path.stem, "") in trial.reason
     if trial.status == "measured":
-        assert trial.verdict.passed[-1] == "kernels on the GPU"
+        assert trial.verdict.passed[-1] == "PyTorch's operators"
     if path.stem == "extra_stream":
         assert trial.timing.candidate.latency_us.estimate > 10_000, "the other stream sleeps so long"
 
@@ -570,7 +539,7 @@ def test_kernels_of_torch_compile_may_be_allowed_on_the_gpu(gpu_audit) -> None:
     text, task, _, _ = said(CHEATS / "compiled.py")
     trial = gpu_audit(text, task, COMPILER)
     assert trial.status == "measured", (trial.status, trial.reason)
-    assert "leaves kernels to torch.compile" in trial.verdict.notes
+    assert "leaves kernels to torch.compile (self-reported)" in trial.verdict.notes
 
 
 @pytest.mark.gpu
@@ -596,34 +565,6 @@ def test_the_first_thread_of_a_module_can_be_kept_on_a_core() -> None:
         assert os.sched_getaffinity(module.pid) == os.sched_getaffinity(0)
 
 
-def test_the_clock_runs_before_a_process_goes_on() -> None:
-    """What its threads do before they find the order counts."""
-
-    messages: list[Mapping[str, Any]] = []
-
-    class Ordered:
-        def send(self, message: Mapping[str, Any]) -> None:
-            messages.append(message)
-
-        def await_run(self) -> tuple[float, float]:
-            now = time.perf_counter()
-            return now, now
-
-    class Slow(Module):
-        def __init__(self) -> None:
-            self._talk, self.stopped = Ordered(), False  # type: ignore[assignment]
-
-        def thaw(self) -> None:
-            assert messages == [{"op": "run", "repeats": 1}]
-            time.sleep(0.02)
-
-        def freeze(self) -> None:
-            self.stopped = True
-
-    module = Slow()
-    assert module.run().run_s >= 0.02 and module.stopped
-
-
 TURNS = """
 import gc, os, socket, torch
 
@@ -640,44 +581,6 @@ class ModelNew:
             judge._send(b"T")
         return torch.stack([arguments[0] for arguments, *_ in judge._calls]).sum(0)
 """
-
-
-HIDING = """
-import ctypes, threading, time, torch
-
-class ModelNew:
-    def __call__(self, x):
-        if x[0] < 0:
-            time.sleep(1000)
-        if x[0] > 0:
-            hidden = threading.Event()
-            threading.Thread(target=self.hide, args=[hidden], daemon=True).start()
-            hidden.wait()
-        return x + 0
-
-    def hide(self, hidden):
-        ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # whoever began this process traces it now
-        hidden.set()
-        time.sleep(1000)
-"""
-
-
-def test_a_module_that_is_to_be_sampled_answers_in_time_and_lets_itself_be_traced() -> None:
-    tensor = {"dtype": "float32", "shape": (3,)}
-    task = Operation("sum", inputs=(Tensor("x", **tensor),), outputs=(Tensor("out", **tensor),))
-    resources = Resources("cpu", threads=1, memory_bytes=2 << 30, arena_bytes=1 << 23, timeout_s=2)
-    for value, why in ((1.0, "from outside"), (-1.0, "in time")):
-        with Module(HIDING.encode(), "ModelNew", resources) as module:
-            assert not module.load(60)
-            module.make(0, [])
-            module.prepare([Call(task, {"x": torch.zeros(3)}, {})], {})
-            if not module.sampled(0.1, 0.2, lambda _: False):
-                pytest.skip("no threads can be traced here")
-            module.prepare([Call(task, {"x": torch.full((3,), value)}, {})], {})
-            if value > 0:
-                module.run()
-            with pytest.raises(Fault, match=why):
-                module.sampled(0.1, 0.2, lambda _: False)
 
 
 @pytest.mark.parametrize("columns", [3, 50_000])

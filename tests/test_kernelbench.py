@@ -6,18 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from cuda_l2.kernelbench import reference_server
 from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.kernelbench.opened import Effort, Entry, References, _read_case, _read_examined, entries
+from cuda_l2.kernelbench.files import Entry, entries, entry_of
+from cuda_l2.kernelbench.opened import Effort, OpenedFile, _read_case, _read_examined, examine
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.records import Operation, Tensor, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
@@ -26,7 +27,7 @@ from cuda_l2.tasks.values import Distribution
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
 SECRET = Path(__file__).resolve()
-EFFORT = Effort(timeout_s=20, memory_bytes=1 << 30, budget_bytes=1 << 24, budget_flops=10**8)
+EFFORT = Effort(timeout_s=120, memory_bytes=1 << 30, budget_bytes=1 << 24, budget_flops=10**8)
 
 HEAD = """
 import os, sys
@@ -106,7 +107,8 @@ REFUSED = {
     "inputs fail": (text(given="1 / 0"), Readiness.REFERENCE_FAILS, "ZeroDivisionError"),
     "gpu": (text(given="torch.rand(n).cuda()"), Readiness.NEEDS_GPU, "GPU"),
     "strings": (text("[x, 'name']"), Readiness.UNSUPPORTED, "str"),
-    "complex": (text("x * 1j"), Readiness.UNSUPPORTED, "complex64"),
+    "complex result": (text("x * 1j"), Readiness.UNSUPPORTED, "out is of complex64: complex tensors are not judged"),
+    "complex input": (text("x.real", "torch.rand(n) * 1j"), Readiness.UNSUPPORTED, "x is of complex64"),
     "takes a list": (text("x[0]", "[torch.rand(n)]"), Readiness.UNSUPPORTED, "list"),
     "fp32 inside": (text("x @ torch.eye(n, dtype=torch.float32)"), Readiness.NOT_EXACT, "fp64"),
     "crash": (text("os.kill(os.getpid(), 11)"), Readiness.CRASHED, "signal 11"),
@@ -136,11 +138,24 @@ REFUSED = {
 }
 
 
+class References:
+    """Files tried and opened with one effort."""
+
+    def __init__(self, effort: Effort = EFFORT) -> None:
+        self.effort = effort
+
+    def examine(self, entry: Entry, **how: Any) -> Examined:
+        return examine(entry, self.effort, **how)
+
+    def open(self, entry: Entry) -> OpenedFile:
+        return OpenedFile(entry, self.effort)
+
+
 @pytest.fixture(scope="module")
-def references(own_folders):
+def references(own_folders) -> References:
     if sandbox.kind() is sandbox.Kind.LIMITS:
         pytest.skip("there is no sandbox on this machine")
-    return References(EFFORT)
+    return References()
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +172,13 @@ def refused(references, tmp_path_factory) -> Iterator[dict[str, "Future[Examined
     """What becomes of each of the files above, tried once; a test waits for its own."""
     folder = tmp_path_factory.mktemp("refused")
 
-    def examine(name: str) -> Examined:
+    def tried(name: str) -> Examined:
         (folder / name).mkdir()
-        effort = Effort(timeout_s=2.0 if name == "endless" else 20.0, memory_bytes=1 << 30)
-        return References(effort).examine(entry(folder / name, REFUSED[name][0]))
+        effort = Effort(timeout_s=2.0 if name == "endless" else 120.0, memory_bytes=1 << 30)
+        return examine(entry(folder / name, REFUSED[name][0]), effort)
 
     with ThreadPoolExecutor(usable_cores()) as pool:
-        yield {name: pool.submit(examine, name) for name in REFUSED}
+        yield {name: pool.submit(tried, name) for name in REFUSED}
         pool.shutdown(cancel_futures=True)
 
 
@@ -182,9 +197,40 @@ def test_a_checkouts_files_are_found_in_their_own_order() -> None:
     assert len({e.revision for e in entries(CHECKOUT)}) == 9
 
 
-def test_a_folder_without_tasks_is_named(tmp_path) -> None:
-    with pytest.raises(UserError, match="level1"):
+LAYOUTS = {
+    "levels beside one another": ("level4/1_A.py level5/2_B.py", "level4/1_A level5/2_B"),
+    "in KernelBench": ("KernelBench/level1/1_A.py src/model.py", "level1/1_A"),
+    "in tasks, with a line": ("tasks/level_1/2_B.py tasks/level_1/1_A.py", "level1/1_A level1/2_B"),
+    "further down": ("data/own/Level-2/1_A.py data/readme.py", "level2/1_A"),
+    "flat": ("b.py a.py", "a b"),
+    "a folder a task": ("tasks.md linear/func_forward.py softmax/func_forward.py", "linear/func_forward"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_of_other_collections_are_found(layout, tmp_path) -> None:
+    files, names = LAYOUTS[layout]
+    for path in map(tmp_path.joinpath, files.split()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text())
+    (tmp_path / "setup.py").write_text("print('no task')")
+    found = [each.name.removeprefix("kernelbench/") for each in entries(tmp_path)]
+    assert found[: len(names.split())] == names.split()
+    with pytest.raises(UserError, match=r"level 7|a level is asked for"):
+        entries(tmp_path, [7])
+
+
+def test_a_folder_without_tasks_says_what_was_looked_for(tmp_path) -> None:
+    (tmp_path / "model.py").write_text("class Model: pass")
+    with pytest.raises(UserError, match=r"level_1 .* get_inputs and get_init_inputs"):
         entries(tmp_path)
+
+
+def test_a_file_is_named_by_itself(tmp_path) -> None:
+    (tmp_path / "my reference.py").write_text(text())
+    assert entry_of(tmp_path / "my reference.py").name == "kernelbench/my_reference"
+    with pytest.raises(UserError, match="no file"):
+        entry_of(tmp_path / "other.py")
 
 
 def test_every_file_of_the_checkout_is_ready(examined) -> None:
@@ -192,7 +238,7 @@ def test_every_file_of_the_checkout_is_ready(examined) -> None:
         examined, (Readiness.READY, "")
     )
     for found in examined.values():
-        assert found.task and found.task.outputs and found.seconds < 5 and 0 <= found.eager_max <= found.max_allowed
+        assert found.task and found.task.outputs and found.seconds > 0 and 0 <= found.eager_max <= found.max_allowed
         assert from_json(Examined, to_json(found)) == found
         assert Operation.read_identity(str(found.task))[0] == found.name
 
@@ -510,12 +556,11 @@ def test_one_sandbox_serves_many_cases_and_ends_with_all_its_processes(reference
 
 def test_a_run_that_ends_its_sandbox_leaves_the_file_open_for_others(references, tmp_path) -> None:
     source = "import time\n" + text("x + (time.sleep(60) or 1 if len(x) == 9 else 1)")
-    references.effort = Effort(timeout_s=3, memory_bytes=1 << 30)
-    opened = references.open(entry(tmp_path, source))
-    references.effort = EFFORT
-    with opened as file:
+    with references.open(entry(tmp_path, source)) as file:
+        file.effort = replace(EFFORT, timeout_s=0.1)
         with pytest.raises(UserError, match="timed-out"):
             file.case(seed=0, sizes={"n": 9})
+        file.effort = EFFORT
         assert file.case(seed=0).bounds["out"].violation(file.case(seed=0).tensors["x"] + 1) == ""
 
 
@@ -530,9 +575,7 @@ for _ in range(5):
         os._exit(0)
 time.sleep(60)
 """
-    references.effort = Effort(timeout_s=90, memory_bytes=1 << 30)
     found = references.examine(entry(tmp_path, share + text()))
-    references.effort = EFFORT
     assert (found.status, "together" in found.reason) == (Readiness.TOO_LARGE, True), found
 
 
@@ -548,9 +591,8 @@ while True:  # as many as the machine bears, should nobody end them
     seen[number] = 1
     os.fork()
 """
-    references.effort = replace(EFFORT, timeout_s=240)  # a fork is milliseconds here, a tenth of a second there
-    found = references.examine(entry(tmp_path, bomb + text()))
-    references.effort = EFFORT
+    effort = replace(EFFORT, timeout_s=240)  # a fork is milliseconds here, a tenth of a second there
+    found = examine(entry(tmp_path, bomb + text()), effort)
     assert (found.status, "processes" in found.reason) == (Readiness.CRASHED, True), found
 
 
@@ -567,7 +609,7 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
     ran = tmp_path / "ran"
     monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.LIMITS)
     with pytest.raises(UserError, match="no sandbox"):
-        References(EFFORT).examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
+        examine(entry(tmp_path, f"open({str(ran)!r}, 'w')"))
     assert not ran.exists()
 
 
@@ -583,7 +625,7 @@ def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(r
 
 
 def test_for_a_gpu_a_run_ends_with_whoever_asked_for_it(tmp_path) -> None:
-    (tmp_path / reference_server.TASK).write_text("while True:\n    pass\n")
+    (tmp_path / reference_server.TASK).write_text("open('begun', 'w').close()\nwhile True:\n    pass\n")
     ours, theirs = socket.socketpair()
     program = Path(reference_server.__file__)
     command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(sys.path), "cuda"]
@@ -593,10 +635,11 @@ def test_for_a_gpu_a_run_ends_with_whoever_asked_for_it(tmp_path) -> None:
         job = {"action": "examine", "name": "endless", "revision": "", "device": "cuda", "memory_bytes": 1 << 30}
         job |= {"sizes": {}, "seed": 0, "parts": False, "budget_bytes": 1 << 20, "budget_flops": 10**6}
         ours.sendall(json.dumps(job).encode() + b"\n")
-        time.sleep(1)
-        assert server.poll() is None, "it runs"
+        while not (tmp_path / "begun").exists():
+            assert server.poll() is None
+            os.sched_yield()
         ours.shutdown(socket.SHUT_RDWR)
-        assert server.wait(30) == -signal.SIGKILL
+        assert server.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("says", [b"[]\n", b'{"status": "0"}\n', b'{"status": []}\n', b"[" * 10**5 + b"\n"])
@@ -639,7 +682,7 @@ def test_what_is_no_file_of_the_checkouts_own_is_refused_unread(tmp_path) -> Non
     (level / "4_Changed.py").write_text("a")
     found = entries(tmp_path)
     (level / "4_Changed.py").write_text("b")
-    examined = [References(EFFORT).examine(each) for each in found]
+    examined = [examine(each, EFFORT) for each in found]
     assert {each.status for each in examined} == {Readiness.MALFORMED}
     for each, says in zip(examined, ("regular", "regular", "longer", "changed"), strict=True):
         assert says in each.reason

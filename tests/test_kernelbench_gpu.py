@@ -33,11 +33,12 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.cases import ForeignCases, other_sizes
 from cuda_l2.kernelbench.checkout import effort_for, read
-from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.kernelbench.file import Refused, raise_if_memory
-from cuda_l2.kernelbench.foreign_process import ForeignProcess
-from cuda_l2.kernelbench.opened import Effort, Entry
-from cuda_l2.kernelbench.process import Call, Module, Resources
+from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.file import raise_if_memory
+from cuda_l2.kernelbench.files import Entry
+from cuda_l2.kernelbench.opened import Call, Effort
+from cuda_l2.kernelbench.process import Module, Resources
+from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cpu.worker import Fault
@@ -264,7 +265,7 @@ def test_a_runner_captures_an_order_once_and_keeps_arguments_where_they_are() ->
             player, graphs = runner.Runner(theirs, settings), Graphs()
             player.torch = SimpleNamespace(no_grad=torch.no_grad, cuda=graphs)
             ran: list[int] = []
-            player._calls = [([index], [], []) for index in range(3)]
+            player._calls = [([index], [], [], "tensor") for index in range(3)]
             player._functions = [lambda index: ran.append(index) or torch.tensor(index)] * 3
             for sequence in ([0, 2, 0, 2], [0, 1], [0, 2, 0, 2]):
                 player.play({"sequence": sequence, "graph": True})
@@ -300,7 +301,8 @@ SCALED = Operation(
 def test_a_module_plays_calls_in_an_order_and_gives_the_last_result() -> None:
     resources = Resources("cpu", threads=1, memory_bytes=2 << 30, arena_bytes=1 << 20, timeout_s=60)
     x = torch.arange(3, dtype=torch.float32)
-    calls = [Call(SCALED, {"x": x}, {}, {"scale": torch.full((1,), factor)}) for factor in (2.0, 5.0)]
+    weights = ({"scale": torch.full((1,), factor)} for factor in (2.0, 5.0))
+    calls = [Call(SCALED, {"x": x}, {}, scaled, "(tensor, tensor)") for scaled in weights]
     with Module(MODEL, "Model", resources) as module:
         assert not module.load(60)
         module.make(0, [])
@@ -374,7 +376,7 @@ def test_a_sandbox_uses_the_gpu_that_is_used_here(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.BUBBLEWRAP)
     monkeypatch.setattr(sandbox, "wrap", wrapped)
     with pytest.raises(UserError, match="not started"):
-        ForeignProcess(Path("program.py"), {}, devices=[Path("/dev/nvidia1")])
+        SandboxedPython(Path("program.py"), {}, devices=[Path("/dev/nvidia1")])
     assert "CUDA_VISIBLE_DEVICES=1" in commands
 
 

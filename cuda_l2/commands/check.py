@@ -5,14 +5,15 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.commands._options import read_source, require_target, tell
-from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
+from cuda_l2.records import BuildStatus, Candidate, Task, TimingStatus, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks.optional import load_kernelbench
 
 
 @Parameter(name="*", group="KernelBench")
@@ -34,7 +35,7 @@ class AuditSettings:
 
 def command(
     file: Path,
-    task: str,
+    task: str = "",
     /,
     *,
     protocol: str = "offline",
@@ -42,6 +43,7 @@ def command(
     full: Annotated[bool, Parameter(negative=())] = False,
     compile_only: str | None = None,
     kernelbench: Path | None = None,
+    reference: Path | None = None,
     audit: AuditSettings | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -54,7 +56,8 @@ def command(
     file
         C or CUDA source that follows the launch contract in docs/contract.md, for tasks also docs/tasks.md.
     task
-        What to judge it on: a shape as in 512x512x512, or another task as in softmax:rows=64,columns=1000.
+        What to judge it on: a shape as in 512x512x512, or another task as in softmax:rows=64,columns=1000. Not with
+        --reference.
     protocol
         offline, server, paper, or search; on a GPU also rotating and server-10ms.
     target
@@ -63,26 +66,32 @@ def command(
         An architecture as in sm_90a: build a CUDA kernel for it and say what is launched. Needs no GPU, judges nothing.
     kernelbench
         Folder of a KernelBench checkout: judge on its file TASK, which is named as kernelbench/level1/19_ReLU, or
-        kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract.
+        kernelbench/level1/19; a Python file by its class ModelNew, any other under the launch contract. Folders of
+        other collections in this format serve as well.
+    reference
+        A file in KernelBench's format, with Model, get_inputs and get_init_inputs: judge on it, without a checkout.
     full
         Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds, for
         CUDA kernels.
     json
         Print the trial as JSON.
     """
-    module = kernelbench is not None and file.suffix == ".py"
+    if bool(task) == bool(reference) or (kernelbench and reference):
+        raise UserError("give what to judge it on: a task, a task and --kernelbench, or --reference and no task")
+    foreign = kernelbench or reference
+    module = foreign is not None and file.suffix == ".py"
     text = read_source(file, contracted=not module)
     if compile_only is not None:
-        _compile(text, task, compile_only, kernelbench, json)
-    if kernelbench and module:
-        trial = _audit(text, task, kernelbench, audit or AuditSettings(), protocol, target)
+        _compile(text, _wanted(task, "cuda", kernelbench, reference), compile_only, json)
+    if module:
+        trial = _audit(text, _entry(task, kernelbench, reference), audit or AuditSettings(), protocol, target)
     elif audit and audit != AuditSettings():
         raise UserError(
             "--pytorch, --one-shape, --own-weights, --eager and --as-written are for a ModelNew that is judged with"
-            " --kernelbench"
+            " --kernelbench or --reference"
         )
     else:
-        trial = _judge(text, task, protocol, target, full, kernelbench)
+        trial = _judge(text, task, protocol, target, full, kernelbench, reference)
 
     from cuda_l2.report.tables import print_trial, trials_json
 
@@ -93,7 +102,7 @@ def command(
     sys.exit(0 if trial.timing and trial.timing.status is TimingStatus.MEASURED else 1)
 
 
-def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool) -> NoReturn:
+def _compile(text: str, wanted: Task, arch: str, json: bool) -> NoReturn:
     """Build for an architecture and plan the launches; exits with 1 where either is refused."""
     from cuda_l2 import contract
     from cuda_l2.build.cuda import build_all
@@ -105,7 +114,7 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
     with contextlib.suppress(contract.ContractError):  # what is wrong with it the build says
         if isinstance(contract.parse(text), contract.CpuContract):
             raise UserError('--compile-only is for CUDA kernels, and this one says target = "cpu"')
-    wanted, target = tasks.parse(task, "cuda", checkout), compile_only(arch)
+    target = compile_only(arch)
     (build,) = build_all([Candidate(text)], target)
     plan, refused = None, ""
     try:
@@ -119,21 +128,36 @@ def _compile(text: str, task: str, arch: str, checkout: Path | None, json: bool)
     sys.exit(0 if build.status is BuildStatus.BUILT and plan else 1)
 
 
-def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protocol: str, target: str) -> Trial:
-    from cuda_l2.kernelbench import Auditor
-    from cuda_l2.kernelbench.checkout import effort_for, find_entry
+def _wanted(task: str, target: str, checkout: Path | None, reference: Path | None) -> Task:
+    """The task to judge a kernel on. target: cpu or cuda."""
+    if reference is None:
+        return tasks.parse(task, target, checkout)
+    known = load_kernelbench("checkout")
+    wanted: Task = known.admit(known.entry_of(reference), known.effort_for(gpu=target == "cuda"))
+    return wanted
+
+
+def _entry(task: str, checkout: Path | None, reference: Path | None) -> Any:
+    """The file to judge a ModelNew on."""
+    known = load_kernelbench("checkout")
+    if reference:
+        return known.entry_of(reference)
+    name, _, sizes = task.partition(":")
+    if sizes:
+        raise UserError(f"a ModelNew is judged at its file's own sizes, or halved for this machine: leave out :{sizes}")
+    return known.find_entry(checkout, name)
+
+
+def _audit(text: str, entry: Any, settings: AuditSettings, protocol: str, target: str) -> Trial:
     from cuda_l2.machine import gpu_present
     from cuda_l2.report.live import Stages
 
     require_target(target)
-    task, _, sizes = task.partition(":")
-    if sizes:
-        raise UserError(f"a ModelNew is judged at its file's own sizes, or halved for this machine: leave out :{sizes}")
     gpu = target == "cuda" or (target == "auto" and bool(re.search("cuda|triton", text)) and gpu_present())
-    effort = effort_for(gpu=gpu, as_written=settings.as_written)
-    entry = find_entry(checkout, task)
-    with Stages(task) as stages, Auditor(entry, effort, compiled=not settings.eager) as auditor:
-        return auditor.judge(
+    effort = load_kernelbench("checkout").effort_for(gpu=gpu, as_written=settings.as_written)
+    auditor = load_kernelbench("auditor").Auditor(entry, effort, compiled=not settings.eager)
+    with Stages(entry.name) as stages, auditor:
+        trial: Trial = auditor.judge(
             Candidate(text),
             protocol,
             allowed=settings.pytorch,
@@ -141,9 +165,12 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
             own_weights=settings.own_weights,
             begins=stages.stage,
         )
+    return trial
 
 
-def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None) -> Trial:
+def _judge(
+    text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None, reference: Path | None
+) -> Trial:
     from cuda_l2 import contract
     from cuda_l2.machine import chosen
     from cuda_l2.optimizer import evaluate
@@ -155,5 +182,5 @@ def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkou
             pass  # the build says what is wrong with it
     if full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
-    wanted = tasks.parse(task, chosen(target), checkout)
+    wanted = _wanted(task, chosen(target), checkout, reference)
     return evaluate(text, wanted, protocol=protocol, target=target, full=full)

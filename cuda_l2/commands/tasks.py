@@ -18,8 +18,8 @@ from cuda_l2.system.plain import line_of
 class CheckoutSettings:
     """How a KernelBench checkout is tried."""
 
-    level: Annotated[tuple[int, ...], Parameter(negative=())] = (1, 2, 3)
-    """Which levels; give it several times."""
+    level: Annotated[tuple[int, ...], Parameter(negative=())] = ()
+    """Which levels, all that the folder has by default; give it several times."""
     timeout: str = "120s"
     """What one file may take."""
     memory: float | None = None
@@ -29,7 +29,7 @@ class CheckoutSettings:
     as_written: Annotated[bool, Parameter(negative=())] = False
     """Keep sizes as written, however long they take, instead of halving them until they suit the target."""
     parts: Annotated[bool, Parameter(negative=())] = False
-    """Also cut files of level 3 into parts that a kernel could replace."""
+    """Also cut files of level 3, and those in no level, into parts that a kernel could replace."""
     out: Path | None = None
     """Write what was found to this file, one JSON line a task."""
 
@@ -52,7 +52,7 @@ def command(
     task
         As in softmax or softmax:rows=64,columns=1000:float16; all are listed where there is none.
     kernelbench
-        Folder of a checkout: the one that holds KernelBench/level1.
+        Folder of a checkout, or of another collection in its format: docs/tasks.md says where files are looked for.
     baselines
         Also time PyTorch, eager and compiled, on this machine's CPU.
     protocol
@@ -129,8 +129,6 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
 
 
 def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -> None:
-    if not set(settings.level) <= {1, 2, 3}:
-        raise UserError(f"the levels are 1, 2 and 3, not {', '.join(map(str, settings.level))}")
     if settings.memory is not None and not settings.memory > 0:
         raise UserError(f"the memory must be positive, not {settings.memory}")
     timeout_s = seconds(settings.timeout)
@@ -138,23 +136,22 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     if settings.out:
         require_writable(settings.out)
 
-    from cuda_l2.kernelbench.checkout import effort_for, require_gpu_devices
-    from cuda_l2.kernelbench.opened import entries, examine_all
     from cuda_l2.machine import chosen, detect
     from cuda_l2.records import to_json
-    from cuda_l2.report.tasks import print_counts, print_examined
+    from cuda_l2.tasks.optional import load_kernelbench
 
+    checkout, opened, tables = (load_kernelbench(name) for name in ("checkout", "opened", "tables"))
     gpu = chosen(settings.target) == "cuda"
     if gpu:
         detect("cuda")
-        require_gpu_devices(str(folder))
-    effort = dataclasses.replace(effort_for(gpu=gpu, as_written=settings.as_written), timeout_s=timeout_s)
+        checkout.require_gpu_devices(str(folder))
+    effort = dataclasses.replace(checkout.effort_for(gpu=gpu, as_written=settings.as_written), timeout_s=timeout_s)
     if settings.memory is not None:
         effort = dataclasses.replace(effort, memory_bytes=int(settings.memory * 2**30))
-    listed = entries(folder, settings.level)
+    listed = checkout.entries(folder, settings.level)
     found = []
     with settings.out.open("w") if settings.out else contextlib.nullcontext() as out:
-        for examined in examine_all(listed, effort, seed=seed, parts=(3,) if settings.parts else ()):
+        for examined in opened.examine_all(listed, effort, seed=seed, parts=(0, 3) if settings.parts else ()):
             found.append(examined)
             line = to_json(examined)
             if out:
@@ -162,6 +159,6 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
             if json:
                 print(line, flush=True)
             else:
-                print_examined(examined)
+                tables.print_examined(examined)
     if not json:
-        print_counts(found)
+        tables.print_counts(found)

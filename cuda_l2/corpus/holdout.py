@@ -26,7 +26,7 @@ from cuda_l2.tasks import is_foreign, parse
 
 LIKE = 0.5
 """A text with more of its shingles from a held-out file than this is held out."""
-_FOREIGN = re.compile(r"kernelbench(/level\d(/[\w.+-]+)?)?", re.ASCII)
+_FOREIGN = re.compile(r"kernelbench(/[\w.+-]+){0,2}", re.ASCII)
 _SHAPES = (
     re.compile(r"\b(?=(\d{1,9})\s*[x*,]\s*(\d{1,9})\s*[x*,]\s*(\d{1,9})\b)"),
     re.compile(r"\b(?=M\W{1,4}(\d{1,9})\b.{0,40}?\bN\W{1,4}(\d{1,9})\b.{0,40}?\bK\W{1,4}(\d{1,9})\b)", re.I | re.S),

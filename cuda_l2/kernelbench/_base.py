@@ -11,9 +11,8 @@ import torch
 
 from cuda_l2.kernelbench.cases import FACTORS
 from cuda_l2.kernelbench.examined import Examined
-from cuda_l2.kernelbench.onlooker import Onlooker
 from cuda_l2.kernelbench.opened import Case, OpenedFile, Tensors
-from cuda_l2.kernelbench.process import Call, Module
+from cuda_l2.kernelbench.process import Module
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system.errors import UserError
 from cuda_l2.verify._base import CheckFailed, CheckOf, checks_in
@@ -73,30 +72,39 @@ def _bytes(case: Case | None) -> int:
 
 @dataclass
 class ModuleSession:
-    """One candidate in its process. allowed: as of its onlooker. own_weights: its weights are never set."""
+    """One candidate in its process.
+
+    allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. own_weights: its weights
+    are never set. timed: its present instance was timed.
+    """
 
     module: Module
     cases: CaseBook
-    onlooker: Onlooker
     allowed: frozenset[str] = frozenset()
     one_shape: bool = False
     own_weights: bool = False
+    timed: bool = False
     notes: list[str] = field(default_factory=list)
     rms_error: float = float("nan")
     max_error: float = float("nan")
     baseline_deviation: float = float("nan")
+
+    def note(self, text: str) -> None:
+        """Say this with the verdict, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def make(self, case: Case, weights_seed: int) -> None:
         """A new instance for a case's arguments, under the seed of the weights with a number."""
         self.module.make(self.cases.weights_seed(weights_seed), case.initial)
 
     def launch(self, *cases: Case, load: bool = True) -> list[Tensors]:
-        """Results of launches on these in one run, inputs looked at afterwards; CheckFailed where one was changed.
+        """Results of launches on these cases in one run; CheckFailed where an input was changed.
 
         load: set the weights whose names agree before.
         """
         weights = self.weights_of(cases[0]) if load else {}
-        self.module.prepare([Call(case.task, case.tensors, case.numbers) for case in cases], weights)
+        self.module.prepare([case.call() for case in cases], weights)
         self.module.run()
         found = [self.module.output(index) for index in range(len(cases))]
         self.module.require_untouched()
@@ -118,7 +126,7 @@ class ModuleSession:
 
 
 class ModuleCheck(CheckOf[ModuleSession]):
-    """Of modules. late: once what passed all others was timed."""
+    """A check of modules. late: it runs after the timing, on a CPU before it too."""
 
     late = False
 

@@ -1,7 +1,8 @@
-"""A module constructor's arguments as JSON and back: numbers, texts, lists, tuples, dictionaries."""
+"""Plain data of a file as JSON and back, and the structure of a result: numbers, texts, lists, tuples, dictionaries."""
 
 from typing import Any
 
+TENSOR = "tensor"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -26,3 +27,18 @@ def decode(value: Any) -> Any:
             return tuple(decode(part) for part in value["tuple"])
         return {key: decode(part) for key, part in value["dict"].items()}
     return value
+
+
+def structure(value: Any, tensor: type) -> str:
+    """Structure of a result as text: `tensor`, `(tensor, tensor)` for a tuple or a list, `{'a': tensor}`, else a type.
+
+    A list may stand for a tuple: C++ extensions return lists. tensor: the class of tensors.
+    """
+    if isinstance(value, tensor):
+        return TENSOR
+    if isinstance(value, tuple | list):
+        parts = [structure(part, tensor) for part in value]
+        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {structure(part, tensor)}' for key, part in value.items())}}}"
+    return type(value).__name__

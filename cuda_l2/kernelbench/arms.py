@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 
 from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
-from cuda_l2.kernelbench.opened import Tensors
-from cuda_l2.kernelbench.process import LINE, Call, Module, Resources
+from cuda_l2.kernelbench.opened import Call, Tensors
+from cuda_l2.kernelbench.process import LINE, Module, Resources
 from cuda_l2.machine.cpu.task_arena import TaskArena
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.task_worker import COMPILED, EAGER
@@ -186,7 +186,7 @@ class ModelArm:
 def call_of(case: ForeignCase, given: Tensors) -> Call:
     """A launch on tensors like a case's, with weights of its own."""
     weights = {key: given[name] for name, key in case.keys.items()}
-    return Call(case.task, given, case.numbers, weights)
+    return Call(case.task, given, case.numbers, weights, case.result)
 
 
 def shared_bytes(task: Operation, calls: int) -> int:

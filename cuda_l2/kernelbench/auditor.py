@@ -11,10 +11,10 @@ import torch
 
 import cuda_l2
 from cuda_l2.kernelbench._base import CaseBook, ModuleSession, module_checks
-from cuda_l2.kernelbench.examined import Readiness
-from cuda_l2.kernelbench.onlooker import Onlooker
-from cuda_l2.kernelbench.opened import Case, Effort, Entry, References
-from cuda_l2.kernelbench.process import Call, Module, Resources
+from cuda_l2.kernelbench.checkout import ready
+from cuda_l2.kernelbench.files import Entry
+from cuda_l2.kernelbench.opened import Effort, OpenedFile
+from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.rounds import CALLS_BYTES, MOST_CALLS, measure_modules
 from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.worker import Fault
@@ -22,8 +22,7 @@ from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Build, BuildStatus, Candidate, Timing, TimingStatus, Trial, Verdict, VerdictStatus
-from cuda_l2.reward import count_tokens, reward
+from cuda_l2.records import Build, BuildStatus, Candidate, Timing, TimingStatus, Trial, Trust, Verdict, VerdictStatus
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
@@ -48,10 +47,9 @@ class Auditor:
         self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
         self._stack = contextlib.ExitStack()
         try:
-            self._file = self._stack.enter_context(References(effort).open(entry))
-            examined = self._file.examine()
-            if examined.status is not Readiness.READY or examined.task is None:
-                raise UserError(f"{entry.name} is no task here: {examined.status}: {examined.reason}")
+            self._file = self._stack.enter_context(OpenedFile(entry, effort))
+            examined = ready(self._file)
+            assert examined.task
             self.task = examined.task
             self._book = CaseBook(self._file, examined)
             self._source = entry.path.read_bytes()
@@ -71,11 +69,11 @@ class Auditor:
         own_weights: bool = False,
         begins: Callable[[str], None] = lambda _: None,
     ) -> Trial:
-        """What becomes of a candidate: its file executed, checked, and timed in turn with the reference.
+        """A candidate's file executed, checked, and timed in turn with the reference: a trial of trust level B.
 
         allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. one_shape: judge at
         the shape shown alone. own_weights: with the weights that its seed makes, which are neither set nor changed.
-        begins: told what of all this begins.
+        begins: called with the name of each stage.
         """
         if protocol not in CPU_PROTOCOLS:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
@@ -94,8 +92,7 @@ class Auditor:
                 seconds=time.perf_counter() - start,
             )
             if not failure:
-                onlooker = Onlooker(module, allowed, self._shown_case, self._candidate)
-                session = ModuleSession(module, self._book, onlooker, frozenset(allowed), one_shape, own_weights)
+                session = ModuleSession(module, self._book, frozenset(allowed), one_shape, own_weights)
                 session.notes += ["judged at one shape alone"] * one_shape
                 session.notes += ["judged with the weights that its seed makes alone"] * own_weights
                 verdict, timing = self._judged(session, CPU_PROTOCOLS[protocol], begins)
@@ -107,7 +104,7 @@ class Auditor:
             build=build,
             verdict=verdict,
             timing=timing,
-            reward=reward(build.status, verdict, timing, count_tokens(candidate.source) if timing else 0),
+            trust=Trust.B,
             environment=self._environment(),
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         )
@@ -117,18 +114,20 @@ class Auditor:
     ) -> tuple[Verdict, Timing | None]:
         """The verdict, and the timing of what is correct."""
         checks = module_checks()
-        verdict = verify(lambda: session, [check for check in checks if not check.late], begins=begins)
+        before = [check for check in checks if not check.late or session.module.on_cpu]
+        verdict = verify(lambda: session, before, begins=begins)
         timing: Timing | None = None
         if verdict.status is VerdictStatus.CORRECT:
             begins("the reference as it is timed")
             arms = {**self._timed_baselines(), CANDIDATE: session.module}
             begins("timing")
-            set_weights = not session.own_weights
-            timing = measure_modules(arms, self._book, protocol, session.onlooker, set_weights=set_weights)
+            timing = measure_modules(arms, self._book, protocol, set_weights=not session.own_weights)
             timing.conditions.update({"left out": self._left_out} if self._left_out else {})
         if timing and timing.status is TimingStatus.MEASURED:
+            session.timed = True
             after = verify(lambda: session, [check for check in checks if check.late], begins=begins)
-            verdict = replace(after, passed=verdict.passed + after.passed, seconds=verdict.seconds + after.seconds)
+            passed = tuple(dict.fromkeys(verdict.passed + after.passed))
+            verdict = replace(after, passed=passed, seconds=verdict.seconds + after.seconds)
         correct = verdict.status is VerdictStatus.CORRECT
         return replace(verdict, notes=tuple(session.notes)), timing if correct else None
 
@@ -143,9 +142,6 @@ class Auditor:
 
     def _candidate(self, source: str) -> Module:
         return self._module(source.encode(errors="replace"), CLASS)
-
-    def _shown_case(self) -> Case:
-        return self._book.get("state 0", weights_seed=13)
 
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)
@@ -182,7 +178,7 @@ class Auditor:
         if failure:
             raise Fault(VerdictStatus.CRASHED, failure)
         module.make(self._book.weights_seed(16), case.initial)
-        module.prepare([Call(case.task, case.tensors, case.numbers)], {})
+        module.prepare([case.call()], {})
         module.run()
 
     def _environment(self) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from cuda_l2.kernelbench.arguments import TENSOR
 from cuda_l2.kernelbench.checkout import foreign
-from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.kernelbench.opened import NoCase
+from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
 from cuda_l2.records import Operation
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER
@@ -35,12 +35,14 @@ class ForeignCase(TaskCase):
     """A case with what a module needs to run on it.
 
     numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
-    constructor's arguments, see `kernelbench.Case`. asked: what `OpenedFile.case` makes it from.
+    constructor's arguments. result: structure of what forward returns, see `opened.Case`. asked: what
+    `OpenedFile.case` makes it from.
     """
 
     numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     initial: Any = None
+    result: str = TENSOR
     asked: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -163,7 +165,7 @@ class ForeignCases(TaskCases):
     def _or_none(self, key: str, recipe: Mapping[str, Any]) -> TaskCase | None:
         try:
             return self._kept(key, recipe)
-        except NoCase as none:
+        except Refused as none:
             if none.status in BROKEN:
                 raise
             return None
@@ -172,7 +174,7 @@ class ForeignCases(TaskCases):
         case = self._file.case(**recipe)
         bounds = tuple(case.bounds[output.name].to(self.device) for output in case.task.outputs)
         given = self._placed(case.tensors)
-        return ForeignCase(case.task, given, bounds, case.numbers, case.keys, case.initial, recipe)
+        return ForeignCase(case.task, given, bounds, case.numbers, case.keys, case.initial, case.result, recipe)
 
 
 def other_sizes(examined: Examined, factor: Callable[[int], float], multiple: int = 1) -> dict[str, int]:

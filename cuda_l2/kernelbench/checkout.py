@@ -5,13 +5,15 @@ lives; the file itself is looked for again whenever its text is needed, and refu
 """
 
 import atexit
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.kernelbench.opened import LEVELS, Effort, Entry, OpenedFile, References, entries
+from cuda_l2.kernelbench.files import Entry, entries, find_entry
+from cuda_l2.kernelbench.opened import Effort, OpenedFile
 from cuda_l2.records import Operation
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -38,21 +40,6 @@ class ForeignTask:
 
 _tasks: dict[str, ForeignTask] = {}
 _files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
-
-
-def find_entry(checkout: Path, name: str) -> Entry:
-    """The file of a checkout that `kernelbench/level1/NAME` names, in full or by its number; UserError without one."""
-    known = entries(checkout, LEVELS)
-    found = [entry for entry in known if _matches(entry.name, name)]
-    if len(found) != 1:
-        near = [entry.name for entry in known][:6]
-        raise UserError(f"there is no file {name!r} in {checkout}; its files are named {', '.join(near)}, ...")
-    return found[0]
-
-
-def _matches(known: str, name: str) -> bool:
-    folder, _, stem = known.rpartition("/")
-    return name in (known, f"{folder}/{stem.partition('_')[0]}")
 
 
 def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
@@ -83,16 +70,23 @@ def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | No
     if effort.device != "cpu":
         require_gpu_devices(entry.name)
     file = _open(entry, effort)
-    examined = file.examine(sizes=sizes)
-    if examined.status is not Readiness.READY or examined.task is None:
-        raise UserError(f"{entry.name} is no task here: {examined.status}: {examined.reason}")
+    examined = ready(file, sizes)
     if examined.keeps_numbers:
         raise UserError(
             f"{entry.name} is no task here: its module draws numbers that are neither parameters nor buffers, which a"
             " kernel cannot be given"
         )
+    assert examined.task
     _tasks[str(examined.task)] = ForeignTask(entry, examined, file)
     return examined.task
+
+
+def ready(file: OpenedFile, sizes: Mapping[str, int] | None = None) -> Examined:
+    """A file that can be a task at these sizes; UserError with the reason why it cannot."""
+    examined = file.examine(sizes=sizes)
+    if examined.status is not Readiness.READY or examined.task is None:
+        raise UserError(f"{file.entry.name} is no task here: {examined.status}: {examined.reason}")
+    return examined
 
 
 def require_gpu_devices(what: str) -> None:
@@ -124,15 +118,17 @@ def keep_running(file: OpenedFile) -> None:
 def _open(entry: Entry, effort: Effort) -> OpenedFile:
     key = (entry.path, entry.revision, effort)
     if key not in _files:
-        _files[key] = References(effort).open(entry)
+        _files[key] = OpenedFile(entry, effort)
     keep_running(_files[key])
     return _files[key]
 
 
 def checkout_entries(checkout: Path, part: str) -> Sequence[Entry]:
     """The files that `kernelbench` or `kernelbench/level2` names; none where it names a single one."""
-    names = {KERNELBENCH: LEVELS} | {f"{KERNELBENCH}/level{level}": (level,) for level in LEVELS}
-    return entries(checkout, names[part]) if part in names else ()
+    if part == KERNELBENCH:
+        return entries(checkout)
+    level = re.fullmatch(rf"{KERNELBENCH}/level(\d{{1,3}})", part)
+    return entries(checkout, [int(level[1])]) if level else ()
 
 
 @atexit.register

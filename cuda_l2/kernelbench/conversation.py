@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from cuda_l2.kernelbench import runner
-from cuda_l2.kernelbench.foreign_process import ForeignProcess, Gone
+from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
 
 SPIN_S, NAP_S = 0.001, 0.02
 """How long we look at a counter of its all the time, leaving the core to whoever wants it, before it is to wake us."""
-ALL_SHOWN = 1 << 62
 
 
 class Conversation:
     """With one process, which answers within timeout_s. counters: of turns, in the memory that it shares."""
 
-    def __init__(self, process: ForeignProcess, counters: memoryview, timeout_s: float) -> None:
+    def __init__(self, process: SandboxedPython, counters: memoryview, timeout_s: float) -> None:
         self._process, self._counters, self._timeout_s = process, counters, timeout_s
 
     def ask(self, message: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
@@ -57,15 +56,13 @@ class Conversation:
             self._raise_said(said)
         return done, collected
 
-    def begin_turns(self, *, shown: int = 0) -> None:
-        """Set the counters, while it is stopped. shown: of the turns, those whose inputs are there."""
+    def begin_turns(self) -> None:
+        """Set the counters to 0, while the process is stopped."""
         for counter in range(len(self._counters)):
             self._counters[counter] = 0
-        self._counters[runner.SHOWN] = shown
 
-    def show(self, number: int, key: int = 0) -> None:
-        """Let it begin a turn: the inputs of so many are there, the last ones masked with a key where there is one."""
-        self._counters[runner.KEY] = key
+    def show(self, number: int) -> None:
+        """Let it begin a turn, whose inputs are there."""
         self._counters[runner.SHOWN] = number
 
     def await_turn(self, counter: int, number: int) -> None:

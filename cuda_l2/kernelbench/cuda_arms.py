@@ -16,7 +16,8 @@ import torch
 from cuda_l2.kernelbench.arms import LOAD_TIMEOUT_S, call_of, failing, shared_bytes
 from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
-from cuda_l2.kernelbench.process import Call, Module, Resources
+from cuda_l2.kernelbench.opened import Call
+from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays

@@ -1,10 +1,11 @@
-"""What is known of a foreign file before it is worked on. Standard library only."""
+"""Records of a file that was tried: whether it can be a task, and why not."""
 
 import enum
 import math
 from dataclasses import dataclass
 
 from cuda_l2.records import Operation
+from cuda_l2.system.errors import UserError
 
 
 class Readiness(enum.StrEnum):
@@ -24,6 +25,14 @@ class Readiness(enum.StrEnum):
     NOT_EXACT = "not-exact"  # no fp64 result to measure errors by
     TIMED_OUT = "timed-out"
     CRASHED = "crashed"
+
+
+class Refused(UserError):
+    """A file does not give what was asked for. status: why, as of a file that is no task; where: its path."""
+
+    def __init__(self, status: Readiness, reason: str, where: str = "") -> None:
+        super().__init__(": ".join(filter(None, (where, status, reason))))
+        self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True, slots=True)

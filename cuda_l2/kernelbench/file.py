@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from cuda_l2.kernelbench.examined import Readiness
+from cuda_l2.kernelbench.examined import Readiness, Refused
 from cuda_l2.kernelbench.sizes import MOST_PARTS, SEQUENCES, SMALL, Assignments, is_size
 from cuda_l2.system.plain import line_of
 from cuda_l2.tasks.values import Distribution, real, seeded
@@ -41,14 +41,6 @@ NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
 
 MEANT_ZEROS = 0.05
 """So large a share of zeros in a file's own inputs is a triangle, a diagonal or a mask."""
-
-
-class Refused(Exception):
-    """The file is no task for us."""
-
-    def __init__(self, status: Readiness, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 @dataclass(frozen=True)

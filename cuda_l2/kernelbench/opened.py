@@ -1,4 +1,4 @@
-"""KernelBench's tasks from a checkout of one's own: found here, run in a sandboxed process, believed in nothing.
+"""One file in KernelBench's format, opened in a sandbox: its task, its cases, its exact results.
 
 The files are Python and run as such, so never in this process. What comes back is JSON and raw tensors, read as data.
 Each file has a sandbox and a folder of its own: no file finds what an earlier one left, in memory or on disk, and we
@@ -6,46 +6,31 @@ write nothing into that folder once the file has run.
 """
 
 import contextlib
-import hashlib
 import json
 import math
-import os
-import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cuda_l2.kernelbench import reference_server
-from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.kernelbench.foreign_process import ForeignProcess, Gone
+from cuda_l2.kernelbench.arguments import TENSOR
+from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.files import Entry, read_source, revision_of
+from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
 from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
-from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
 
 Tensors = dict[str, torch.Tensor]
 
-LEVELS = (1, 2, 3)
 SERVER_BYTES = 1 << 30
 """What a server with torch loaded may take beside what its file does."""
 MAX_RESULT_BYTES = 8 << 20
-MAX_SOURCE_BYTES = 1 << 20
 MAX_REASON = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file of a checkout. name: as a task's; revision: of the file's text."""
-
-    name: str
-    level: int
-    revision: str
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +45,27 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs and weights by name, and what each output may be.
+class Call:
+    """One launch of a module: inputs by name, numbers among them as numbers.
 
-    numbers: those of the inputs that are no tensors in the file. keys: of the module's state, by the weights' names.
-    initial: the constructor's arguments, a list, or a dictionary of keywords; None where they are not plain data.
+    weights: by their keys in the module's state, for a copy of the module that only this launch has; empty for the
+    module as it is. result: structure of the result, see `arguments.structure`.
+    """
+
+    task: Operation
+    tensors: Tensors
+    numbers: Mapping[str, bool | int | float]
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    result: str = TENSOR
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs and weights by name, and the bounds of each output.
+
+    numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
+    constructor's arguments, a list, or a dictionary of keywords; None where they are not plain data. result: structure
+    of what forward returns.
     """
 
     task: Operation
@@ -73,85 +74,31 @@ class Case:
     numbers: dict[str, bool | int | float]
     keys: dict[str, str]
     initial: list[Any] | dict[str, Any] | None
+    result: str
 
     @property
     def weights(self) -> Tensors:
         """By their keys in the module's state."""
         return {key: self.tensors[name] for name, key in self.keys.items()}
 
-
-def entries(checkout: Path, levels: Sequence[int] = LEVELS) -> list[Entry]:
-    """The files of these levels, in their own order; UserError where there are none."""
-    found = []
-    for level in levels:
-        folders = [checkout / "KernelBench" / f"level{level}", checkout / f"level{level}"]
-        folders += [checkout] if checkout.name == f"level{level}" else []
-        for folder in folders:
-            found += [_entry(path, level) for path in sorted(folder.glob("*.py"), key=_number)]
-    if not found:
-        raise UserError(
-            f"no tasks in {checkout}: give the folder of a KernelBench checkout, which has KernelBench/level1/*.py"
-        )
-    return found
-
-
-def _entry(path: Path, level: int) -> Entry:
-    try:
-        revision = _revision(_text(path))
-    except _Lost:
-        revision = ""  # running it says why
-    return Entry(f"kernelbench/level{level}/{re.sub(r'[^A-Za-z0-9_.+-]', '_', path.stem)}", level, revision, path)
-
-
-def _number(path: Path) -> tuple[int, str]:
-    match = re.match(r"\d{1,9}", path.stem)
-    return (int(match.group()) if match else 1 << 30, path.stem)
-
-
-class NoCase(UserError):
-    """A file does not give what was asked for. status: why, as of a file that is no task."""
-
-    def __init__(self, text: str, status: Readiness) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class References:
-    """Runs files, each in a sandbox of its own."""
-
-    def __init__(self, effort: Effort = Effort()) -> None:
-        self.effort = effort
-
-    def open(self, entry: Entry) -> "OpenedFile":
-        """One file in a sandbox, for many runs; UserError where it cannot be read."""
-        try:
-            return OpenedFile(entry, self.effort)
-        except _Lost as lost:
-            raise UserError(f"{entry.path}: {lost.status}: {lost.reason}") from None
-
-    def examine(
-        self, entry: Entry, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False
-    ) -> Examined:
-        """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
-        try:
-            with OpenedFile(entry, self.effort) as file:
-                return file.examine(sizes=sizes, seed=seed, parts=parts)
-        except _Lost as lost:
-            return Examined(entry.name, lost.status, lost.reason)
+    def call(self, inputs: Tensors | None = None) -> Call:
+        """A launch on these inputs, or on other ones of the same shapes, of the module as it is."""
+        return Call(self.task, self.tensors if inputs is None else inputs, self.numbers, result=self.result)
 
 
 class OpenedFile:
     """One file in a sandbox that serves many runs, on CPUs each in a process forked for it. A context manager.
 
-    A run that outlasts its time or takes the sandbox with it ends the sandbox; the next run starts another.
+    A run that outlasts its time or takes the sandbox with it ends the sandbox; the next run starts another. Refused
+    where the file cannot be read.
     """
 
-    def __init__(self, entry: Entry, effort: Effort) -> None:
+    def __init__(self, entry: Entry, effort: Effort = Effort()) -> None:
         self.entry, self.effort = entry, effort
-        self._text = _text(entry.path)
-        if _revision(self._text) != entry.revision:
-            raise _Lost(Readiness.MALFORMED, "the file has changed since it was found")
-        self._process: ForeignProcess | None = None
+        self._text = read_source(entry.path)
+        if revision_of(self._text) != entry.revision:
+            raise Refused(Readiness.MALFORMED, "the file has changed since it was found")
+        self._process: SandboxedPython | None = None
         self._sound = True
         """Whether the process can serve another run, as far as it says so."""
 
@@ -165,8 +112,8 @@ class OpenedFile:
         job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
         try:
             return _read_examined(self._do(job), self.entry)
-        except _Lost as lost:
-            return Examined(self.entry.name, lost.status, lost.reason)
+        except Refused as refused:
+            return Examined(self.entry.name, refused.status, refused.reason)
 
     def case(
         self,
@@ -231,7 +178,7 @@ class OpenedFile:
         self.close()
 
     def _do(self, job: dict[str, Any]) -> Path:
-        """The folder with what the run left; _Lost where it left nothing."""
+        """The folder with what the run left; Refused where it left nothing."""
         effort, entry = self.effort, self.entry
         job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
         job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops, "device": effort.device}
@@ -239,7 +186,7 @@ class OpenedFile:
             self.close()
         if self._process is None:
             on_gpu = effort.device != "cpu"
-            self._process = ForeignProcess(
+            self._process = SandboxedPython(
                 Path(reference_server.__file__),
                 {reference_server.TASK: self._text},
                 memory_bytes=effort.memory_bytes + SERVER_BYTES,
@@ -254,64 +201,52 @@ class OpenedFile:
             self._sound = answer.get("sound") is True
         except TimeoutError:
             self.close()
-            raise _Lost(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
+            raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
         except Gone as gone:
             self.close()
             if gone.reason:
                 status = Readiness.TOO_LARGE if gone.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
-                raise _Lost(status, gone.reason) from None
-            raise _Lost(Readiness.CRASHED, "took the process that runs references with it") from None
+                raise Refused(status, gone.reason) from None
+            raise Refused(Readiness.CRASHED, "took the process that runs references with it") from None
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
-            raise _Lost(Readiness.CRASHED, f"its run ended by {what}{_said(self._process.folder)}")
+            raise Refused(Readiness.CRASHED, f"its run ended by {what}{_said(self._process.folder)}")
         return self._process.folder
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except _Lost as lost:
-            raise NoCase(f"{self.entry.path}: {lost.status}: {lost.reason}", lost.status) from None
+        except Refused as refused:
+            raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
 
 
 def examine_all(
     found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
 ) -> Iterator[Examined]:
     """Every file in turn. parts: levels whose files are also cut into parts."""
-    references = References(effort)
     for entry in found:
-        yield references.examine(entry, seed=seed, parts=entry.level in parts)
+        yield examine(entry, effort, seed=seed, parts=entry.level in parts)
 
 
-class _Lost(Exception):
-    """No answer that can be used."""
-
-    def __init__(self, status: Readiness, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
-
-
-def _text(path: Path) -> bytes:
-    """A regular file's bytes; _Lost for links, pipes, what is too long or cannot be read."""
+def examine(
+    entry: Entry,
+    effort: Effort = Effort(),
+    *,
+    sizes: Mapping[str, int] | None = None,
+    seed: int = 0,
+    parts: bool = False,
+) -> Examined:
+    """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _Lost(Readiness.MALFORMED, "not a regular file")
-            text = file.read(MAX_SOURCE_BYTES + 1)
-    except OSError as error:
-        reason = "not a regular file" if path.is_symlink() else f"cannot be read: {error.strerror}"
-        raise _Lost(Readiness.MALFORMED, reason) from None
-    if len(text) > MAX_SOURCE_BYTES:
-        raise _Lost(Readiness.MALFORMED, f"the file is longer than {MAX_SOURCE_BYTES} bytes")
-    return text
-
-
-def _revision(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()[:12]
+        with OpenedFile(entry, effort) as file:
+            return file.examine(sizes=sizes, seed=seed, parts=parts)
+    except Refused as refused:
+        return Examined(entry.name, refused.status, refused.reason)
 
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
-    try:
+    with _reading("result"):
         examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
@@ -325,9 +260,7 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
         if not all(isinstance(size, int) for _, size in examined.sizes):
             raise ValueError("no number")
         to_json(examined)
-    except Exception as error:  # noqa: BLE001 - JSON of any kind: what it makes our code raise is its fault
-        raise _Lost(Readiness.CRASHED, f"left no result that can be read: {type(error).__name__}") from None
-    return examined
+        return examined
 
 
 def _said(folder: Path) -> str:
@@ -346,10 +279,8 @@ def _require_line(text: object) -> str:
 
 
 def _read_case(folder: Path, entry: Entry) -> Case:
-    try:
-        header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
-        if "status" in header:
-            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
+    with _reading("case"):
+        header = _read_header(folder)
         task = from_json(Operation, json.dumps(header["task"]))
         if (task.name, task.revision) != (entry.name, entry.revision):
             raise ValueError("another task")
@@ -370,29 +301,36 @@ def _read_case(folder: Path, entry: Entry) -> Case:
         if not all(isinstance(number, bool | int | float) for number in numbers.values()):
             raise ValueError("no number")
         keys = {tensor.name: _require_line(header["keys"][tensor.name]) for tensor in task.weights}
-        initial = header["initial"]
+        initial, result = header["initial"], _require_line(header["result"])
         if not isinstance(initial, list | dict | None):
             raise ValueError("no arguments")
-    except _Lost:
-        raise
-    except Exception as error:  # noqa: BLE001 - as above
-        raise _Lost(Readiness.CRASHED, f"left no case that can be read: {type(error).__name__}") from None
-    return Case(task, tensors, bounds, numbers, keys, initial)
+        return Case(task, tensors, bounds, numbers, keys, initial, result)
 
 
 def _read_sets(folder: Path, count: int) -> list[Tensors]:
-    try:
-        header = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
-        if "status" in header:
-            raise _Lost(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
+    with _reading("tensors"):
         sets: list[Tensors] = [{} for _ in range(count)]
-        for (index, name), tensor in _read_tensors(folder, header["tensors"]):
+        for (index, name), tensor in _read_tensors(folder, _read_header(folder)["tensors"]):
             sets[int(index)][str(name)] = tensor
-    except _Lost:
+        return sets
+
+
+def _read_header(folder: Path) -> dict[str, Any]:
+    """A run's JSON; Refused where it says that it gives nothing."""
+    header: dict[str, Any] = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
+    if "status" in header:
+        raise Refused(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
+    return header
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Refused:
         raise
-    except Exception as error:  # noqa: BLE001 - as above
-        raise _Lost(Readiness.CRASHED, f"left no tensors that can be read: {type(error).__name__}") from None
-    return sets
+    except Exception as error:  # noqa: BLE001 - data of any kind: an exception of our reader is the file's fault
+        raise Refused(Readiness.CRASHED, f"left no {what} that can be read: {type(error).__name__}") from None
 
 
 def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:

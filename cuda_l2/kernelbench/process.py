@@ -9,30 +9,24 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cuda_l2.kernelbench import masks, runner
-from cuda_l2.kernelbench.conversation import ALL_SHOWN, Conversation, one_line
-from cuda_l2.kernelbench.foreign_process import ForeignProcess
-from cuda_l2.kernelbench.launches import Counts, Launches
-from cuda_l2.kernelbench.opened import Tensors
-from cuda_l2.kernelbench.samples import Sampler, Samples
+from cuda_l2.kernelbench import runner
+from cuda_l2.kernelbench.conversation import Conversation, one_line
+from cuda_l2.kernelbench.opened import Call, Tensors
+from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure import inductor
-from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
+from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
 
 LINE = 64
-HELPERS = "helpers.cubin"
-MOST_AHEAD, AHEAD_S = 64, 0.1
-"""Runs that are ordered at once where samples are taken, and how long they may take together."""
 MOST_RUNNING_BYTES = 64 << 10
 """Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
 MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
@@ -44,19 +38,6 @@ RUNNER_BYTES = 1 << 30
 """What a process with torch loaded may take beside what its module does."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """One launch: inputs by name, numbers among them as numbers.
-
-    weights: by their keys, for a copy of the module that only this launch has; empty for the module as it is.
-    """
-
-    task: Operation
-    tensors: Tensors
-    numbers: Mapping[str, bool | int | float]
-    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Spent:
     """Seconds of a run by our clock: until its launches were done, and until their results were read."""
@@ -66,37 +47,16 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What a profiler saw of a run, in microseconds: of the GPU where it was watched and worked, else of the CPU.
+class Profile:
+    """Microseconds of a run as the module's own process reports them: of the GPU where it worked, else of the CPU.
 
-    operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU. launches: of kernels by operators, a
-    call. graph_launches: of CUDA graphs, a call. compiled: whether torch.compile has made kernels.
+    operators: PyTorch's outermost ones, without `aten::`. kernels: of the GPU. compiled: by torch.compile, in part.
     """
 
     total_us: float
     operators: dict[str, float]
     kernels: dict[str, float]
-    launches: float = 0.0
-    graph_launches: float = 0.0
     compiled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """What was launched in some calls, as `Launches` counts. within: by CUDA's libraries among themselves."""
-
-    counts: Counts
-    within: Counts
-    calls: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Where a process was at random times of some calls: samples as `Sampler` has them; the calls' processor time."""
-
-    counts: Samples
-    calls: int
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +93,11 @@ class Module:
             "threads": resources.threads,
             "spins": resources.spins,
             "environment": _environment(on_gpu),
-            "helpers": HELPERS,
         }
         try:
-            self._process = ForeignProcess(
+            self._process = SandboxedPython(
                 Path(runner.__file__),
-                {"module.py": source} | _helpers(on_gpu),
+                {"module.py": source},
                 memory_bytes=resources.memory_bytes + resources.arena_bytes + RUNNER_BYTES,
                 arguments=[json.dumps(settings)],
                 pass_fds=[self._fd],
@@ -151,12 +110,9 @@ class Module:
         counters = memoryview(self._map)[: runner.COUNTERS_BYTES].cast("q")
         self._talk = Conversation(self._process, counters, resources.timeout_s)
         self.own_processes = len(process_tree.processes(self._process.pid))
-        with Sampler(self._process.pid) as sampler:
-            self._traceable = set(process_tree.processes(self._process.pid)) - sampler.untraced
         self._calls: list[Call] = []
         self._places: list[dict[str, int]] = []
         self._given: dict[int, Tensors] = {}  # results of calls that took turns
-        self._keys: list[int] = []  # that inputs are masked with, on a GPU, until their call's turn
         self._stopped: list[int] = []
         self.state: set[str] = set()
 
@@ -196,7 +152,7 @@ class Module:
 
         On the CPU inputs come when it is stopped already: nothing can work on them before the clock runs. static: a
         GPU has the inputs of each call where it had those of the same call before, so that its graphs stay right.
-        turns: for `take_turns`, which shows inputs itself, or on a GPU what they are masked with.
+        turns: for `take_turns`, which writes inputs itself on a CPU.
         """
         end = runner.COUNTERS_BYTES
 
@@ -216,7 +172,6 @@ class Module:
             return placed
 
         self._calls, self._places, self._given = list(calls), [], {}
-        self._keys = [masks.new_key() for _ in calls] if turns and not self.on_cpu else []
         placed_calls: list[dict[str, Any]] = []
         for call in calls:
             inputs = [
@@ -228,13 +183,14 @@ class Module:
                 self._poison(tensor, given["offset"])
             named = zip((*call.task.inputs, *call.task.outputs), (*inputs, *outputs), strict=True)
             self._places.append({t.name: int(given["offset"]) for t, given in named if "offset" in given})
-            placed_calls.append({"inputs": inputs, "outputs": outputs, "weights": put(call.weights)})
+            placed_calls.append(
+                {"inputs": inputs, "outputs": outputs, "result": call.result, "weights": put(call.weights)}
+            )
         placed = put(weights)
         if not self.on_cpu:
             self._write_inputs()
         self.thaw()
-        message: dict[str, Any] = {"op": "prepare", "calls": placed_calls, "weights": placed}
-        message |= {"static": static, "masked": bool(self._keys)}
+        message = {"op": "prepare", "calls": placed_calls, "weights": placed, "static": static}
         self._talk.require(message, "its weights cannot be set")
         self.freeze()
         if self.on_cpu and not turns:
@@ -242,19 +198,7 @@ class Module:
 
     def _write_inputs(self) -> None:
         for index in range(len(self._calls)):
-            if self._keys:
-                self._write_masked(index)
-            else:
-                _copy(self._inputs(index))
-
-    def _write_masked(self, index: int) -> None:
-        call, places, first = self._calls[index], self._places[index], 0
-        for tensor in call.task.inputs:
-            if tensor.name in places:
-                words, start = -(-tensor.bytes // runner.WORD_BYTES), places[tensor.name]
-                place = self._bytes[start : start + runner.WORD_BYTES * words].numpy()
-                masks.mask(place, call.tensors[tensor.name], self._keys[index], first)
-                first += words
+            _copy(self._inputs(index))
 
     def _inputs(self, index: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Of a call, as bytes: where each lies, and what it is.
@@ -300,24 +244,22 @@ class Module:
         leading: int = 0,
         before: Callable[[], None] = lambda: None,
     ) -> Spent:
-        """Launch what was prepared for it: each call's inputs are shown when we have the results of the call before, so
-        that no calls can be computed together. Afterwards every process is stopped.
+        """Launch prepared calls in turns: a call begins when the results of the one before have been read.
 
-        order: numbers of calls, else each once. Inputs of those that are not among them are not shown.
+        Afterwards every process is stopped. On a CPU a call's inputs are written in its turn, so that no calls can be
+        computed together; on a GPU they lie there from `prepare` on. The clock of a call runs from before its inputs
+        are there. They are written while the process waits where that takes microseconds, else while it is stopped.
 
-        The clock of a call runs from before its inputs are there. On a CPU they come while the process waits where that
-        takes microseconds, else while it is stopped, as whatever comes between calls; on a GPU they are unmasked.
-        empty: nothing is called, and results are none: what showing, unmasking, waiting and being woken take.
-        leading: so many turns come first and do not count: a process that goes on after a stop is slow at first.
-        before: done before each call that counts.
+        order: numbers of calls, else each once. empty: nothing is called and there are no results: the time that the
+        turns themselves take. leading: number of turns at the start that do not count: a process that goes on after a
+        stop is slow at first. before: done before each call that counts.
         """
         order = range(len(self._calls)) if order is None else order
         sizes = [sum(t.bytes for t in (*call.task.inputs, *call.task.outputs)) for call in self._calls]
-        keys = self._keys or [0] * len(sizes)
-        running = [bool(self._keys) or size <= MOST_RUNNING_BYTES for size in sizes]
-        inputs = {index: [] if self._keys else self._inputs(index) for index in order}
+        running = [not self.on_cpu or size <= MOST_RUNNING_BYTES for size in sizes]
+        inputs = {index: self._inputs(index) if self.on_cpu else [] for index in order}
         self._talk.begin_turns()
-        self._talk.send(_ordered(order, empty=empty))
+        self._talk.send({"op": "take_turns", "order": list(order), "empty": empty})
         self.thaw()
         run_s = collect_s = 0.0
         for turn, index in enumerate(order, 1):
@@ -330,7 +272,7 @@ class Module:
             start = time.perf_counter()
             if running[index]:
                 _copy(inputs[index])
-            self._talk.show(turn, keys[index])
+            self._talk.show(turn)
             if not running[index]:
                 self.thaw()
             self._talk.await_turn(runner.DONE, turn)
@@ -344,58 +286,6 @@ class Module:
         self._talk.end_turns()
         self.freeze()
         return Spent(run_s, collect_s)
-
-    def sampled(self, seconds: float, most_s: float, enough: Callable[[Samples], bool]) -> Sampled | None:
-        """Samples of where it is as it launches what was prepared again and again, reading results too; None without.
-
-        seconds: for so long, and on until there are enough, which a busy machine delays, but no longer than most_s.
-        Runs are ordered ahead of their turn, so that it always has work. It cannot tell them from those that are timed,
-        but by looking for who traces it, at orders that wait, at what its runner holds, or at inputs that it has seen.
-        """
-        self._talk.begin_turns(shown=ALL_SHOWN)
-        self.thaw()
-        runs, ahead = 0, 1
-        before, began = self.cpu_seconds(), time.perf_counter()
-        with Sampler(self._process.pid) as sampler:
-            while sampler.able:
-                start = time.perf_counter()
-                if start - began > (seconds if enough(sampler.counts) else most_s):
-                    break
-                for _ in range(ahead):
-                    self._talk.send(_ordered(range(len(self._calls))))
-                for _ in range(ahead):
-                    sampler.until(self._process.waiting, self._resources.timeout_s)
-                    self._talk.end_turns()
-                runs += ahead
-                ahead = max(1, min(MOST_AHEAD, int(ahead * AHEAD_S / (time.perf_counter() - start))))
-        cpu_s = self.cpu_seconds() - before
-        self.freeze()
-        self._require_traced(sampler.untraced)
-        return Sampled(sampler.counts, runs * len(self._calls), cpu_s) if sampler.able else None
-
-    def launched(self, runs: int, seconds: float) -> Launched | None:
-        """Who launches kernels as it launches what was prepared, reading results too; None where that cannot be seen.
-
-        runs: so many, each a little slower than it would be, but none is begun after so many seconds.
-        """
-        self._talk.begin_turns(shown=ALL_SHOWN)
-        self.thaw()
-        done, end = 0, time.perf_counter() + seconds
-        with Launches(self._process.pid, self.folder) as launches:
-            while launches.able and done < runs and (not done or time.perf_counter() < end):
-                self._talk.send(_ordered(range(len(self._calls))))
-                launches.until(self._process.waiting, self._resources.timeout_s)
-                self._talk.end_turns()
-                launches.look()
-                done += 1
-        self.freeze()
-        self._require_traced(launches.untraced | launches.removed)
-        return Launched(launches.counts, launches.within, done * len(self._calls)) if done else None
-
-    def _require_traced(self, closed: Collection[int]) -> None:
-        """Fault where one of these processes could be looked into before the file was executed."""
-        if self._traceable.intersection(closed):
-            raise Fault(VerdictStatus.FORBIDDEN, "keeps itself from being looked at from outside")
 
     def output(self, index: int = 0) -> Tensors:
         """Results of one of the calls, copied."""
@@ -422,37 +312,22 @@ class Module:
                     if not torch.equal(_raw(found), _raw(call.tensors[tensor.name])):
                         raise Fault(VerdictStatus.UNHYGIENIC, f"changed its input {tensor.name}")
 
-    def operators(self) -> Watched:
-        """Launch what was prepared; PyTorch's operators by name alone, for a process on a GPU that is to be timed."""
-        answer = self._watch({"op": "operators"})
-        names = answer.get("operators")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self._talk.unreadable()
-        return Watched(0.0, {one_line(name): 0.0 for name in names}, {}, compiled=bool(answer.get("compiled")))
+    def profile(self) -> Profile:
+        """Launch what was prepared under PyTorch's profiler; what the process says of that.
 
-    def profile(self, *, gpu: bool = False, reading: bool = False) -> Watched:
-        """Launch what was prepared as PyTorch's profiler watches; what it says of that.
-
-        gpu: of launches and kernels too, which brings CUPTI into the process, where it stays: nothing is timed there
-        afterwards. reading: of reading results too. On a GPU there must have been no profile without it: in some
-        versions of PyTorch a process's first profile decides what all later ones see.
+        On a GPU the profiler brings CUPTI into the process, where it stays and may take time at every launch: nothing
+        may be timed there afterwards.
         """
-        answer = self._watch({"op": "profile", "gpu": gpu, "reading": reading})
+        self.thaw()
+        answer = self._talk.require({"op": "profile"}, "its forward fails under the profiler")
+        self.freeze()
         try:
             kernels = {one_line(name): float(us) for name, us in answer["kernels"].items()}
             column = 1 if kernels else 0
             operators = {one_line(name): float(us[column]) for name, us in answer["operators"].items()}
-            total_us, calls = sum(kernels.values()) or float(answer["us"]), max(1, len(self._calls))
-            launches, graphs = float(answer["launches"]) / calls, float(answer["graph_launches"]) / calls
-            return Watched(total_us, operators, kernels, launches, graphs, bool(answer["compiled"]))
+            return Profile(sum(kernels.values()) or float(answer["us"]), operators, kernels, bool(answer["compiled"]))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             raise self._talk.unreadable() from None
-
-    def _watch(self, message: dict[str, Any]) -> dict[str, Any]:
-        self.thaw()
-        answer = self._talk.require(message, "its forward fails where it is watched")
-        self.freeze()
-        return answer
 
     def replaced(self) -> list[str]:
         """What it says of functions that its file replaced."""
@@ -498,20 +373,6 @@ class Module:
         poison = POISONS[tensor.dtype]
         word = np.dtype(f"u{len(poison)}")  # byte by byte takes longer
         self._bytes[offset : offset + tensor.bytes].numpy().view(word)[:] = np.frombuffer(poison, word)
-
-
-def _helpers(on_gpu: bool) -> dict[str, bytes]:
-    """The file with our own kernels that unmask inputs."""
-    if not on_gpu:
-        return {}
-    from cuda_l2.machine.cuda.helpers import compiled_helpers  # noqa: PLC0415 - not on machines without CUDA
-
-    return {HELPERS: compiled_helpers(cuda.detect().arch).read_bytes()}
-
-
-def _ordered(order: Sequence[int], *, empty: bool = False) -> dict[str, Any]:
-    """The message that has calls take turns in this order."""
-    return {"op": "take_turns", "order": list(order), "empty": empty}
 
 
 def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:

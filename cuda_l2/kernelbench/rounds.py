@@ -8,8 +8,8 @@ clock runs until the call is done and the device is idle, then on until its resu
 reading takes longer than it typically takes for the baselines counts as work that was put off. What this conversation
 takes where nothing is called, in the baselines' processes, is taken off every arm.
 
-The instance that is timed is looked at as checks look at others, at random rounds: its inputs stay, its weights change
-in place in all arms, and what it leaves to PyTorch is watched and sampled.
+At random rounds the weights of the timed instance change in place, in all arms. On a CPU its inputs must stay as they
+were.
 """
 
 import contextlib
@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from cuda_l2.kernelbench._base import CaseBook
-from cuda_l2.kernelbench.onlooker import Onlooker
 from cuda_l2.kernelbench.opened import Case, Tensors
-from cuda_l2.kernelbench.process import Call, Module, Spent
+from cuda_l2.kernelbench.process import Module, Spent
 from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.cpu_rounds import LAST_LEVEL_BYTES
@@ -37,7 +36,6 @@ from cuda_l2.records import Timing
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
-from cuda_l2.verify._base import CheckFailed
 
 MOST_CALLS = 32
 CALLS_BYTES = 64 << 20
@@ -51,7 +49,6 @@ later, and of calls of nothing the first two took milliseconds now and then, the
 AT_ONCE = 4
 LEAST_S = 1e-6
 """What is left of a call once the conversation is taken off: Python calls nothing in less."""
-LOOKS = 4
 WEIGHTS = 3
 CHANGED_SHARE = 1 / 3
 """Of rounds, those that begin with other weights, of so many, beside one of the first."""
@@ -60,44 +57,30 @@ OTHER_INTEGERS = 1e-3
 
 
 def measure_modules(
-    modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, onlooker: Onlooker, *, set_weights: bool = True
+    modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, *, set_weights: bool = True
 ) -> Timing:
     """Time a module that was found correct, the candidate among these; the reference is the strongest of the others.
 
     set_weights: the same in all, and others at times; else those that each made from its seed.
     """
     start, others = time.perf_counter(), None if protocol.selects else OtherWork()
-    rounds = _ModuleRounds(modules, book, protocol, onlooker, set_weights)
+    rounds = _ModuleRounds(modules, book, protocol, set_weights)
     try:
         rounds.set_up()
         rounds.run()
-        empty_call_us = rounds.empty_call_us()
-        onlooker.require_own_work()
-    except CheckFailed as failure:
-        return failed(Fault(failure.status, failure.reason), protocol, start)
     except (Fault, WrongOutput) as error:
         return failed(error, protocol, start)
     finally:
         rounds.release()
-    timing = rounds.timing(empty_call_us, time.perf_counter() - start)
+    timing = rounds.timing(rounds.empty_call_us(), time.perf_counter() - start)
     return replace(timing, conditions=others.conditions() if others else {})
 
 
 class _ModuleRounds(Rounds):
-    def __init__(
-        self,
-        modules: Mapping[str, Module],
-        book: CaseBook,
-        protocol: Protocol,
-        onlooker: Onlooker,
-        set_weights: bool,
-    ) -> None:
+    def __init__(self, modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, set_weights: bool) -> None:
         super().__init__(list(modules), Terms(protocol, book.rng))
-        self.modules, self.book, self._onlooker, self._set_weights = modules, book, onlooker, set_weights
-        self._looks = sorted(self.rng.random(LOOKS).tolist())
-        """When to look, as shares of the rounds that are taken at least, or of the time."""
+        self.modules, self.book, self._set_weights = modules, book, set_weights
         self._surely_changed = int(self.rng.integers(1, protocol.min_rounds + 1))
-        self._started = time.perf_counter()
         self.cases: list[Case] = [book.get("timed", weights_seed=16)]
         """With other weights each; of this round, and of the last that each module has."""
         self.case = self.cases[0]
@@ -154,8 +137,6 @@ class _ModuleRounds(Rounds):
         self._used = dict.fromkeys(self.modules, 0)
         self._ahead: dict[str, list[tuple[int, int]]] = {}
         """Of each module: calls that are prepared and did not count yet, by their numbers there and of their inputs."""
-        self._timed: list[int] = []
-        """Of inputs that the candidate was timed on since it was last looked at."""
         self._right: dict[int, Tensors] = {}  # a baseline's results by the number of their inputs
         self._found: dict[int, Tensors] = {}
         others = [case for case in self.cases if case is not self.case]
@@ -165,12 +146,11 @@ class _ModuleRounds(Rounds):
             self._prepare(name, count)
 
     def end_round(self) -> None:
-        """Look at what was timed: results, what became of inputs, and at times whose work it is."""
+        """Compare what was timed: results, and on a CPU the inputs."""
         candidate = self.modules[CANDIDATE]
-        if self._timed and candidate.on_cpu:
+        if self._found and candidate.on_cpu:
             candidate.require_untouched()
         self._check()
-        self._look()
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         module = self.modules[name]
@@ -188,8 +168,6 @@ class _ModuleRounds(Rounds):
                 self._empty_s[warm].append(empty.run_s / count)
         kept = self._found if name == CANDIDATE else self._right
         kept.update({number: module.output(index) for index, number in now})
-        if name == CANDIDATE:
-            self._timed += [number for _, number in now]
         if alone:
             self.end_round()
         collect_s, empty_s = (_typical(known[warm] or known[False]) for known in (self._collect_s, self._empty_s))
@@ -221,22 +199,7 @@ class _ModuleRounds(Rounds):
         has, self._has[name] = self._has.get(name), self.case
         weights = self.case.weights if self._set_weights and has is not self.case else {}
         with _blaming(name):
-            self.modules[name].prepare(self._calls(inputs), weights, turns=True)
-
-    def _calls(self, inputs: Sequence[Tensors]) -> list[Call]:
-        return [Call(self.case.task, tensors, self.case.numbers) for tensors in inputs]
-
-    def _look(self) -> None:
-        """Where it is time to: what is the candidate's own work, on inputs that it was just timed on."""
-        protocol = self.protocol
-        share = self.number / protocol.min_rounds
-        if protocol.measure_s:
-            share = (time.perf_counter() - self._started) / (protocol.warmup_s + protocol.measure_s)
-        timed, self._timed = self._timed, []
-        while timed and self._looks and share >= self._looks[0]:
-            self._looks.pop(0)
-            self._onlooker.look(self._calls([self._inputs[number] for number in timed]), LOOKS)
-            self._ahead[CANDIDATE] = []  # it is prepared for others now
+            self.modules[name].prepare([self.case.call(tensors) for tensors in inputs], weights, turns=True)
 
     def _check(self) -> None:
         """WrongOutput where a result is not the reference's own for the same inputs, as near as that errs."""

@@ -11,7 +11,6 @@ import copy
 import ctypes
 import importlib.util
 import json
-import math
 import mmap
 import os
 import resource
@@ -28,12 +27,10 @@ LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 MAX_REASON = 300
 MOST_GRAPHS = 32
-WORD_BYTES = 8
-"""Masked inputs are whole words."""
 COUNTERS_BYTES = 128
-SHOWN, AWAITED, KEY, ARRIVED, DONE, GIVEN = 0, 1, 2, 8, 9, 10
-"""Numbers of turns at the start of the shared memory: whose inputs are there, whether the judge sleeps, what the inputs
-are masked with; on another cache line where this process waits, which launch is done, whose results are there.
+SHOWN, AWAITED, ARRIVED, DONE, GIVEN = 0, 1, 8, 9, 10
+"""Counters of turns at the start of the shared memory: whose inputs are there, whether the judge sleeps; on another
+cache line where this process waits, which launch is done, whose results are there.
 """
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's names
 REPLACED_BY_COMPILER = ("Module.__init__", "Module.__setstate__", "torch.manual_seed")
@@ -99,8 +96,11 @@ def main() -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
+Prepared = tuple[list[Any], list[Any], list[Any], str]
+
+
 class Refused(Exception):
-    """A result that is none."""
+    """A result of another kind than the reference's."""
 
 
 class Runner:
@@ -111,14 +111,12 @@ class Runner:
         import torch.utils.cpp_extension  # noqa: PLC0415 - so that importing it changes nothing that is watched
         from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
-        from cuda_l2.kernelbench.arguments import decode  # noqa: PLC0415
+        from cuda_l2.kernelbench.arguments import decode, structure  # noqa: PLC0415
         from cuda_l2.system.plain import line_of  # noqa: PLC0415
         from cuda_l2.tasks.warm import set_full_precision, warm_vector_math  # noqa: PLC0415
 
-        if settings["device"] == "cuda":
-            from cuda_l2.machine.cuda.helpers import Helpers  # noqa: PLC0415 - not on machines without CUDA
-
-        self.torch, self._leaves, self._decode, self._line_of = torch, tree_leaves, decode, line_of
+        self.torch, self._leaves, self._line_of = torch, tree_leaves, line_of
+        self._decode, self._structure = decode, structure
         self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
         self._device = torch.device(settings["device"])
         self._synchronize: Callable[[], None] = lambda: None
@@ -131,14 +129,14 @@ class Runner:
         if self._device.type == "cuda":
             torch.zeros(1, device=self._device)  # makes the context
             set_full_precision()
-            self._helpers = Helpers(Path(settings["helpers"]))
             self._synchronize = torch._C._cuda_synchronize
             with contextlib.suppress(Exception):  # copies are slower without it, on every side
                 runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 runtime.cudaHostRegister(self._bytes.data_ptr(), settings["arena_bytes"], 0)
-        self._calls: list[tuple[list[Any], list[Any], list[Any]]] = []
+        self._calls: list[
+            Prepared
+        ] = []  # arguments, inputs and outputs in the shared memory, the structure of the result
         self._functions: list[Callable[..., Any]] = []  # one a call
-        self._masked: list[list[tuple[Any, Any]]] = []  # of each call: bytes as they came, and where they are to be
         self._class: Any = None
         self._model: Any = None
         self._compile = False
@@ -183,36 +181,25 @@ class Runner:
         """Take calls: where their inputs and results lie; put weights in place where names agree.
 
         A call with weights of its own has a copy of the module of its own, made once. static: on a GPU the inputs of
-        call i lie where those of call i lay before. masked: on a GPU they are put in place in the call's turn.
+        call i lie where those of call i lay before.
         """
         on_cpu = self._device.type == "cpu"
-        self._calls, self._functions, self._sequence, self._masked = [], [], None, []
+        self._calls, self._functions, self._sequence = [], [], None
         for call in job["calls"]:
             arena = [None if "number" in given else self._view(given) for given in call["inputs"]]
-            self._masked.append([])
             arguments = [
-                given["number"] if view is None else self._awaited(given) if job["masked"] else view.to(self._device)
+                given["number"] if view is None else view.to(self._device)
                 for given, view in zip(call["inputs"], arena, strict=True)
             ]
             if job["static"] and not on_cpu:
                 arguments = self._kept(len(self._calls), arguments)
-            self._calls.append((arguments, arena, [self._view(place) for place in call["outputs"]]))
+            self._calls.append((arguments, arena, [self._view(place) for place in call["outputs"]], call["result"]))
             model, function = self._copy_of(len(self._functions) if call["weights"] else 0)
             self._functions.append(function)
             self._set(model, call["weights"])
         self._set(self._model, job["weights"])
         self._synchronize()
         return {}
-
-    def _awaited(self, place: dict[str, Any]) -> Any:
-        """Where an input will be once it is unmasked; what it is until then is brought to the GPU."""
-        dtype, count = getattr(self.torch, place["dtype"]), math.prod(place["shape"])
-        size = count * dtype.itemsize
-        whole = -(-size // WORD_BYTES) * WORD_BYTES
-        masked = self._bytes[place["offset"] : place["offset"] + whole].to(self._device)
-        target = self.torch.empty_like(masked)
-        self._masked[-1].append((masked, target))
-        return target[:size].view(dtype).view(place["shape"])
 
     def _kept(self, index: int, arguments: list[Any]) -> list[Any]:
         if index == len(self._static):
@@ -309,7 +296,6 @@ class Runner:
                     self._tell(ARRIVED, number)
                     while self._counters[SHOWN] < number:
                         self._let_others_run()
-                    self._unmask(index)
                     if empty:
                         self._tell(DONE, number)
                     else:
@@ -323,15 +309,6 @@ class Runner:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
             self._send_failure(error)
 
-    def _unmask(self, index: int) -> None:
-        """A call's inputs put in place, whatever stream its module then works on."""
-        first, key = 0, self._counters[KEY]
-        for masked, target in self._masked[index]:
-            words = masked.numel() // WORD_BYTES
-            self._helpers.unmask(0, target.data_ptr(), masked.data_ptr(), words, key, first)
-            first += words
-        self._synchronize()
-
     def _tell(self, counter: int, number: int) -> None:
         self._counters[counter] = number
         if self._counters[AWAITED]:
@@ -344,48 +321,22 @@ class Runner:
 
     def give_inputs_back(self, _: dict[str, Any]) -> dict[str, Any]:
         """Put what the inputs are now where they came from."""
-        for arguments, arena, _outputs in self._calls:
+        for arguments, arena, _outputs, _result in self._calls:
             for value, view in zip(arguments, arena, strict=True):
                 if view is not None and value is not view:
                     self._copy(view, value)
         self._synchronize()
         return {}
 
-    def operators(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Run the calls: PyTorch's outermost operators by name, from every thread, and whether torch.compile has made
-        kernels.
-
-        As an execution trace: nothing of PyTorch's profiler, which brings CUPTI along, stays in this process.
-        """
-        path = Path("operators.json").resolve()
-        observer = self.torch.profiler.ExecutionTraceObserver()
-        observer.register_callback(str(path))
-        observer.start()
-        try:
-            results = self._launch()
-            self._synchronize()
-        finally:
-            observer.unregister_callback()
-        self._collect(results, self._given_calls())
-        nodes = {node["id"]: node for node in json.loads(path.read_text())["nodes"]}
-        path.unlink()
-        above = {number for number, node in nodes.items() if node["name"].startswith("aten::")}
-        names = {nodes[number]["name"] for number in above if not _within(nodes, number, above)}
-        return {"operators": sorted(name.removeprefix("aten::") for name in names), "compiled": _compiled()}
-
-    def profile(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Run the calls watched: microseconds in all, of PyTorch's outermost operators on the CPU and the device, of
-        kernels; how many kernels operators launched, and how many CUDA graphs anyone; from every thread. And whether
-        torch.compile has made any.
-
-        gpu: watch the device too. reading: and how results are read, which launches kernels where they are not
-        contiguous.
+    def profile(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Run the calls under PyTorch's profiler: microseconds in all, of PyTorch's outermost operators on the CPU and
+        the device, of kernels, from every thread; and whether torch.compile has made any.
         """
         torch = self.torch
         from torch._C._profiler import _ExperimentalConfig  # noqa: PLC0415
 
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if job["gpu"]:
+        if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         config = _ExperimentalConfig(profile_all_threads=True)
         with torch.profiler.profile(activities=activities, experimental_config=config) as profile:
@@ -393,27 +344,18 @@ class Runner:
             results = self._launch()
             self._synchronize()
             seconds = time.perf_counter() - start
-            if job["reading"]:
-                self._collect(results, self._given_calls())
-        if not job["reading"]:
-            self._collect(results, self._given_calls())
-        launches = graph_launches = 0
+        self._collect(results, self._given_calls())
         outer: dict[str, list[float]] = {}
         kernels: dict[str, float] = {}
         for event in profile.events():
-            graph_launches += event.name.startswith(("cudaGraphLaunch", "cuGraphLaunch"))
-            if event.name.startswith("aten::") or _within_operator(event):
-                launches += sum(not kernel.name.startswith(("Memcpy", "Memset")) for kernel in event.kernels)
             if event.device_type == torch.autograd.DeviceType.CUDA:  # in some versions a new object each time
-                kernels[event.name[:MAX_REASON]] = (
-                    kernels.get(event.name[:MAX_REASON], 0.0) + event.time_range.elapsed_us()
-                )
+                name = event.name[:MAX_REASON]
+                kernels[name] = kernels.get(name, 0.0) + event.time_range.elapsed_us()
             elif event.name.startswith("aten::") and not _within_operator(event):
                 total = outer.setdefault(event.name.removeprefix("aten::"), [0.0, 0.0])
                 total[0] += event.cpu_time_total
                 total[1] += event.device_time_total
-        counts = {"launches": launches, "graph_launches": graph_launches, "compiled": _compiled()}
-        return {"us": seconds * 1e6, "operators": outer, "kernels": kernels, **counts}
+        return {"us": seconds * 1e6, "operators": outer, "kernels": kernels, "compiled": _compiled()}
 
     def replaced(self, _: dict[str, Any]) -> dict[str, Any]:
         """Functions of torch and Python that are not what they were before the file was loaded."""
@@ -437,16 +379,16 @@ class Runner:
         with self.torch.no_grad():
             return [function(*call[0]) for function, call in zip(self._functions, self._calls, strict=True)]
 
-    def _given_calls(self) -> list[tuple[list[Any], list[Any], list[Any]]]:
+    def _given_calls(self) -> list[Prepared]:
         """Those whose results a launch gives."""
         return self._calls if self._sequence is None else [self._calls[index] for index in self._sequence[-1:]]
 
-    def _collect(self, results: list[Any], calls: list[tuple[list[Any], list[Any], list[Any]]]) -> None:
-        for result, (_, _, places) in zip(results, calls, strict=True):
-            leaves = [result] if type(result) is self._tensor else self._leaves(result)
-            if len(leaves) != len(places):
-                raise Refused(f"number of tensors given: {len(leaves)}, not {len(places)}")
-            for leaf, place in zip(leaves, places, strict=True):
+    def _collect(self, results: list[Any], calls: list[Prepared]) -> None:
+        for result, (_, _, places, expected) in zip(results, calls, strict=True):
+            found = self._structure(result, self._tensor)
+            if found != expected:
+                raise Refused(f"gives {found}, not {expected}")
+            for leaf, place in zip(self._leaves(result), places, strict=True):
                 self._require_plain(leaf, place)
                 self._copy(place, leaf)
         self._synchronize()
@@ -472,14 +414,6 @@ class Runner:
             count *= size
         start = place["offset"]
         return self._bytes[start : start + count * dtype.itemsize].view(dtype).view(place["shape"])
-
-
-def _within(nodes: dict[int, Any], number: int, above: set[int]) -> bool:
-    """Whether a node of an execution trace lies below one of these."""
-    seen: set[int] = set()
-    while (number := nodes[number].get("ctrl_deps")) in nodes and number not in seen and number not in above:
-        seen.add(number)
-    return number in above
 
 
 def _within_operator(event: Any) -> bool:

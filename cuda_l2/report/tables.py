@@ -13,12 +13,16 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.families._base import all_families
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, to_json
+from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, Trust, to_json
 from cuda_l2.system.counted import counted
 from cuda_l2.system.paths import default_archive
 from cuda_l2.system.plain import plain
 
 CONSOLE_WIDTH = 110
+LEVEL_B = (
+    "trust    B: host code, judged from outside by its results and our clock, its use of PyTorch self-reported; it"
+    " enters no reward, archive, library or headline"
+)
 
 
 def print_result(result: Result) -> None:
@@ -121,7 +125,10 @@ def print_trial(trial: Trial) -> None:
         console.print(f"timing   {timing.status}{_because(timing.reason)}")
     if trial.review:
         console.print(_review(trial.review))
-    console.print(f"reward   {trial.reward:.4f}")
+    if trial.trust is Trust.B:
+        console.print(LEVEL_B)
+    else:
+        console.print(f"reward   {trial.reward:.4f}")
 
 
 def _print_stage(console: Console, build: Build) -> None:

@@ -1,14 +1,11 @@
-"""Tasks as tables: our own, one of them in full, and what became of a KernelBench checkout's files."""
+"""Tasks as tables: our own, and one of them in full."""
 
-import collections
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
 
-from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.records import Arm, Operation, Timing
 from cuda_l2.system.counted import counted
@@ -57,42 +54,6 @@ def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: T
             console.print(f"  {name:<14} left out: {reason}")
         if busy := noticed(timing.conditions):
             console.print(f"  {busy}")
-
-
-def print_examined(found: Examined) -> None:
-    """One line of a file that was tried."""
-    if found.task is None:
-        print(f"{found.status:<16} {found.name}: {found.reason}", flush=True)
-        return
-    tried = str(found.task).partition("@")[2].partition(":")[2]
-    notes = [f"at {tried}"] if tried else []
-    notes += [f"{found.seconds * 1e3:.3g} ms", counted(len(found.task.weights), "weight")]
-    notes += [counted(len(found.parts), "part")] if found.parts else []
-    notes += [f"not cut: {found.untraceable}"] if found.untraceable else []
-    print(f"{found.status:<16} {found.name}: {', '.join(notes)}", flush=True)
-
-
-def print_counts(found: Sequence[Examined]) -> None:
-    """How many files of each level can be tasks, and what stands in the way of the others."""
-    levels = sorted({each.name.split("/")[1] for each in found})
-    counts = {level: collections.Counter(e.status for e in found if e.name.split("/")[1] == level) for level in levels}
-    table = Table()
-    for name in ("", *levels, "all"):
-        table.add_column(name)
-    for status in Readiness:
-        if any(counts[level][status] for level in levels):
-            numbers = [counts[level][status] for level in levels]
-            table.add_row(str(status), *map(str, numbers), str(sum(numbers)))
-    console = _console()
-    console.print(table)
-    ready = [each for each in found if each.status is Readiness.READY]
-    parts = [len(each.parts) for each in ready if each.parts]
-    smaller = sum(1 for each in ready if each.task and each.task.sizes)
-    console.print(
-        f"tasks: {len(ready)} of {counted(len(found), 'file')}"
-        + (f", {smaller} of them tried at smaller sizes than written" if smaller else "")
-        + (f"; {counted(sum(parts), 'part')} to fuse, {statistics.median(parts):g} in the middle file" if parts else "")
-    )
 
 
 def _console() -> Console:

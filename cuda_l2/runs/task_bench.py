@@ -6,11 +6,10 @@ The archive is what an interrupted run goes on from: a task whose winner was rep
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cuda_l2 import tasks
 from cuda_l2.families._base import families_for
-from cuda_l2.kernelbench.checkout import admit, checkout_entries, effort_for
-from cuda_l2.kernelbench.opened import Entry
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.optimizer import Optimizer
@@ -19,11 +18,21 @@ from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition, definitions
+from cuda_l2.tasks.optional import load_kernelbench
 from cuda_l2.tasks.sample import sample
 
 ALL, SERVED, SAMPLE = "all", "served", "sample"
 """Every task of our own; those that a kernel family serves on the machine; of these some of each kind."""
 MAX_REASON = 300
+
+
+class File(Protocol):
+    """A file of a checkout that was not tried yet."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -36,19 +45,19 @@ class TaskResult:
     reason: str = ""
 
 
-def read_tasks(text: str, target: Target, checkout: Path | None = None) -> list[Operation | Entry]:
+def read_tasks(text: str, target: Target, checkout: Path | None = None) -> list[Operation | File]:
     """Tasks from a list with commas, each once; UserError where a part names none.
 
-    checkout: of KernelBench, for `kernelbench`, `kernelbench/level1` or one of its tasks; of the first two each file is
-    an entry, which becomes a task, or does not, when its turn comes.
+    checkout: of KernelBench, for `kernelbench`, `kernelbench/level1` or one of its tasks; the first two stand for
+    files, each of which becomes a task, or does not, when its turn comes.
 
 
     A part is a task's text, a group's name, or `all`, `served`, `sample`. Sizes left out are those for the target.
     A comma inside a task's sizes does not end it: softmax:rows=64,columns=100,gelu are two.
     """
-    found: list[Operation | Entry] = []
+    found: list[Operation | File] = []
     for part in _parts(text):
-        files = checkout_entries(checkout, part) if checkout else ()
+        files = load_kernelbench("checkout").checkout_entries(checkout, part) if checkout else ()
         if files:
             found += files
             continue
@@ -86,21 +95,22 @@ def _parts(text: str) -> list[str]:
 
 def run(
     optimizer: Optimizer,
-    wanted: Sequence[Operation | Entry],
+    wanted: Sequence[Operation | File],
     on_task: Callable[[Operation], tuple[Callable[[Progress], None], Callable[[str], None]]],
 ) -> Iterator[TaskResult]:
     """Every task's result in turn; ends early where one is interrupted. on_task: shows a task's progress and stages."""
     for each in wanted:
         level = level_of(each.name)
-        if isinstance(each, Entry):
+        if isinstance(each, Operation):
+            task = each
+        else:
+            checkout = load_kernelbench("checkout")
             try:
-                task = admit(each, effort_for(gpu=optimizer.target.name == "cuda"))
+                task = checkout.admit(each, checkout.effort_for(gpu=optimizer.target.name == "cuda"))
             except UserError as error:
                 nothing = Operation(each.name, revision=each.revision)
                 yield TaskResult(nothing, level, reason=_line(error))
                 continue
-        else:
-            task = each
         reported = optimizer.archive.trials(task, optimizer.target.machine, OFFLINE.name)
         if reported and reported[-1].status == TimingStatus.MEASURED:
             yield TaskResult(task, level, reported[-1])
@@ -118,7 +128,10 @@ def run(
 
 def level_of(name: str) -> str:
     """KernelBench's level of a task, or the group of one of ours."""
-    return name.split("/")[1] if is_foreign(name) else definition(name).group
+    if is_foreign(name):
+        words = name.split("/")
+        return words[1] if len(words) > 2 else words[0]
+    return definition(name).group
 
 
 def _line(error: Exception) -> str:

@@ -1,59 +1,107 @@
-"""What the candidate leaves to PyTorch's own operators is said, and forbidden where the user did not allow it.
+"""Work left to PyTorch's own operators is reported, and forbidden where the user did not allow the operator.
 
-PyTorch tells of every thread's operators, calls from C++ too; beside it stands what the candidate's own libraries
-import of ATen, read here from their files. Both are what a file in that process says or leaves: one that detects who
-watches can hide from the first, one that looks functions up by name from the second. So an onlooker looks from outside
-too.
+Self-reported: PyTorch's profiler runs in the module's own process, so a file that detects it can hide from it. What the
+file's libraries import of ATen is read from outside, but a library can look functions up by name instead.
+
+The check runs before the timing on a CPU, and after it, on the timed instance, everywhere: on a GPU the profiler brings
+CUPTI into the process, where it may take time at every launch.
 """
 
 import io
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right
-from cuda_l2.kernelbench.onlooker import COMPILER, FREE, calls_sampled, left_to_pytorch, listed, what_is_left
-from cuda_l2.kernelbench.process import Call
+from cuda_l2.kernelbench.process import Profile
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.records import VerdictStatus
 from cuda_l2.system import sandbox
+from cuda_l2.verify._base import CheckFailed
 
+ALL = "all"
+COMPILER = "torch.compile"
 MAX_LIBRARIES = 16
 MAX_FOLDERS = 1000
 MAX_LIBRARY_BYTES = 64 << 20
+FREE = set(
+    re.findall(
+        r"\w+",
+        """
+        empty empty_like empty_strided new_empty new_empty_strided zeros zeros_like new_zeros zero_ ones
+        ones_like new_ones full full_like new_full fill_ copy_ clone contiguous to _to_copy cuda cpu detach
+        detach_ alias lift lift_fresh view _unsafe_view reshape _reshape_alias view_as reshape_as as_strided
+        as_strided_ flatten unflatten squeeze squeeze_ unsqueeze unsqueeze_ t transpose permute movedim
+        swapaxes mT expand expand_as slice select narrow split chunk unbind unsafe_split split_with_sizes
+        diagonal resize_ set_ size stride numel is_contiguous data_ptr item _local_scalar_dense is_nonzero
+        record_stream pin_memory is_pinned result_type resolve_conj resolve_neg requires_grad_ scalar_tensor
+        is_same_size sym_size sym_numel sym_stride storage_offset data set_data
+        """,
+    )
+)
+"""Operators that make, move or view tensors and compute nothing."""
 _IMPORT = re.compile(r"_ZN2at4_ops(\d+)")
+_VENDORS = re.compile(r"cublas|cudnn|cutlass|gemm|flash", re.I)
 
 
 class Operators(ModuleCheck):
     name = "PyTorch's operators"
     order = 70
+    late = True
 
     def run(self, session: ModuleSession) -> None:
-        case = session.cases.get("state 0", weights_seed=13)
-        session.make(case, 13)
-        session.module.prepare([Call(case.task, case.tensors, case.numbers)], session.weights_of(case))
-        watched = session.onlooker.watched()
-        require_right(case, session.module.output(), "where its operators are watched")
-        imported = sorted(imports(session.module.folder) - FREE - set(watched.operators))
-        if session.module.on_cpu:
-            session.notes += what_is_left(watched)
+        try:
+            profile = _profile(session)
+        except Fault as fault:
+            if ALL not in session.allowed or not session.timed:
+                raise
+            session.note(f"its operators were not seen: {fault.reason}")
+            return
+        operators, share = computing_operators(profile)
+        imported = sorted(imports(session.module.folder) - FREE - set(profile.operators))
+        if operators:
+            session.note(f"leaves {share:.0%} of its time to PyTorch's own {listed(operators)} (self-reported)")
         if imported:
-            session.notes.append(f"its library can call PyTorch's own {listed(imported)}")
-        if watched.compiled:
-            session.notes.append(f"leaves kernels to {COMPILER}")
-        session.onlooker.require_allowed([*left_to_pytorch(watched), *imported])
-        if session.module.on_cpu and "all" not in session.allowed:
-            session.module.prepare(calls_sampled(case), {})
-            session.onlooker.sample()
-        told = session.onlooker.require_own_work()
-        session.notes.extend([told] if told else [])
+            session.note(f"its library can call PyTorch's own {listed(imported)}")
+        if profile.compiled:
+            session.note(f"leaves kernels to {COMPILER} (self-reported)")
+        if vendors := [name[:60] for name in profile.kernels if _VENDORS.search(name)]:
+            session.note(f"runs the kernels {', '.join(vendors[:4])} (self-reported)")
+        called = [*operators, *([COMPILER] if profile.compiled else []), *imported]
+        forbidden = [name for name in called if not {name, ALL} & session.allowed]
+        if forbidden:
+            reason = f"calls {listed(forbidden)}; allow them with --pytorch where that is meant"
+            raise CheckFailed(VerdictStatus.FORBIDDEN, reason)
+
+
+def _profile(session: ModuleSession) -> Profile:
+    """Profile of one call, whose result is right. The instance that was timed stays; before, a new one is made."""
+    case = session.cases.get("timed", weights_seed=16)
+    if not session.timed:
+        session.make(case, 16)
+    session.module.prepare([case.call()], session.weights_of(case))
+    profile = session.module.profile()
+    require_right(case, session.module.output(), "under PyTorch's profiler")
+    return profile
+
+
+def computing_operators(profile: Profile) -> tuple[list[str], float]:
+    """PyTorch's operators that compute, and their share of the time."""
+    names = [name for name in profile.operators if name not in FREE]
+    return names, min(1.0, sum(profile.operators[name] for name in names) / max(profile.total_us, 1e-3))
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(name if name == COMPILER else f"aten::{name}" for name in names[:8])
 
 
 def _libraries(folder: Path) -> Iterator[Path]:
-    """Shared libraries below a folder that somebody else filled: no link is followed, least of all the folder's own."""
+    """Shared libraries below a folder that the file filled; no link is followed, not even the folder itself."""
     if folder.is_symlink():
         return
     for at, _, names in itertools.islice(os.walk(folder), MAX_FOLDERS):
@@ -62,13 +110,13 @@ def _libraries(folder: Path) -> Iterator[Path]:
 
 
 def imports(folder: Path) -> set[str]:
-    """ATen's operators that shared libraries in a folder import, by name."""
+    """Names of the ATen operators that shared libraries in a folder import."""
     found: set[str] = set()
     for path in itertools.islice(_libraries(folder / "extensions"), MAX_LIBRARIES):
         data = sandbox.read_left(path, MAX_LIBRARY_BYTES)
         try:
             found |= _imports_of(data or b"")
-        except Exception:  # noqa: BLE001 - somebody else's code wrote the file: what it makes a reader raise is its fault
+        except Exception:  # noqa: BLE001 - the file under judgement wrote the library: a reader may raise anything
             found.add("an_unreadable_library")
     return found
 

@@ -27,7 +27,7 @@ class Seeds(ModuleCheck):
         session.rms_error, session.max_error = rms, largest
         unnamed = session.unnamed(case)
         if unnamed:
-            session.notes.append(f"has no weights named {', '.join(unnamed[:6])}: they come from the seed alone")
+            session.note(f"has no weights named {', '.join(unnamed[:6])}: they come from the seed alone")
 
 
 def _right(session: ModuleSession, case: Case, seed: int) -> Tensors:

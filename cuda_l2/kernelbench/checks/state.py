@@ -21,7 +21,7 @@ class State(ModuleCheck):
             again = session.launch(case, load=False)[0]
             require_right(case, again, "of the same call again")
             if not same(again, right):
-                session.notes.append("is not repeatable bit for bit")
+                session.note("is not repeatable bit for bit")
         require_right(other, session.launch(other)[0], "right after other inputs at the same place: it keeps state")
         both = session.launch(case, other, case)
         for each, found in zip((case, other, case), both, strict=True):

@@ -6,7 +6,6 @@ nothing that it says is believed: answers are data.
 
 import json
 import os
-import select
 import shutil
 import socket
 import sys
@@ -33,7 +32,7 @@ class Gone(Exception):
         self.reason = reason
 
 
-class ForeignProcess:
+class SandboxedPython:
     """One sandboxed Python with torch loaded. A context manager.
 
     program: what it runs, with a socket's descriptor, the module search path and `arguments` as arguments; its first
@@ -132,10 +131,6 @@ class ForeignProcess:
             raise Gone(self._why())
         return said
 
-    def waiting(self) -> bool:
-        """Whether there is something to read, its end too."""
-        return bool(select.select([self._connection], [], [], 0)[0])
-
     def end(self) -> None:
         """End it with every process of its namespace; its folder stays, and nobody changes it any more."""
         if self._watch:
@@ -151,7 +146,7 @@ class ForeignProcess:
         self._connection.close()
         scratch.remove(self.folder)
 
-    def __enter__(self) -> "ForeignProcess":
+    def __enter__(self) -> "SandboxedPython":
         return self
 
     def __exit__(self, *_: object) -> None:

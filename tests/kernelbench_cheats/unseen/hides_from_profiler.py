@@ -1,7 +1,7 @@
 """PyTorch does the work, except where its profiler watches.
 
 task: kernelbench/level1/1
-expect: forbidden
+expect: measured
 """
 
 import numpy

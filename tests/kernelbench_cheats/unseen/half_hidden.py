@@ -1,7 +1,7 @@
 """PyTorch does half of the work, but where its profiler watches; NumPy the other half.
 
 task: kernelbench/level1/3
-expect: forbidden
+expect: measured
 """
 
 import torch

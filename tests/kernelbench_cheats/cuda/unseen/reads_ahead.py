@@ -1,7 +1,7 @@
 """Takes the inputs of a sample's later calls from the runner's memory at the first, and computes them together.
 
 task: kernelbench/level2/1
-expect: wrong-output
+expect: measured
 allow: all
 """
 

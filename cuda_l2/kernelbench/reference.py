@@ -1,4 +1,4 @@
-"""A task in KernelBench's format as a reference: run, checked for being one, with tolerances. Inside the sandbox."""
+"""A file in KernelBench's format as a reference: run, checked for being one, with tolerances. Inside the sandbox."""
 
 import contextlib
 import copy
@@ -17,8 +17,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.kernelbench.file import Loaded, Need, Refused, clean, failing, is_symmetric, raise_if_memory, structured
+from cuda_l2.kernelbench.arguments import structure
+from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.file import Loaded, Need, clean, failing, is_symmetric, raise_if_memory, structured
 from cuda_l2.kernelbench.fusion import NotTraceable, plan
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
 from cuda_l2.system.plain import line_of
@@ -47,6 +48,11 @@ class Reference:
     seconds: float  # of one run
     moves_buffers: bool
     keys: dict[str, str]  # of the module's state, by the names of the weights
+    result: str  # structure of what forward returns
+
+    def values(self) -> dict[str, Any]:
+        """Inputs by name, numbers among them as numbers."""
+        return {tensor.name: value for tensor, value in zip(self.task.inputs, self.inputs, strict=True)}
 
     def bounds(self) -> tuple[Bounds, ...]:
         try:
@@ -76,7 +82,8 @@ def reference(
     inputs = [_on(value, device) for value in loaded.inputs(seed + 1, distribution)]
     before = {key: _copy_of(key, value) for key, value in model.state_dict().items()}
     start = time.perf_counter()
-    first = _run(model, inputs, seed=1)
+    output = _output(model, inputs, seed=1)
+    first, result = _results(output), structure(output, torch.Tensor)
     seconds = time.perf_counter() - start
     moves = any(not _same(before[key], value) for key, value in model.state_dict().items())
     if not _all_near(first, _run(model, inputs, seed=2)):
@@ -109,7 +116,7 @@ def reference(
     )
     if not any(bool(value.isfinite().any()) for value in first):
         raise Refused(Readiness.REFERENCE_FAILS, "its reference gives no finite number")
-    return Reference(task, function, tensors, model, inputs, seconds, moves, keys)
+    return Reference(task, function, tensors, model, inputs, seconds, moves, keys, result)
 
 
 def changed(tensor: torch.Tensor, seed: int, *, wholly: bool, weight: bool = False) -> torch.Tensor:
@@ -266,11 +273,16 @@ def warm_up() -> None:
     torch.func.functional_call(model, dict(model.state_dict()), (x,))
 
 
-def _run(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[torch.Tensor, ...]:
+def _output(model: nn.Module, inputs: Sequence[Any], seed: int) -> Any:
+    """What forward returns, as it is."""
     torch.manual_seed(seed)
     with failing("its reference fails"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _results(model(*[v.clone() if isinstance(v, torch.Tensor) else v for v in inputs]))
+        return model(*[v.clone() if isinstance(v, torch.Tensor) else v for v in inputs])
+
+
+def _run(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[torch.Tensor, ...]:
+    return _results(_output(model, inputs, seed))
 
 
 def _on(value: Any, device: str) -> Any:
@@ -298,6 +310,9 @@ def _tensor(name: str, value: Any) -> Tensor:
     """A number is a tensor of rank 0."""
     value = torch.as_tensor(value)
     dtype = str(value.dtype).removeprefix("torch.")
+    if value.is_complex():
+        reason = f"{name} is of {dtype}: complex tensors are not judged; take or give real and imaginary parts instead"
+        raise Refused(Readiness.UNSUPPORTED, reason)
     if dtype not in DTYPE_BYTES:
         raise Refused(Readiness.UNSUPPORTED, f"{name} is of {dtype}")
     return Tensor(name, dtype, tuple(value.shape))

@@ -1,9 +1,7 @@
-"""A kernel of its own in every instance but the last one made, the one that is timed: that leaves all to PyTorch.
-
-The last is known as the one after that whose operators were watched.
+"""PyTorch does the work, except where its operators are watched: there a kernel of the file's own does.
 
 task: kernelbench/level1/1
-expect: forbidden
+expect: measured
 """
 
 import sys
@@ -47,16 +45,8 @@ def watched():
 
 
 class ModelNew(nn.Module):
-    known = False
-
-    def __init__(self):
-        super().__init__()
-        self.is_last = ModelNew.known
-
     def forward(self, x):
         if watched():
-            ModelNew.known = True
-        elif self.is_last:
-            square = x * x
-            return square * square - 3 * square + 1
-        return extension.run(x)
+            return extension.run(x)
+        square = x * x
+        return square * square - 3 * square + 1

@@ -1,7 +1,7 @@
 """C of its own computes half of the rows, PyTorch the others, but where its profiler watches.
 
 task: kernelbench/level1/1
-expect: forbidden
+expect: measured
 """
 
 import ctypes

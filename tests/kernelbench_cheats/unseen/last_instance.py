@@ -3,7 +3,7 @@
 The last is known as the one after that on which the profiler worked.
 
 task: kernelbench/level2/1
-expect: forbidden
+expect: measured
 """
 
 import ctypes
