@@ -9,13 +9,14 @@ trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.re
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cuda_l2.version import __version__
+
 if TYPE_CHECKING:
     from cuda_l2.optimizer import evaluate, optimize
     from cuda_l2.records import Gemm, Trial
     from cuda_l2.system.errors import UserError
 
-__version__ = "0.1.0"
-__all__ = ["Gemm", "Trial", "UserError", "evaluate", "optimize"]
+__all__ = ["Gemm", "Trial", "UserError", "__version__", "evaluate", "optimize"]
 
 _HOMES = {
     "Gemm": "cuda_l2.records",

@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import cuda_l2
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
 from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
-from cuda_l2.review.checker import Checker, weigh
+from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.version import __version__
 
 POOR = 0.9
 """A searched candidate surely below this share of the best is not timed any longer."""
@@ -126,7 +126,7 @@ class Evaluator:
     @property
     def environment(self) -> dict[str, Any]:
         if not self._environment:
-            self._environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
+            self._environment = self.rig.environment() | {"cuda_l2": __version__}
         return self._environment
 
     def close(self) -> None:

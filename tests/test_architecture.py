@@ -1,7 +1,10 @@
-"""docs/architecture.md against the code: what each room imports is what its row says."""
+"""The package's imports: no circle of files or rooms, and the table of rooms in docs/architecture.md."""
 
 import ast
 import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,49 +14,155 @@ import cuda_l2
 PACKAGE = Path(cuda_l2.__file__).parent
 TABLE = (PACKAGE.parent / "docs" / "architecture.md").read_text()
 ROWS = {
-    name: imports
+    name.removesuffix(".py"): set(re.findall(r"`(\w+)`", imports))
     for names, imports in re.findall(r"^\| (`.+?) \| .* \| (.+) \|$", TABLE, re.MULTILINE)
     for name in re.findall(r"`([\w.]+)/?`", names)
 }
-"""What it may import, by room or file, in the table's order."""
-GROUND = {name.removesuffix(".py") for name, imports in ROWS.items() if imports == "standard library"} - {"retrieve"}
-"""What everything may import."""
+"""The rooms that each room may import, in the table's order. A file beside the rooms is a room of its own."""
+OPTIONAL = "kernelbench"
+"""The room that none but itself imports."""
+STAGES = {"propose", "build", "verify", "measure"}
+
+EXCEPTIONS = {
+    ("rigs.cuda", "rigs.cuda_task"),
+    ("commands.check", "kernelbench"),
+    ("commands.check", "kernelbench.checkout"),
+    ("commands.tasks", "kernelbench.checkout"),
+    ("commands.tasks", "kernelbench.opened"),
+    ("propose._task", "kernelbench.checkout"),
+    ("report.tasks", "kernelbench.examined"),
+    ("rigs.cpu", "kernelbench.arms"),
+    ("rigs.cpu_task", "kernelbench.arms"),
+    ("rigs.cpu_task", "kernelbench.cases"),
+    ("rigs.cuda", "kernelbench.arms"),
+    ("rigs.cuda", "kernelbench.cuda_arms"),
+    ("rigs.cuda_task", "kernelbench.cases"),
+    ("runs.task_bench", "kernelbench.checkout"),
+    ("runs.task_bench", "kernelbench.opened"),
+    ("tasks", "kernelbench.checkout"),
+    ("tasks.words", "kernelbench.checkout"),
+    ("tasks.words", "kernelbench.opened"),
+}
+"""Imports that are to go: importing file and imported file."""
+
+Graph = Mapping[str, set[str]]
 
 
-def allowed(room: str) -> set[str]:
-    if re.fullmatch(r"(every|any)thing above", ROWS[room]):
-        above = list(ROWS)[: list(ROWS).index(room)]
-        return {name.removesuffix(".py") for name in above} | GROUND
-    return set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", ROWS[room]))) | GROUND
+def module_names() -> dict[str, Path]:
+    """Dotted name inside the package and path of every file; the package's own __init__ is __init__."""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts if len(parts) == 1 or parts[-1] != "__init__" else parts[:-1])] = path
+    return names
 
 
-def imported(path: Path) -> set[str]:
-    """The parts of the package that a file names in imports, wherever in it they stand."""
-    found = set()
+MODULES = module_names()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The package's files that a file imports, also inside functions and for type checkers alone."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "cuda_l2":
-            _, *parts = node.module.split(".")
-            found |= {parts[0]} if parts else {alias.name for alias in node.names}
-    return {name for name in found if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            files = [name for name in named if name.removeprefix("cuda_l2.") in MODULES]
+            modules = [*files, node.module or ""] if len(files) < len(named) else files
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            top, _, rest = module.partition(".")
+            if top == "cuda_l2":
+                yield rest or "__init__"
 
 
-def test_every_room_and_file_has_a_row() -> None:
-    there = {
-        path.name for path in PACKAGE.iterdir() if (path.is_dir() and list(path.glob("*.py"))) or path.suffix == ".py"
-    }
-    assert there - set(ROWS) == {"__init__.py", "cli.py"}
-    assert {name for name in ROWS if not (PACKAGE / name).exists()} == set()
+FILES: Graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
 
 
-@pytest.mark.parametrize("room", [name for name in ROWS if "." not in name])
-def test_a_room_imports_what_its_row_says(room: str) -> None:
-    for path in sorted((PACKAGE / room).rglob("*.py")):
-        beyond = imported(path) - allowed(room) - {room}
-        assert not beyond, f"{path.relative_to(PACKAGE)} imports {', '.join(sorted(beyond))}"
+def room(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def rooms(files: Graph) -> dict[str, set[str]]:
+    """The graph of rooms that a graph of files makes."""
+    graph: dict[str, set[str]] = {room(name): set() for name in files}
+    for name, others in files.items():
+        graph[room(name)] |= {room(other) for other in others} - {room(name)}
+    return graph
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The strongly connected parts of more than one node."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        found, unread = set(), [start]
+        while unread:
+            for other in graph[unread.pop()] - found:
+                found.add(other)
+                unread.append(other)
+        reached[start] = found
+    parts = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
+    return sorted([*part] for part in parts)
+
+
+def without(files: Graph, left_out: set[tuple[str, str]]) -> Graph:
+    return {name: {other for other in others if (name, other) not in left_out} for name, others in files.items()}
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_imports_are_read_inside_functions_and_of_names(tmp_path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(
+        "import cuda_l2\nfrom cuda_l2 import contract\nfrom cuda_l2.records import Gemm\n"
+        "def f():\n    from cuda_l2.system import errors, paths\n"
+    )
+    assert set(imported(file)) == {"__init__", "contract", "records", "system.errors", "system.paths"}
+
+
+def test_files_form_no_circle() -> None:
+    assert circles(without(FILES, EXCEPTIONS)) == []
+
+
+def test_rooms_form_no_circle() -> None:
+    assert circles(rooms(without(FILES, EXCEPTIONS))) == []
+
+
+def test_nothing_imports_the_optional_room() -> None:
+    importers = {(name, other) for name, others in FILES.items() for other in others if room(other) == OPTIONAL}
+    assert {(name, other) for name, other in importers - EXCEPTIONS if room(name) != OPTIONAL} == set()
+
+
+def test_every_exception_is_still_an_import() -> None:
+    assert {(name, other) for name, other in EXCEPTIONS if other not in FILES.get(name, set())} == set()
+
+
+def test_every_room_has_a_row() -> None:
+    assert set(ROWS) == {room(name) for name in MODULES}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_room_imports_what_its_row_says(name: str) -> None:
+    order = [*ROWS]
+    assert ROWS[name] <= set(order[: order.index(name)]), "a row names rooms of the rows above it alone"
+    for file, others in without(FILES, EXCEPTIONS).items():
+        if room(file) == name:
+            beyond = {other for other in others if room(other) not in ROWS[name] | {name, "system"}}
+            assert not beyond, f"{file} imports {', '.join(sorted(beyond))}"
 
 
 def test_stages_do_not_import_one_another() -> None:
-    stages = {"propose", "build", "verify", "measure"}
-    for stage in stages:
-        for path in (PACKAGE / stage).rglob("*.py"):
-            assert not imported(path) & (stages - {stage}), path
+    for name, others in FILES.items():
+        if room(name) in STAGES:
+            assert not {room(other) for other in others} & (STAGES - {room(name)}), name
+
+
+def test_importing_the_package_and_its_help_stays_light() -> None:
+    for module, heavy in (("cuda_l2", ("torch", "numpy")), ("cuda_l2.cli", ("torch",))):
+        code = f"import sys, {module}; assert not set({heavy}) & set(sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,9 +24,11 @@ from cuda_l2.records import (
     from_json,
     to_json,
 )
-from cuda_l2.review import jumps, second_device
-from cuda_l2.review.jumps import Elsewhere, compare_elsewhere, jump, measure_again
+from cuda_l2.review import jumps
+from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings
+from cuda_l2.rigs import elsewhere
+from cuda_l2.rigs._base import Elsewhere
 from cuda_l2.search import search
 
 GEMM = Gemm(48, 32, 64)
@@ -104,18 +106,18 @@ def test_a_second_device_must_agree(found, status) -> None:
 
 def test_the_second_gpu_is_the_second_visible_one(monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [second_device.second_gpu(count) for count in (0, 1, 2)] == ["", "", "1"]
+    assert [elsewhere.second_gpu(count) for count in (0, 1, 2)] == ["", "", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert [second_device.second_gpu(count) for count in (1, 2)] == ["", "5"]
+    assert [elsewhere.second_gpu(count) for count in (1, 2)] == ["", "5"]
 
 
 def test_a_process_of_its_own_judges_elsewhere(target) -> None:
-    right = second_device.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "cpu")
+    right = elsewhere.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "cpu")
     assert right.machine == target.machine and right.status == "measured" and right.speedup.estimate > 0
     source = (CHEATS / "short_k.c").read_text()
-    wrong = second_device.judge_on("1", GEMM, Candidate(source), "finalists", "cpu")
+    wrong = elsewhere.judge_on("1", GEMM, Candidate(source), "finalists", "cpu")
     assert wrong.speedup is None and wrong.status != "measured" and wrong.reason
-    broken = second_device.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "abacus")
+    broken = elsewhere.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "abacus")
     assert broken.status == "failed" and "abacus" in broken.reason
 
 

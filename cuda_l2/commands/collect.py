@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.propose._model_policy import ModelPolicy
-    from cuda_l2.review.checker import Checker
+    from cuda_l2.review._base import Checker
     from cuda_l2.runs.collect import Make, Pair
 
 

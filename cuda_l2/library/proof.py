@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cuda_l2
 from cuda_l2.build.cuda_compiler import Compiler, toolchain
 from cuda_l2.library.kernels import INTERIOR, ProofTask, TableKernel
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
 from cuda_l2.system.lines import LinesFile
+from cuda_l2.system.paths import PACKAGE
 
 PROOF, KERNELS = "proof.jsonl", "kernels.csv"
 COLUMNS = (
@@ -104,8 +104,7 @@ class ProofFile:
 @functools.cache
 def rules_version() -> str:
     """Changes with the text of whatever verifies, and with the compiler."""
-    package = Path(cuda_l2.__file__).parent
-    files = sorted(path for name in VERIFIER for path in [package / name, *(package / name).rglob("*.*")])
+    files = sorted(path for name in VERIFIER for path in [PACKAGE / name, *(PACKAGE / name).rglob("*.*")])
     texts = [path.read_bytes() for path in files if path.is_file() and path.suffix != ".pyc"]
     return hashlib.sha256(b"".join([toolchain(Compiler.NVRTC).version.encode(), *texts])).hexdigest()[:16]
 

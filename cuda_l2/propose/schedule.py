@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuda_l2.learn.grpo import GrpoSettings, grpo_loss
 from cuda_l2.propose._base import Exemplar, Proposer, Space, Values
 from cuda_l2.propose._exemplars import sample_exemplars
+from cuda_l2.propose._grpo import GrpoSettings, grpo_loss
 from cuda_l2.propose._network import ScheduleTransformer, Shape, Vocabulary, log_probabilities
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import cuda_l2
 from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.paths import PACKAGE
 
 SUFFIXES = {"cpu": (".c",), "cuda": (".cu",)}
 MAX_FILE_BYTES = 1 << 18
@@ -16,7 +16,7 @@ _HONEST = re.compile(r"expect: measured \*/")
 
 def default_folders() -> list[Path]:
     """The repository's own corpora, where the package runs from a checkout; wheels have none."""
-    root = Path(cuda_l2.__file__).parents[1]
+    root = PACKAGE.parent
     return [folder for name in ("cheats", "cuda_cheats") if (folder := root / "tests" / name).is_dir()]
 
 

@@ -5,9 +5,10 @@ tested again and must agree within 10 %. Here with fresh inputs, in fresh proces
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cuda_l2.records import Interval, Review, ReviewStatus, Timing, TimingStatus, Verdict
+from cuda_l2.rigs._base import Elsewhere
 
 JUMP = 3.0
 """A first speedup above this over the strongest library is a jump."""
@@ -18,17 +19,6 @@ AGREEMENT = 0.10
 
 Again = Callable[[], tuple[Verdict, Timing | None]]
 """Verifies and times once more; a timing where the verdict is correct."""
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What became of a candidate on a second device; a speedup where it was measured."""
-
-    device: str
-    machine: str
-    status: str
-    reason: str = ""
-    speedup: Interval | None = None
 
 
 def jump(speedup: float, best: float) -> str:

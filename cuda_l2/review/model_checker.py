@@ -15,8 +15,8 @@ from cuda_l2.machine._base import Target
 from cuda_l2.propose._prompt import Templates, fenced
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Trial
+from cuda_l2.review._base import Checker, Opinion
 from cuda_l2.review.cheats import Cheats, default_folders
-from cuda_l2.review.checker import Checker, Opinion
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
 

@@ -2,20 +2,31 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
-from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
-from cuda_l2.review.jumps import Elsewhere
+from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.errors import UserError
 
 ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
 TUNINGS = (ADAPTIVE, PAPER_TUNING)
 """How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
 rounds of single ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Outcome of a candidate on a second device; a speedup where it was measured."""
+
+    device: str
+    machine: str
+    status: str
+    reason: str = ""
+    speedup: Interval | None = None
 
 
 class Bench(ABC):

@@ -34,11 +34,10 @@ from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.measure.tuned import TuneSettings
 from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
-from cuda_l2.review.jumps import Elsewhere
-from cuda_l2.review.second_device import judge_on, second_gpu
 from cuda_l2.rigs import cuda_task
-from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Rig
+from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Elsewhere, Rig
 from cuda_l2.rigs.cuda_task import CudaTaskBench
+from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks import is_foreign

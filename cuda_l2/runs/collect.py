@@ -26,7 +26,7 @@ from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Task, Trial
-from cuda_l2.review.checker import Checker
+from cuda_l2.review._base import Checker
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 from cuda_l2.system.errors import UserError

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+PACKAGE = Path(__file__).parents[1]
+"""The folder of the package's own files."""
+
 
 def cache_dir() -> Path:
     """Compiled kernels and helpers; may be deleted at any time. CUDA_L2_CACHE moves it."""

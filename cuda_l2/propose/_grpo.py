@@ -1,4 +1,4 @@
-"""GRPO's loss (Shao et al., "DeepSeekMath", 2024) on log-probabilities, whoever computes them."""
+"""GRPO's loss (Shao et al., "DeepSeekMath", 2024) on log-probabilities. The caller computes them."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class GrpoSettings:
     """Step sizes of a policy update."""
 
     learning_rate: float = 2e-3
-    clip: float = 0.2  # of the probability ratio
-    kl_weight: float = 0.01  # of the divergence from the reference policy
+    clip: float = 0.2  # bound of the probability ratio's distance from 1
+    kl_weight: float = 0.01  # weight of the KL divergence from the reference policy
     epochs: int = 2  # gradient steps a group
     max_gradient_norm: float = 1.0
 

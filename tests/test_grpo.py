@@ -1,11 +1,11 @@
-"""learn/grpo.py against values computed by hand."""
+"""propose/_grpo.py against values computed by hand."""
 
 import math
 
 import pytest
 import torch
 
-from cuda_l2.learn.grpo import GrpoSettings, grpo_loss
+from cuda_l2.propose._grpo import GrpoSettings, grpo_loss
 
 SETTINGS = GrpoSettings(clip=0.2, kl_weight=0.5)
 

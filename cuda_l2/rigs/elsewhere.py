@@ -1,4 +1,4 @@
-"""The same candidate on another GPU of the machine, in a process that sees that GPU alone."""
+"""Judges a candidate on another GPU of the machine, in a process that sees that GPU alone."""
 
 import json
 import math
@@ -9,21 +9,24 @@ import tempfile
 from pathlib import Path
 
 from cuda_l2.records import Candidate, Interval, Task
-from cuda_l2.review.jumps import Elsewhere
+from cuda_l2.rigs._base import Elsewhere
 
 TIMEOUT_S = 600.0
-"""A process that finds its GPU, tunes cuBLASLt, verifies and times once."""
+"""Limit of a process that finds its GPU, tunes cuBLASLt, verifies and times once."""
 
 
 def second_gpu(present: int) -> str:
-    """What CUDA_VISIBLE_DEVICES is to be for the second of so many GPUs; empty where there is none."""
+    """The value of CUDA_VISIBLE_DEVICES that selects the second visible GPU; empty where there is none.
+
+    present: number of GPUs that this process sees.
+    """
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     devices = visible or [str(number) for number in range(present)]
     return devices[1] if min(present, len(devices)) > 1 else ""
 
 
 def judge_on(device: str, task: Task, candidate: Candidate, protocol: str, target: str = "cuda") -> Elsewhere:
-    """What `cuda-l2 check` says of a candidate in a process that sees that GPU alone. Takes the machine's lock."""
+    """The outcome of `cuda-l2 check` in a process that sees that GPU alone. Takes the machine's lock."""
     name = f"GPU {device}"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "candidate"
