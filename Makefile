@@ -1,6 +1,7 @@
 # make setup: the environment alone.
 # make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
-# make test: set up and run the tests.  make check: style and types.
+# make test: set up and run the tests, minutes.  make test-all: the slow ones and whole corpora of cheats too, ARGS for
+# pytest in both.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
 
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
 
-.PHONY: setup demo demo-tasks test test-gpu check format bench tables clean
+.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables clean
 
 setup: $(VENV)/.run
 
@@ -25,7 +26,10 @@ demo-tasks: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize $(DEMO_TASKS) --budget 6s --target cpu
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist worksteal --all $(ARGS)
 
 # The tests that need an NVIDIA GPU; their result is kept under results/ with the machine's description.
 test-gpu: $(VENV)/.dev
@@ -63,7 +67,7 @@ tables: $(VENV)/.run
 
 , := ,
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .build-cache .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON to one"; exit 2; }

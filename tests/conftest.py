@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import drawing
+import kept_builds
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
@@ -26,7 +28,7 @@ from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.rigs.cpu import CpuRig
 
 CHEATS = Path(__file__).with_name("cheats")
-CORES_A_WORKER, MOST_WORKERS = 2, 4
+MOST_WORKERS = 8
 OUTCOMES = ("passed", "failed", "error", "skipped")
 SAME_GPU = ("gpu", "driver", "nvrtc", "cublas")
 """What of the environment must be alike for an earlier record's files to stay."""
@@ -35,29 +37,33 @@ RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-record", type=Path, help="write what the GPU tests gave, and the machine, to this file")
+    drawing.add_options(parser)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A worker for every two cores; none beside this process where there are no more, or where tests share a GPU."""
-    count = min(usable_cores() // CORES_A_WORKER, MOST_WORKERS)
+    """A worker for every core; none beside this process where there is one core, or where tests share a GPU."""
+    count = min(usable_cores(), MOST_WORKERS)
     return 0 if count < 2 or gpu_present() or "gpu" in (config.option.markexpr or "") else count
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Workers, and all that they start, have cores of their own: none disturbs another's clock."""
+    drawing.prepare(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell that runs the tests in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
-        cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
-        each = max(1, len(cores) // int(config.workerinput["workercount"]))
-        first = int(config.workerinput["workerid"].removeprefix("gw")) * each % len(cores)
-        os.sched_setaffinity(0, cores[first : first + each])
-        torch.set_num_threads(each)
+        torch.set_num_threads(1)  # the other cores have workers of their own
+    else:
+        kept_builds.prune()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return drawing.header(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """GPU tests are skipped, not failed, where there is no GPU, unless they were asked for by name."""
+    drawing.choose(config, items)
     if gpu_present() or "gpu" in (config.option.markexpr or ""):
         return
     for item in items:
@@ -102,12 +108,20 @@ def gpu(own_folders: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test touches the user's cache or archive."""
+    """No test touches the user's cache or archive; only what was compiled is kept from run to run."""
     folder = tmp_path_factory.mktemp("cuda-l2")
+    kept_builds.link(folder / "cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
         yield folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, where a test asks whether something is built."""
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / "own-cache"))
+    return tmp_path / "own-cache"
 
 
 @pytest.fixture(scope="session")

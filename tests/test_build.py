@@ -5,13 +5,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import honest_source
+from linear import require_linear
 
 from cuda_l2.build import rules
 from cuda_l2.build.cpu import build
@@ -75,15 +75,8 @@ def test_ordinary_text_passes(text: str) -> None:
     "text", ["/* " * 40_000, "'\\'" * 40_000, '"' * 80_000, "__attribute__((" * 4_000, "#" * 100_000]
 )
 def test_rules_take_linear_time(text: str) -> None:
-    """Twice the text may not take much more than twice the time; the scans these replaced were quadratic."""
-
-    def seconds(repeats: int) -> float:
-        start = time.process_time()
-        rules.refuse_text(text * repeats)
-        rules.refuse_expansion(text * repeats, "candidate.c")
-        return time.process_time() - start
-
-    assert seconds(2) < 3.2 * min(seconds(1) for _ in range(3)) + 0.05
+    require_linear(rules.refuse_text, text)
+    require_linear(lambda expanded: rules.refuse_expansion(expanded, "candidate.c"), text)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +122,7 @@ def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:
     assert rules.refuse_expansion(expanded + '__asm__("nop");\n', "candidate.c")
 
 
-def test_a_build_is_cached_by_content(target) -> None:
+def test_a_build_is_cached_by_content(own_cache, target) -> None:
     first = build(Candidate(honest_source() + "\n/* cached */\n"), target)
     second = build(Candidate(honest_source() + "\n/* cached */\n"), target)
     assert first.status is BuildStatus.BUILT, first.reason
@@ -143,7 +136,7 @@ def test_a_failed_build_keeps_the_compilers_words(target) -> None:
     assert "nothing" in result.reason and "nothing" in result.log
 
 
-def test_builds_of_one_content_at_once_agree(target) -> None:
+def test_builds_of_one_content_at_once_agree(own_cache, target) -> None:
     candidate = Candidate(honest_source() + "\n/* at once */\n")
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: build(candidate, target), range(4)))
@@ -253,15 +246,12 @@ def test_what_a_killed_build_left_is_swept_up_later(tmp_path, monkeypatch) -> No
     assert young.exists() and not old.exists()
 
 
-def test_a_full_disk_is_not_taken_for_a_bad_source(target, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "cuda_l2.build.cpu.sandbox.run", lambda *arguments, **options: sandbox.Finished(1, "cannot write")
-    )
-    monkeypatch.setattr("cuda_l2.build.cpu.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+def test_a_full_disk_is_not_taken_for_a_bad_source(own_cache, target) -> None:
     candidate = Candidate(honest_source() + "\n/* full */\n")
-    with pytest.raises(UserError, match="free some space"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="free some space"):
+        patch.setattr("cuda_l2.build.cpu.sandbox.run", lambda *_, **options: sandbox.Finished(1, "cannot write"))
+        patch.setattr("cuda_l2.build.cpu.shutil.disk_usage", lambda path: SimpleNamespace(free=0))
         build(candidate, target)
-    monkeypatch.undo()
     assert build(candidate, target).status is BuildStatus.BUILT
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from conftest import CHEATS
+from drawing import cases, is_honest
 
 SHAPE = "45x40x64"
 
 
-@pytest.mark.parametrize("path", sorted(CHEATS.glob("*.c")), ids=lambda path: path.stem)
+@pytest.mark.corpus(8)
+@pytest.mark.parametrize("path", cases(sorted(CHEATS.glob("*.c")), is_honest, lambda path: path.stem))
 def test_a_cheat_ends_as_its_file_says(path, judge) -> None:
     source = path.read_text()
     if "x86-64 only" in source and platform.machine() != "x86_64":

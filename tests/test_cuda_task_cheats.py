@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cuda_cheats import ACCEPTED, Cheat, all_cheats
 from cuda_on_cpu import Compiled
+from drawing import cases
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from fake_gpu import fake_gpu  # noqa: F401 - a fixture
@@ -25,19 +26,17 @@ LEAST, LEAST_HONEST = 20, 3
 NOT_HERE = {"missing_wait", "late_wait", "honest_programmatic", "kept_in_global", "order_of_atomics", "block_race"}
 """What a CPU that runs one thread after the other does not show, or does not compile."""
 SMS = 132
-cheats = pytest.mark.parametrize("cheat", CORPUS, ids=lambda cheat: cheat.name)
+CASES = cases(CORPUS, lambda cheat: cheat.honest, lambda cheat: cheat.name)
+cheats = pytest.mark.parametrize("cheat", CASES)
 
 
 @pytest.fixture(scope="module")
-def builds(own_folders: Path) -> dict[str, Build]:
-    """Every file built for Hopper, and the controls with delays too, by name; no GPU is needed."""
+def build_of(own_folders: Path) -> Callable[[str], Build]:
+    """build_of(source), built for Hopper; no GPU is needed."""
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
 
-    sources = {cheat.name: cheat.source for cheat in CORPUS}
-    sources |= {f"{cheat.name} delayed": stressed(cheat.source, 1) for cheat in CORPUS if cheat.honest}
-    found = build_all([Candidate(source) for source in sources.values()], replace(compile_only("sm_90a"), cores=2))
-    return dict(zip(sources, found, strict=True))
+    return lambda source: build_all([Candidate(source)], replace(compile_only("sm_90a"), cores=2))[0]
 
 
 def test_the_corpus_is_large_and_has_honest_controls() -> None:
@@ -59,18 +58,20 @@ def test_a_contract_says_what_to_launch_at_its_own_sizes_and_at_others(cheat: Ch
         assert all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
 
 
+@pytest.mark.corpus(8)
 @cheats
-def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, builds: dict[str, Build]) -> None:
-    build = builds[cheat.name]
+def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, build_of: Callable[[str], Build]) -> None:
+    build = build_of(cheat.source)
     if build.status is BuildStatus.BUILT:
         assert cheat.expect - {"refused", "failed"}, "should not have been built"
     else:
         assert cheat.accepts(str(build.status), build.reason), build.reason + build.log
     if cheat.honest:
-        assert builds[f"{cheat.name} delayed"].status is BuildStatus.BUILT
+        assert build_of(stressed(cheat.source, 1)).status is BuildStatus.BUILT
 
 
-@pytest.mark.parametrize("cheat", [c for c in CORPUS if c.name not in NOT_HERE], ids=lambda cheat: cheat.name)
+@pytest.mark.corpus(8)
+@pytest.mark.parametrize("cheat", [case for case in CASES if case.id not in NOT_HERE])
 def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
     cheat: Cheat,
     fake_gpu: Any,  # noqa: F811 - the fixture

@@ -18,7 +18,7 @@ RECORD = "build.json"
 def entry(parts: Iterable[str]) -> Path:
     """The folder of what was built from these: source, flags, compiler, rules, sandbox."""
     digest = hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
-    return paths.cache_dir() / "builds" / digest[:32]
+    return (paths.cache_dir() / "builds").resolve() / digest[:32]
 
 
 @functools.cache
