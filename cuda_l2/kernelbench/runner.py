@@ -11,6 +11,7 @@ import copy
 import ctypes
 import importlib.util
 import json
+import math
 import mmap
 import os
 import resource
