@@ -35,7 +35,7 @@ cache line where this process waits, which launch is done, whose results are the
 """
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's names
 REPLACED_BY_COMPILER = ("Module.__init__", "Module.__setstate__", "torch.manual_seed")
-"""What torch.compile puts its own functions around."""
+"""Functions that torch.compile wraps in its own."""
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
     **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
@@ -234,7 +234,7 @@ class Runner:
         return result
 
     def _captured(self, sequence: tuple[int, ...]) -> Callable[[], Any]:
-        """What replays a CUDA graph of these calls and gives the last result."""
+        """A function that replays a CUDA graph of these calls and gives the last result."""
         if sequence not in self._graphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 self._graphs.clear()
