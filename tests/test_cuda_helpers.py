@@ -1,20 +1,15 @@
-"""The runtime's own kernels that look at timed results or unmask inputs: the same text on the CPU and on a GPU."""
+"""The runtime's own kernels that compare timed results: the same text on the CPU and on a GPU."""
 
 import ctypes
-import mmap
-import os
 import re
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from cuda_on_cpu import HEADER
 
-from cuda_l2.kernelbench import masks, runner
 from cuda_l2.machine.cuda.helpers import MAX_BLOCKS, ROW_THREADS, SOURCE, Helpers, Projection, compiled_helpers
 
 ROUNDING, SUMMATION = 2.0**-11, 1e-3
@@ -101,83 +96,3 @@ def test_a_gpu_looks_at_rows_and_compares_them(
     helpers = Helpers(compiled_helpers(gpu.target.arch))
     require_right(helpers, rows, columns, "cuda", spoil)
     torch.cuda.synchronize()
-
-
-def test_the_stream_is_splitmix64() -> None:
-    """Its outputs from state 0, as published with the generator."""
-    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
-    assert masks.stream(0, 0, 4).tolist() == published
-    assert masks.stream(0, 2, 2).tolist() == published[2:]
-
-
-def masked_and_right(size: int, key: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes as they come to a GPU, in whole words, and as they are to be."""
-    values = torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
-    place = np.full(-(-size // 8) * 8, 0xEE, dtype=np.uint8)
-    masks.mask(place, values, key, first)
-    return torch.from_numpy(place), values
-
-
-@pytest.mark.parametrize(("size", "first"), [(1, 0), (8, 3), (1000, 0), (3_000_001, 1 << 40)])
-def test_what_was_masked_is_unmasked(size: int, first: int, on_cpu: Helpers) -> None:
-    key = masks.new_key()
-    masked, values = masked_and_right(size, key, first)
-    assert size < 100 or (masked[:size] == values).float().mean() < 0.05
-    target = torch.zeros_like(masked)
-    on_cpu.unmask(0, target.data_ptr(), masked.data_ptr(), len(masked) // 8, key, first)
-    assert torch.equal(target[:size], values)
-    on_cpu.unmask(0, target.data_ptr(), masked.data_ptr(), len(masked) // 8, key ^ 1, first)
-    assert not torch.equal(target[:size], values)
-
-
-SUM = """
-class ModelNew:
-    def __call__(self, x, y, scale):
-        return (x.sum() + y.sum()).reshape(1) * scale
-"""
-
-
-def test_a_modules_masked_inputs_are_put_in_place_in_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: Helpers
-) -> None:
-    """What the runner does on a GPU, with the kernel's text on the CPU."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "module.py").write_text(SUM)
-    x, y, key = torch.rand(3), torch.rand(4, 5, dtype=torch.float64), masks.new_key()
-    file = os.memfd_create("arena")
-    os.ftruncate(file, 4096)
-    shared = np.frombuffer(mmap.mmap(file, 4096), dtype=np.uint8)
-    masks.mask(shared[256:272], x, key, 0)
-    masks.mask(shared[320:480], y, key, 2)
-    counters = shared[: runner.COUNTERS_BYTES].view(np.int64)
-    counters[[runner.SHOWN, runner.KEY]] = 1, key
-    judge, theirs = socket.socketpair()
-    settings = {"device": "cpu", "threads": 1, "arena_fd": file, "arena_bytes": 4096}
-    with judge, theirs:
-        running = runner.Runner(theirs, settings)
-        running._helpers = on_cpu
-        running.load({"file": "module.py", "class": "ModelNew"})
-        running.make({"seed": 0, "initial": [], "compile": False})
-        inputs = [
-            {"offset": 256, "dtype": "float32", "shape": [3]},
-            {"offset": 320, "dtype": "float64", "shape": [4, 5]},
-            {"number": 2},
-        ]
-        call = {"inputs": inputs, "outputs": [{"offset": 512, "dtype": "float64", "shape": [1]}], "weights": {}}
-        running.prepare({"calls": [call], "weights": {}, "static": False, "masked": True})
-        running.take_turns([0], empty=False)
-        assert judge.recv(1) == b"C"
-    assert shared[512:520].view(np.float64)[0] == pytest.approx(2 * float(x.sum() + y.sum()))
-
-
-@pytest.mark.gpu
-def test_a_gpu_unmasks() -> None:
-    from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
-
-    torch.zeros(1, device="cuda")
-    helpers, key = Helpers(compiled_helpers(detect().arch)), masks.new_key()
-    for size, first in ((1, 0), (1000, 5), (64 << 20, 0)):
-        masked, values = masked_and_right(size, key, first)
-        on_gpu, target = masked.cuda(), torch.zeros_like(masked).cuda()
-        helpers.unmask(0, target.data_ptr(), on_gpu.data_ptr(), len(masked) // 8, key, first)
-        assert torch.equal(target[:size].cpu(), values)

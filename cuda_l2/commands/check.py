@@ -133,19 +133,19 @@ def _wanted(task: str, target: str, checkout: Path | None, reference: Path | Non
     if reference is None:
         return tasks.parse(task, target, checkout)
     known = load_kernelbench("checkout")
-    wanted: Task = known.admit(known.entry_of(reference), known.effort_for(gpu=target == "cuda"))
+    wanted: Task = known.admit(load_kernelbench("files").entry_of(reference), known.effort_for(gpu=target == "cuda"))
     return wanted
 
 
 def _entry(task: str, checkout: Path | None, reference: Path | None) -> Any:
     """The file to judge a ModelNew on."""
-    known = load_kernelbench("checkout")
+    files = load_kernelbench("files")
     if reference:
-        return known.entry_of(reference)
+        return files.entry_of(reference)
     name, _, sizes = task.partition(":")
     if sizes:
         raise UserError(f"a ModelNew is judged at its file's own sizes, or halved for this machine: leave out :{sizes}")
-    return known.find_entry(checkout, name)
+    return files.find_entry(checkout, name)
 
 
 def _audit(text: str, entry: Any, settings: AuditSettings, protocol: str, target: str) -> Trial:

@@ -140,7 +140,7 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     from cuda_l2.records import to_json
     from cuda_l2.tasks.optional import load_kernelbench
 
-    checkout, opened, tables = (load_kernelbench(name) for name in ("checkout", "opened", "tables"))
+    checkout, files, opened, tables = map(load_kernelbench, ("checkout", "files", "opened", "tables"))
     gpu = chosen(settings.target) == "cuda"
     if gpu:
         detect("cuda")
@@ -148,7 +148,7 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     effort = dataclasses.replace(checkout.effort_for(gpu=gpu, as_written=settings.as_written), timeout_s=timeout_s)
     if settings.memory is not None:
         effort = dataclasses.replace(effort, memory_bytes=int(settings.memory * 2**30))
-    listed = checkout.entries(folder, settings.level)
+    listed = files.entries(folder, settings.level)
     found = []
     with settings.out.open("w") if settings.out else contextlib.nullcontext() as out:
         for examined in opened.examine_all(listed, effort, seed=seed, parts=(0, 3) if settings.parts else ()):

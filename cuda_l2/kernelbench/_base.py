@@ -1,4 +1,4 @@
-"""What checks of a module in KernelBench's style ask: launches on cases whose exact results are computed elsewhere."""
+"""Session of a module in KernelBench's style: launches on cases whose exact results are computed elsewhere."""
 
 import secrets
 from collections import OrderedDict
@@ -35,11 +35,11 @@ class CaseBook:
         self._factors: dict[tuple[int, int], float] = {}
 
     def factor(self, index: int, value: int) -> float:
-        """What sizes of a value are multiplied with in one choice of other shapes, larger and smaller ones by turns."""
+        """Factor for sizes of a value in one choice of other shapes, larger and smaller ones by turns."""
         return self._factors.setdefault((index, value), float(self.rng.uniform(*FACTORS[index % len(FACTORS)])))
 
     def weights_seed(self, number: int) -> int:
-        """Of the weights with a number: other ones each time, since a candidate may ask which its weights came from."""
+        """Seed of the weights with a number: another one each time, since a candidate may ask for its seed."""
         return int(np.random.SeedSequence([self.secret, number]).generate_state(1, np.uint32)[0]) >> 1
 
     def get(self, name: str, **wanted: Any) -> Case:
@@ -111,7 +111,7 @@ class ModuleSession:
         return found
 
     def weights_of(self, case: Case) -> Tensors:
-        """What its weights are set to, by their keys."""
+        """Values that its weights are set to, by their keys."""
         return {} if self.own_weights else case.weights
 
     def unnamed(self, case: Case) -> list[str]:

@@ -7,7 +7,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def encode(value: Any) -> Any:
-    """What `decode` gives back as it was; ValueError for anything that is no plain data."""
+    """JSON that `decode` turns back into the value; ValueError for anything that is no plain data."""
     if type(value) in _PLAIN:
         return value
     if type(value) is list:

@@ -27,7 +27,7 @@ from cuda_l2.tasks.cases import TaskCase
 LOAD_TIMEOUT_S = 600.0
 SPARE_ARENA_BYTES = 16 << 20
 ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
-"""Of eager runs with threads that spin and that sleep; launches of each; idle time before it."""
+"""Runs of eager with threads that spin and with threads that sleep; launches of each; idle time before it."""
 
 
 class _Closes(Protocol):
@@ -54,7 +54,7 @@ class ModelBaselines:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """What a reader of the times needs to know."""
+        """Conditions of the times, for a reader."""
         return {"torch threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
     def attach_task(self, arena: TaskArena, case: TaskCase) -> None:
@@ -80,7 +80,7 @@ class ModelBaselines:
         return [name for name in reversed(self.names) if name in self._arms and (compiles or name == EAGER)]
 
     def _open_eager(self, arena: TaskArena, case: ForeignCase) -> None:
-        """Of one whose threads spin and one whose sleep, the faster."""
+        """Keep the faster of two processes: one whose threads spin, one whose threads sleep."""
         with contextlib.ExitStack() as stack:
             both: list[ModelArm] = []
             for spins in (True, False):
@@ -190,7 +190,7 @@ def call_of(case: ForeignCase, given: Tensors) -> Call:
 
 
 def shared_bytes(task: Operation, calls: int) -> int:
-    """Of memory that a module's process needs for so many of them."""
+    """Bytes of shared memory that a module's process needs for a number of calls."""
     gaps = LINE * (len(task.inputs) + len(task.weights) + len(task.outputs))
     return calls * (task.bytes + gaps) + SPARE_ARENA_BYTES
 

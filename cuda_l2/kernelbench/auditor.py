@@ -30,7 +30,7 @@ from cuda_l2.verify import verify
 
 CLASS = "ModelNew"
 BUILD_TIMEOUT_S = 600.0
-"""What a file may take to be executed: it compiles its own code then."""
+"""Limit for executing a file, which compiles its own code then."""
 SPARE_ARENA_BYTES = 64 << 20
 
 

@@ -23,11 +23,11 @@ from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, TaskCase,
 from cuda_l2.tasks.values import Distribution
 
 FACTORS = (LARGER, SMALLER)
-"""Of other shapes, in turn."""
+"""Ranges of factors for other shapes, in turn."""
 AHEAD, AHEAD_BYTES = 8, 1 << 30
 """Cases for timing that one run of the file makes, and what their tensors take together at most, one case more."""
 BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)
-"""Of no case: these say nothing of the values that were asked for."""
+"""Statuses of a missing case that say nothing of the values that were asked for."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class ForeignTask:
 
     @property
     def text(self) -> str:
-        """Of the file."""
+        """The file's text."""
         return self.file.text
 
 
@@ -43,7 +43,7 @@ _files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
 
 
 def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
-    """What references may take, and to which budgets sizes are halved."""
+    """Limits of references on a machine, and the budgets to which sizes are halved."""
     effort = GPU_EFFORT if gpu else Effort()
     budget = 0 if as_written else effort.budget_bytes
     return Effort(effort.timeout_s, effort.memory_bytes, budget, effort.budget_flops, effort.device)

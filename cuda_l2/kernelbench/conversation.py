@@ -1,4 +1,4 @@
-"""What is said between the judge and a module's process: messages, the turns of calls, and the faults in either.
+"""The protocol between the judge and a module's process: messages, the turns of calls, and the faults in either.
 
 The process is not believed: an answer is data, and whatever else it says, or does not say in time, is its Fault.
 """
@@ -14,7 +14,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
 
 SPIN_S, NAP_S = 0.001, 0.02
-"""How long we look at a counter of its all the time, leaving the core to whoever wants it, before it is to wake us."""
+"""Time for which a counter is polled, yielding the core, before the process has to wake the judge; poll after that."""
 
 
 class Conversation:
@@ -129,5 +129,5 @@ class Conversation:
 
 
 def one_line(said: object) -> str:
-    """What it said, as text that may be shown."""
+    """The process's words as one line of printable text."""
     return "".join(c for c in str(said) if c.isprintable())[: runner.MAX_REASON]

@@ -51,7 +51,7 @@ class CudaModelBaselines(CudaTaskBaselines):
         self._processes: dict[str, ModelProcess] = {}
         self._held: list[TaskCase] = []
         self._calls: list[Call] = []
-        """Of the cases held, in the host's memory."""
+        """Calls on the cases held, in the host's memory."""
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -137,7 +137,7 @@ class ModelProcess:
         self._calls = calls
 
     def seconds(self, sequence: Sequence[int], *, graph: bool, warm: bool) -> float:
-        """Of launches on these calls, one after the other. warm: the same comes before, uncounted."""
+        """Seconds of launches on these calls, one after the other. warm: the same comes before, uncounted."""
         self._module.play(sequence, graph=graph)
         repeats = 1
         if warm:
@@ -149,7 +149,7 @@ class ModelProcess:
         return max(self._module.run(repeats).run_s - self.conversation_s, 1e-7)
 
     def results(self, index: int) -> dict[str, torch.Tensor]:
-        """Of a call that was launched last."""
+        """Results of a call that was launched last."""
         return self._module.output(index)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from cuda_l2.system.plain import line_of
 from cuda_l2.tasks.values import Distribution, real, seeded
 
 COPIES = 6
-"""What a judgement holds at once of inputs, weights and results: fp32, and fp64 twice over."""
+"""Copies of inputs, weights and results that a judgement holds at once: fp32, and fp64 twice over."""
 
 SLACK = 1.25
 """By how much more than the least a task may take whose least is more than its budget."""
@@ -37,7 +37,7 @@ LEAST_LARGE = 16
 """A number of the file that weights depend on and that is smaller is left alone: a window, a stride, a dimension."""
 
 NO_MEMORY = ("allocate memory", "not enough memory", "out of memory")
-"""What PyTorch says of the machine's memory, and of a GPU's."""
+"""PyTorch's words for a lack of the machine's memory, and of a GPU's."""
 
 MEANT_ZEROS = 0.05
 """So large a share of zeros in a file's own inputs is a triangle, a diagonal or a mask."""
@@ -45,7 +45,7 @@ MEANT_ZEROS = 0.05
 
 @dataclass(frozen=True)
 class Need:
-    """What one run of the reference takes, found without running it."""
+    """Memory and work of one run of the reference, found without running it."""
 
     given_bytes: int  # inputs and weights
     made_bytes: int  # by all operators together
@@ -82,11 +82,11 @@ class Loaded:
             self._use(self._sizes)
 
     def need(self) -> Need | None:
-        """What a run takes at the present sizes; None where that cannot be found without one."""
+        """Memory and work of a run at the present sizes; None where that cannot be found without one."""
         return self._need(self._sizes)
 
     def arguments(self) -> Any:
-        """Of the module's constructor: a list, or a dictionary of keywords."""
+        """Arguments of the module's constructor: a list, or a dictionary of keywords."""
         with failing("its model cannot be made"):
             return self.namespace.get_init_inputs()
 
@@ -255,7 +255,7 @@ def _inputs(namespace: types.ModuleType, seed: int) -> list[Any]:
 
 
 def _halved_less(written: int, value: int) -> int:
-    """What a size was before it was halved to this value."""
+    """The size before it was halved to this value."""
     while written // 2 > value:
         written //= 2
     return written

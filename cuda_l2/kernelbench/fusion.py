@@ -24,7 +24,7 @@ MAX_NODES = 64
 
 
 class Kind(enum.StrEnum):
-    """What a part is built around, in the order in which anchors choose their neighbours."""
+    """Kind of a part's anchor, in the order in which anchors choose their neighbours."""
 
     CONTRACTION = "contraction"
     ATTENTION = "attention"
@@ -110,7 +110,7 @@ class _Function(nn.Module):
 def plan(
     module: nn.Module, inputs: Sequence[object], *, name: str = "module", revision: str = "", least: int = 2
 ) -> Plan:
-    """Cut a module into parts of at least so many operators; NotTraceable where its graph cannot be had.
+    """Cut a module into parts of at least `least` operators; NotTraceable where its graph cannot be had.
 
     name, revision: what the parts' tasks are named after.
     """
@@ -146,7 +146,7 @@ def _trace(module: nn.Module, inputs: Sequence[object]) -> fx.GraphModule:
 
 
 def _kind(node: fx.Node) -> Kind | None:
-    """What an operator is; None for what stays PyTorch."""
+    """Kind of an operator; None where it stays PyTorch's."""
     if node.op != "call_function" or _elements(node) == 0:
         return None
     if node.target is operator.getitem:
@@ -296,7 +296,7 @@ def _operator_name(node: fx.Node) -> str:
 
 
 def _flops(module: nn.Module, arguments: Sequence[object]) -> int:
-    """Of the contractions, as PyTorch counts them."""
+    """FLOP of the contractions, as PyTorch counts them."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
         fakes = [torch.empty(a.shape, dtype=a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments]
         module(*fakes)

@@ -28,14 +28,14 @@ from cuda_l2.tasks.values import Distribution
 Tensors = dict[str, torch.Tensor]
 
 SERVER_BYTES = 1 << 30
-"""What a server with torch loaded may take beside what its file does."""
+"""Memory of a server with torch loaded, beside what its file takes."""
 MAX_RESULT_BYTES = 8 << 20
 MAX_REASON = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What one file may take. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
+    """Limits of one file. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
 
     timeout_s: float = 120.0
     memory_bytes: int = 8 << 30  # of a process, and of all of a file's together
@@ -104,7 +104,7 @@ class OpenedFile:
 
     @property
     def text(self) -> str:
-        """Of the file, as it was when it was opened."""
+        """The file's text, as it was when it was opened."""
         return self._text.decode(errors="replace")
 
     def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
@@ -126,7 +126,7 @@ class OpenedFile:
         special: Sequence[tuple[str, int, float]] = (),
         weights_seed: int | None = None,
     ) -> Case:
-        """What to judge a candidate by; UserError where the file does not give it.
+        """Inputs, weights and bounds to judge a candidate by; Refused where the file does not give them.
 
         distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
         an unlucky order are as far off as products in less. changed: a tensor of real numbers that has another value

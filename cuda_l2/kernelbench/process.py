@@ -35,7 +35,7 @@ become one: what is left of PyTorch's aligned blocks lay between a module's resu
 where checks of other sizes had come before, and it took 1.2 times as long as itself.
 """
 RUNNER_BYTES = 1 << 30
-"""What a process with torch loaded may take beside what its module does."""
+"""Memory of a process with torch loaded, beside what its module takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a module's process may use. device: cpu or cuda. spins: threads do so between parallel regions, each on a
+    """Limits of a module's process. device: cpu or cuda. spins: threads do so between parallel regions, each on a
     core of its own; else they sleep.
     """
 
@@ -122,7 +122,7 @@ class Module:
 
     @property
     def pid(self) -> int:
-        """Of the sandbox's first process."""
+        """Process id of the sandbox's first process."""
         return self._process.pid
 
     @property
@@ -201,7 +201,7 @@ class Module:
             _copy(self._inputs(index))
 
     def _inputs(self, index: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of a call, as bytes: where each lies, and what it is.
+        """Inputs of a call as bytes: the place and the values of each.
 
         NumPy copies them on one thread: PyTorch's own threads would go on to spin beside the process that is timed.
         """
@@ -330,7 +330,7 @@ class Module:
             raise self._talk.unreadable() from None
 
     def replaced(self) -> list[str]:
-        """What it says of functions that its file replaced."""
+        """Functions that its file replaced, self-reported."""
         self.thaw()
         names = self._talk.ask({"op": "replaced"}).get("replaced", [])
         return [one_line(name) for name in names] if isinstance(names, list) else []

@@ -33,7 +33,7 @@ OTHER_INPUTS = 4
 MODULE_ATTRIBUTES = vars(nn.Module()).keys()
 
 ROUNDINGS = 16
-"""By so many steps of the type, of the largest result, runs may differ that do the same."""
+"""Steps of the type, at the largest result, by which equal runs may differ."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _mirrored(tensor: torch.Tensor, new: torch.Tensor, at: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Limits:
-    """What verifying may take. Budgets: sizes are halved until it fits them; 0 bytes leave sizes as written."""
+    """Limits of a verification. Budgets: sizes are halved until it fits them; 0 bytes leave sizes as written."""
 
     memory_bytes: int
     budget_bytes: int
@@ -274,7 +274,7 @@ def warm_up() -> None:
 
 
 def _output(model: nn.Module, inputs: Sequence[Any], seed: int) -> Any:
-    """What forward returns, as it is."""
+    """The result of forward, as it is."""
     torch.manual_seed(seed)
     with failing("its reference fails"), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -290,7 +290,7 @@ def _on(value: Any, device: str) -> Any:
 
 
 def _copy_of(key: str, value: Any) -> torch.Tensor:
-    """Of one part of a module's state."""
+    """A copy of one part of a module's state."""
     if not isinstance(value, torch.Tensor):
         raise Refused(Readiness.UNSUPPORTED, f"its state {key} is a {type(value).__name__}, no tensor")
     if is_lazy(value):
@@ -319,7 +319,7 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 
 def parameter_names(model: nn.Module, count: int) -> list[str]:
-    """Of what forward takes, in order; numbered where it does not name them."""
+    """Names of forward's parameters in order; numbered where it does not name them."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
     return [named[i] if i < len(named) else f"input{i}" for i in range(count)]
@@ -332,7 +332,7 @@ def _free(name: str, taken: Sequence[str]) -> str:
 
 
 def _flops(model: nn.Module, inputs: Sequence[Any]) -> int:
-    """Of contractions, as PyTorch counts them; 0 where fake tensors do not serve the module."""
+    """FLOP of the contractions, as PyTorch counts them; 0 where fake tensors do not serve the module."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, FlopCounterMode(display=False) as counter:
             fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in inputs]
@@ -345,7 +345,7 @@ def _flops(model: nn.Module, inputs: Sequence[Any]) -> int:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Of two inputs, tensors or numbers."""
+    """Whether two inputs, tensors or numbers, are equal."""
     return _same(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
 
 
@@ -380,7 +380,7 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _attributes_kept(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """What a module keeps beside its state, a hidden state say, is afterwards what it was; in between of this type."""
+    """Attributes of a module beside its state, a hidden state say, are restored afterwards; in between of this type."""
     copies: dict[int, Any] = {}  # what two parts share they go on to share
 
     def copied(value: Any) -> Any:
@@ -414,7 +414,7 @@ def _attributes_kept(model: nn.Module, dtype: torch.dtype | None = None) -> Iter
 
 @contextlib.contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """What tensors are made in that the module makes without saying."""
+    """The type of tensors that the module makes without naming one."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,7 +1,7 @@
 """Times a module against the reference, eager and compiled, in processes alike: one clock, ours, fresh inputs a round.
 
-A sample is so many calls, each on inputs that its process has not seen and that come, or can be read, when the results
-of the call before are read. Calls that do not count come first: a process is slow at first after it was stopped, by
+A sample is a number of calls, each on inputs that its process has not seen; on a CPU they are written when the results
+of the call before were read. Calls that do not count come first: a process is slow at first after it was stopped, by
 other amounts each time. What a round needs is prepared before it and looked at after it, and its calls come in parts,
 all arms by turns in each: a core that others share is as fast for two samples only where little lies between them. The
 clock runs until the call is done and the device is idle, then on until its results lie in memory that we read. What
@@ -41,17 +41,17 @@ MOST_CALLS = 32
 CALLS_BYTES = 64 << 20
 """Inputs and results of a round's calls that count take together at most this, one call more."""
 PARTS = 4
-"""Of a round, each with as many calls that count as lead it, or more. On one H100 samples 65 ms apart said little of
-each other (a correlation of 0.1 to 0.3), parts of 6 calls that lay 3 to 6 ms apart did (0.4 to 0.7)."""
+"""Parts of a round, each with at least as many calls that count as lead it. On one H100 samples 65 ms apart said little
+of each other (a correlation of 0.1 to 0.3), parts of 6 calls that lay 3 to 6 ms apart did (0.4 to 0.7)."""
 LEADING = 2
 """Calls before these that do not count. On one H200 the first after a stop took 3 to 5 times as long as those that came
 later, and of calls of nothing the first two took milliseconds now and then, the others 20 us."""
 AT_ONCE = 4
 LEAST_S = 1e-6
-"""What is left of a call once the conversation is taken off: Python calls nothing in less."""
+"""Least time of a call, once the conversation is taken off: Python calls nothing in less."""
 WEIGHTS = 3
 CHANGED_SHARE = 1 / 3
-"""Of rounds, those that begin with other weights, of so many, beside one of the first."""
+"""Number of weights, and share of the rounds that begin with other ones, beside one of the first rounds."""
 OTHER_INTEGERS = 1e-3
 """Share of integers that may differ from the eager reference's, where rounding decides."""
 
@@ -96,7 +96,7 @@ class _ModuleRounds(Rounds):
         """Where the modules' first threads may run, on a GPU without moving; on a CPU others begin as they do."""
         self._collect_s: dict[bool, list[float]] = {True: [], False: []}
         self._empty_s: dict[bool, list[float]] = {True: [], False: []}
-        """Of the baselines' calls behind leading ones, and of their first, which are taken before the candidate's."""
+        """Seconds of the baselines' calls, by whether leading calls came before; taken before the candidate's."""
         self.begin_round()
 
     def set_up(self) -> None:
@@ -136,7 +136,7 @@ class _ModuleRounds(Rounds):
         self._inputs: list[Tensors] = []
         self._used = dict.fromkeys(self.modules, 0)
         self._ahead: dict[str, list[tuple[int, int]]] = {}
-        """Of each module: calls that are prepared and did not count yet, by their numbers there and of their inputs."""
+        """Prepared calls of each module that did not count yet: their numbers there, and those of their inputs."""
         self._right: dict[int, Tensors] = {}  # a baseline's results by the number of their inputs
         self._found: dict[int, Tensors] = {}
         others = [case for case in self.cases if case is not self.case]
@@ -175,7 +175,7 @@ class _ModuleRounds(Rounds):
         return max(LEAST_S, spent.run_s / count + put_off_s - empty_s)
 
     def _turns(self, module: Module, order: Sequence[int], **how: Any) -> Spent:
-        """Of a module, while we keep to a core of our own where there is one."""
+        """Turns of a module while the judge keeps to a core of its own, where there is one."""
         if self._core is None:
             return module.take_turns(order, **how)
         everywhere = os.sched_getaffinity(0)
@@ -186,7 +186,7 @@ class _ModuleRounds(Rounds):
             os.sched_setaffinity(0, everywhere)
 
     def _before(self) -> None:
-        """What the protocol has before a call."""
+        """Clear the caches and pause as the protocol has it before a call."""
         if self._evicted is not None:
             self._evicted += 1
         time.sleep(float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0)
@@ -209,7 +209,7 @@ class _ModuleRounds(Rounds):
                 self._require(name, limit, found, right)
 
     def empty_call_us(self) -> float:
-        """What was taken off a call."""
+        """Microseconds that were taken off a call."""
         return _typical(self._empty_s[True]) * 1e6
 
     def _require(self, name: str, limit: Bounds, found: Tensors, right: Tensors) -> None:

@@ -1,9 +1,9 @@
-"""The program inside the sandbox that runs a module in KernelBench's style, somebody's ModelNew or a reference.
+"""The program inside the sandbox that runs a module in KernelBench's style, a ModelNew or a reference's Model.
 
-Started by process.py in a folder with the file. Jobs come as lines of JSON and are answered with one; a run is
-answered with one byte when its launches are done and the device is idle, and another when its results lie in the
-memory that the judge shares. The file's code shares this process and may change anything in it: all that counts is
-what the judge reads in that memory, by its own clock.
+Started by process.py in a folder with the file. A job is a line of JSON and is answered with one; a run is answered
+with one byte when its launches are done and the device is idle, and another when its results lie in the shared memory.
+The file's code shares this process and may change anything in it, so the judge believes its own clock and what it reads
+in the shared memory, nothing else.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import copy
 import ctypes
 import importlib.util
 import json
+import math
 import mmap
 import os
 import resource
@@ -34,7 +35,7 @@ cache line where this process waits, which launch is done, whose results are the
 """
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's names
 REPLACED_BY_COMPILER = ("Module.__init__", "Module.__setstate__", "torch.manual_seed")
-"""What torch.compile puts its own functions around."""
+"""Functions that torch.compile wraps in its own."""
 FOLDERS = {
     **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
     **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
@@ -233,7 +234,7 @@ class Runner:
         return result
 
     def _captured(self, sequence: tuple[int, ...]) -> Callable[[], Any]:
-        """What replays a CUDA graph of these calls and gives the last result."""
+        """A function that replays a CUDA graph of these calls and gives the last result."""
         if sequence not in self._graphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 self._graphs.clear()
@@ -408,12 +409,9 @@ class Runner:
         return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
     def _view(self, place: dict[str, Any]) -> Any:
-        count = 1
-        dtype = getattr(self.torch, place["dtype"])
-        for size in place["shape"]:
-            count *= size
-        start = place["offset"]
-        return self._bytes[start : start + count * dtype.itemsize].view(dtype).view(place["shape"])
+        dtype, start = getattr(self.torch, place["dtype"]), place["offset"]
+        size = math.prod(place["shape"]) * dtype.itemsize
+        return self._bytes[start : start + size].view(dtype).view(place["shape"])
 
 
 def _within_operator(event: Any) -> bool:
@@ -430,20 +428,13 @@ def _compiled() -> bool:
 
 
 def _watched(torch: Any) -> Iterator[Any]:
-    """What published candidates have replaced, and what is like it."""
+    """Modules and classes whose functions published candidates have replaced, and those like them."""
     import builtins  # noqa: PLC0415
 
     yield from (builtins, time, os, json, sys, socket.socket, mmap)
     yield from (torch, torch.Tensor, torch._C, torch.nn.Module, torch.nn.functional, torch.testing, torch.linalg)
-    yield from (
-        torch.cuda,
-        torch.cuda.Event,
-        torch.cuda.Stream,
-        torch.autograd,
-        torch.autograd.Function,
-        torch.profiler,
-    )
-    yield from (torch.Tensor.__mro__[1], torch.utils.cpp_extension, torch.random)
+    yield from (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.autograd, torch.autograd.Function)
+    yield from (torch.profiler, torch.Tensor.__mro__[1], torch.utils.cpp_extension, torch.random)
     yield from (value for value in vars(torch.nn).values() if isinstance(value, type))
 
 

@@ -157,7 +157,7 @@ class SandboxedPython:
 
 
 def readable() -> list[Path]:
-    """What such a process must read beside the system's folders: Python, its packages, this package, CUDA."""
+    """Folders that such a process must read beside the system's: Python, its packages, this package, CUDA."""
     package = Path(cuda_l2.__file__).parent
     folders = [Path(sys.prefix), Path(sys.base_prefix), package]
     folders += [Path(path) for path in sys.path if path.endswith("-packages")]

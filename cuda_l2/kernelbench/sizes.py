@@ -19,7 +19,7 @@ SIZED = "_sized_by_cuda_l2"
 
 
 class Assignments:
-    """What a file assigns to its global names outside functions and classes."""
+    """Assignments of a file to its global names, outside functions and classes."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""What became of a checkout's files, as lines and as a table."""
+"""The files of a checkout that were tried, as lines and as a table."""
 
 import collections
 import statistics
@@ -28,7 +28,7 @@ def print_examined(found: Examined) -> None:
 
 
 def print_counts(found: Sequence[Examined]) -> None:
-    """How many files of each level, or folder, can be tasks, and what stands in the way of the others."""
+    """Number of files of each level, or folder, by their status."""
     levels = sorted({_level(each.name) for each in found})
     counts = {level: collections.Counter(e.status for e in found if _level(e.name) == level) for level in levels}
     table = Table()

@@ -9,7 +9,7 @@ from cuda_l2.verify._base import CheckFailed
 
 IDLE_S = 0.4
 MOST_CPU_SHARE = 0.25
-"""Of one core, in idle time."""
+"""Share of one core, in idle time."""
 
 
 class Surroundings(ModuleCheck):

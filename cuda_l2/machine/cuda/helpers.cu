@@ -185,19 +185,3 @@ extern "C" __global__ void compare_rows(const unsigned short *c, unsigned long l
   for (int lanes = 16; lanes > 0; lanes /= 2) largest = larger(largest, __shfl_xor_sync(~0u, largest, lanes));
   add_to(found, squares, largest);
 }
-
-// Output i of the generator splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-__device__ unsigned long long word_of(unsigned long long key, unsigned long long i) {
-  unsigned long long z = key + (i + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-  return z ^ z >> 31;
-}
-
-// 8-byte words of which nobody could tell what they hold without the key; see kernelbench/masks.py.
-extern "C" __global__ void unmask(unsigned long long *target, const unsigned long long *masked, unsigned long long words,
-                                  unsigned long long key, unsigned long long first) {
-  const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-  for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step)
-    target[i] = masked[i] ^ word_of(key, first + i);
-}

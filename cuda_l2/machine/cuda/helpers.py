@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("helpers.cu")
 NAMES = (
     *("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments"),
-    *("look_at_rows", "compare_rows", "unmask"),
+    *("look_at_rows", "compare_rows"),
 )
 EMPTY_LAUNCHES = 64
 MAX_BLOCKS = 1024
@@ -95,11 +95,6 @@ class Helpers:
     ) -> None:
         """Compare them, and copy more; see `segments`."""
         self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
-
-    def unmask(self, stream: int, target: int, masked: int, words: int, key: int, first: int) -> None:
-        """Put 8-byte words somewhere as they were before they were masked with this part of the key's stream."""
-        blocks = max(1, min(MAX_BLOCKS, -(-words // ROW_THREADS)))
-        self._launch("unmask", stream, blocks, ROW_THREADS, [target, masked, words, key, first])
 
     def look_at_rows(self, stream: int, c: "torch.Tensor", projection: Projection, found: "torch.Tensor") -> None:
         """How far each row of an fp16 result times the signs is off, in units of what it may be off by.
