@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
+from cuda_l2 import tasks
+from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
 from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
-from cuda_l2.rigs import Rig
+from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.version import __version__
 
@@ -183,3 +186,52 @@ class Evaluator:
             timing, review = weigh(timing, review, self._checker.name, opinion)
         value = trial.reward if review.counts else self.rewards.incorrect
         return replace(trial, timing=timing, review=review, reward=value)
+
+
+@overload
+def evaluate(
+    source: str,
+    task: str | Task,
+    *,
+    protocol: str = ...,
+    seed: int | None = None,
+    rewards: RewardSettings = ...,
+    target: str = ...,
+    full: bool = ...,
+) -> Trial: ...
+@overload
+def evaluate(
+    source: list[str] | tuple[str, ...],
+    task: str | Task,
+    *,
+    protocol: str = ...,
+    seed: int | None = None,
+    rewards: RewardSettings = ...,
+    target: str = ...,
+    full: bool = ...,
+) -> list[Trial]: ...
+def evaluate(
+    source: str | list[str] | tuple[str, ...],
+    task: str | Task,
+    *,
+    protocol: str = SEARCH.name,
+    seed: int | None = None,
+    rewards: RewardSettings = RewardSettings(),
+    target: str = "auto",
+    full: bool = False,
+) -> Trial | list[Trial]:
+    """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
+
+    task: as `tasks.parse` reads it, 512x512x512 or softmax:rows=64,columns=1000.
+    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
+    full: also the checks that are too slow for every candidate (sanitizers, stress builds).
+    """
+    task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
+    with open_rig(target) as rig:
+        if protocol not in rig.protocols:
+            raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
+        rig.reports(task, [protocol])
+        with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
+            candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
+            trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
+    return trials[0] if isinstance(source, str) else trials

@@ -145,8 +145,8 @@ def _audit(text: str, task: str, checkout: Path, settings: AuditSettings, protoc
 
 def _judge(text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None) -> Trial:
     from cuda_l2 import contract
+    from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
-    from cuda_l2.optimizer import evaluate
 
     if target == "auto":
         try:

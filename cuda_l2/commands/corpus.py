@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from cuda_l2 import machine, tasks
-from cuda_l2.commands._options import LANGUAGE_MODELS
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
 

@@ -43,10 +43,11 @@ def command(shape: str, out: Path, /, *, settings: RecordSettings | None = None)
     require_writable(out)
 
     from cuda_l2.families._base import families_for
-    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.optimizer import Optimizer
     from cuda_l2.propose._base import FamilySpace
     from cuda_l2.propose._recorded import RecordedSpace, grid, save
     from cuda_l2.search import judge_group
+    from cuda_l2.settings import Settings
 
     with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
         family = families_for(gemm, optimizer.target)[0]

@@ -184,7 +184,41 @@ class Proposer(ABC):
         """Go on from a kept state."""
 
 
-Maker = Callable[[Space, Callable[[], list[Trial]], np.random.Generator], Proposer]
+Trials = Callable[[], list[Trial]]
+"""The task's trials so far."""
+
+
+class Policy(ABC):
+    """Makes a proposer for each task."""
+
+    name: str
+
+    @abstractmethod
+    def proposer(
+        self,
+        task: Task,
+        target: Target,
+        trials: Trials,
+        rng: np.random.Generator,
+        *,
+        profile: Callable[[Trial], str] = lambda trial: "",
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> Proposer:
+        """The proposer for one task; UserError where the policy cannot propose for it.
+
+        profile: the hardware's counters of a trial's kernel as text, empty where there are none. on_stage: called with
+        a few words before the proposer waits for something outside this program.
+        """
+
+    def summary(self) -> str:
+        """Questions asked and budget spent, in one line; empty for a policy that spends nothing."""
+        return ""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give back what the policy holds."""
+
+
+Maker = Callable[[Space, Trials, np.random.Generator], Proposer]
 """Makes a proposer from its space, the task's trials so far, and a source of randomness."""
 
 
