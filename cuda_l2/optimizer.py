@@ -1,4 +1,4 @@
-"""The main job: search for a shape's best kernel, then report it from another run on other inputs."""
+"""The main job: search for a task's best kernel, then report it from another run on other inputs."""
 
 import contextlib
 import re
@@ -32,12 +32,12 @@ from cuda_l2.system.errors import UserError
 
 FINALISTS = 3
 LAUNCHES_OF_ONE_CHECK = 25
-"""About how often one verification and a short timing launch a kernel."""
+"""Approximate number of launches of one verification and a short timing."""
 
 
 @dataclass
 class Result:
-    """What optimising one shape gave."""
+    """The result of optimising one task."""
 
     task: Task
     target: Target
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def best(self) -> Trial | None:
-        """The winner, as reported, or as found where the search was interrupted."""
+        """The reported winner; the best trial of the search where that was interrupted."""
         return next(iter(self.reports.values()), self.search.best)
 
     @property
@@ -180,7 +180,7 @@ class Optimizer:
         return proposer
 
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
-        """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
+        """The hardware's counters of a kernel as text, read once and kept; empty where they cannot be read."""
         key = (str(trial.task), trial.candidate.id)
         if trial.profile:
             self._profiles.setdefault(key, summary(trial.profile))
@@ -201,7 +201,7 @@ class Optimizer:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
     def _choose(self, evaluator: Evaluator, progress: Progress) -> Trial:
-        """The fastest of the finalists, timed once more each, so that the luckiest timing does not win."""
+        """The fastest of the finalists after one more timing of each, so that the luckiest timing does not win."""
         measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
         stored = {
             t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
@@ -214,12 +214,12 @@ class Optimizer:
         return best if best.speedup else finalists[0]
 
     def _may_run(self, candidate: Candidate) -> bool:
-        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
+        """Whether this machine may run the candidate: a model's needs a sandbox, or the user's consent."""
         sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self.settings.model.without_sandbox
         return sandboxed or not is_model(candidate.proposer)
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
-        """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
+        """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`."""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
         with self.evaluator(winner.task) as evaluator:
             for name in names:

@@ -14,7 +14,7 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 
 def member(kind: type[E], text: str, what: str) -> E:
-    """The member of an enum that a text names; UserError where there is none. what: the enum's members are."""
+    """The member of an enum that a text names; UserError where there is none. what: the noun for a member."""
     try:
         return kind(text.strip())
     except ValueError:
@@ -28,12 +28,12 @@ def require_target(name: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Say it at once, and apart from the results."""
+    """Print a line to standard error at once."""
     print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
 
 
 def require_cuda_packages() -> None:
-    """UserError where what a command on a GPU needs is not installed."""
+    """UserError where a package that a command on a GPU needs is missing."""
     try:
         importlib.import_module("cuda.bindings.driver")
     except ImportError as error:

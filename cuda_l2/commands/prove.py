@@ -52,7 +52,7 @@ def command(
 
 
 def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple[bool, bool]:
-    """Prove what the folder holds no proof of; whether an interrupt left nothing, and nothing is found to be wrong."""
+    """Prove the kernels without a proof in the folder; whether all are done, and whether none is wrong."""
     require_cuda_packages()
 
     from cuda_l2.library.kernels import kernels_of, tasks_for

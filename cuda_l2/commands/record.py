@@ -19,7 +19,7 @@ class RecordSettings:
     """Which schedules to record."""
 
     values: int = 3
-    """At most so many values a choice."""
+    """Largest number of values a choice."""
     fix: dict[str, int] = field(default_factory=dict)
     """Choices to keep at one value: --fix.THREADS 2."""
     limit: int = 2000

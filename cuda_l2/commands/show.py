@@ -29,7 +29,7 @@ def command(
     archive
         File that keeps the trials.
     count
-        At most so many kernels.
+        Largest number of kernels shown.
     source
         Print the best kernel's source instead of the table.
     json

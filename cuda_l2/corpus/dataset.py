@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
-    """Write the named parts, each with rows of equal columns, and a card; what the card of before named is replaced.
+    """Write the named parts, each with rows of equal columns, and a card; parts of an earlier card are replaced.
 
     Every file is whole or not there. UserError where it cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Self-supervised rounds (CUDA-L1's second stage): the model writes, what is verified is kept, the model learns it."""
+"""Self-supervised rounds (CUDA-L1's second stage): the model writes kernels and learns from the verified ones."""
 
 import hashlib
 import math
@@ -25,12 +25,12 @@ from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
 
 NAME = "self-supervised"
-"""Of the model as candidates' proposer, and in the collection."""
+"""The model's name as candidates' proposer and in the collection."""
 
 
 @dataclass(frozen=True)
 class SelfSupervision:
-    """The stage: what all of its rounds share."""
+    """The stage, with the parts that its rounds share."""
 
     tasks: Sequence[Task]
     settings: StageSettings

@@ -1,4 +1,4 @@
-"""Proposers compared on a recording: what they sample late, and how good their best is along the way."""
+"""Compares proposers on a recording: their late samples, and their best so far over the search."""
 
 import math
 import statistics

@@ -46,13 +46,13 @@ Make = Callable[[Evaluator, Callable[[], list[Trial]]], Proposer]
 
 @dataclass
 class Pair:
-    """Where one task and model stand."""
+    """The tries of one task and model so far."""
 
     task: Task
     model: str
     tries: int = 0
     kept: int = 0
-    best: float = 0.0  # speedup of what is kept
+    best: float = 0.0  # largest speedup among the kept
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
     failure: str = ""  # why the model could not be asked, one line
 
@@ -90,7 +90,7 @@ class Collection:
         self.lines.append(line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What was kept, as rows of the dataset."""
+        """The kept kernels as rows of the dataset."""
         return [line["row"] for line in self.lines if line["kept"]]
 
     def has(self, task: Task, source: str) -> bool:
@@ -99,7 +99,7 @@ class Collection:
         return any(line["kept"] and line["task"] == str(task) and line["digest"] == own for line in self.lines)
 
     def export(self) -> int:
-        """Bring the dataset to what is kept: how many rows it has."""
+        """Write the kept kernels as a dataset; the number of its rows."""
         rows = self.rows()
         if rows:
             dataset.write(self.folder, {PART: rows}, ABOUT)
