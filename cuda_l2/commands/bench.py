@@ -17,8 +17,8 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs import grid
 from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
 from cuda_l2.settings import LANGUAGE_MODELS, Settings, seconds
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from cuda_l2.commands._options import require_target
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.settings import LANGUAGE_MODELS, REVIEWS, Limits
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.corpus.holdout import HoldOut

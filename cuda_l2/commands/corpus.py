@@ -9,8 +9,8 @@ from cyclopts import Parameter
 from cuda_l2 import machine, tasks
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.settings import LANGUAGE_MODELS
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.corpus.build import Counts

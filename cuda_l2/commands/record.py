@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_writable
 from cuda_l2.records import Gemm
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 BATCH = 16
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import plain
 
 
 def command(

@@ -27,7 +27,7 @@ from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 OPEN = 4
 """Evaluators kept open: each holds memory for its inputs, outputs and references."""

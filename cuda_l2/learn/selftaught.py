@@ -21,8 +21,8 @@ from cuda_l2.records import Task, Trial
 from cuda_l2.rigs import Rig
 from cuda_l2.runs.collect import Collection, Make, Pair, collect
 from cuda_l2.settings import Limits
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 NAME = "self-supervised"
 """The model's name as candidates' proposer and in the collection."""

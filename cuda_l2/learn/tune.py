@@ -14,8 +14,8 @@ from cuda_l2.learn import models
 from cuda_l2.learn.models import Pupil
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Lora, StageSettings, Tuning
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 Say = Callable[[str], None]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cuda_l2.llm import kinds
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import plain
 
 
 @dataclass(frozen=True, slots=True)

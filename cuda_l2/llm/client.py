@@ -12,9 +12,8 @@ from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import counted, plain
 
 MAX_ANSWER_CHARS = 400_000
 """Limit of a stored answer."""

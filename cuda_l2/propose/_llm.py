@@ -19,7 +19,7 @@ from cuda_l2.propose._answer import Answer, Fault, parse_answer
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._references import query
 from cuda_l2.records import Candidate, Task, Trial
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 FRUITLESS_ROUNDS = 6
 """After this many rounds in a row without a new candidate the model is not asked any more."""

@@ -14,9 +14,8 @@ from pathlib import Path
 from cuda_l2.llm._base import Message, Messages
 from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import counted, plain
 
 PACKAGED = Path(__file__).with_name("prompts")
 MESSAGE_CHARS = 2_000

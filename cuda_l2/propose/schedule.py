@@ -22,7 +22,7 @@ from cuda_l2.propose._grpo import GrpoSettings, grpo_loss
 from cuda_l2.propose._network import ScheduleTransformer, Shape, Vocabulary, log_probabilities
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 EXEMPLARS = 2
 NOVELTY_TRIES = 8

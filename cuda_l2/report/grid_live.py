@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cuda_l2.records import Gemm
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 LINE_EVERY_S = 10.0
 """Seconds between lines without a terminal; the first comes at once."""
