@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from cuda_l2.version import __version__
 
 if TYPE_CHECKING:
-    from cuda_l2.optimizer import evaluate, optimize
+    from cuda_l2.evaluator import evaluate
+    from cuda_l2.optimizer import optimize
     from cuda_l2.records import Gemm, Trial
     from cuda_l2.system.errors import UserError
 
@@ -22,7 +23,7 @@ _HOMES = {
     "Gemm": "cuda_l2.records",
     "Trial": "cuda_l2.records",
     "UserError": "cuda_l2.system.errors",
-    "evaluate": "cuda_l2.optimizer",
+    "evaluate": "cuda_l2.evaluator",
     "optimize": "cuda_l2.optimizer",
 }
 

@@ -1,4 +1,4 @@
-"""build -> verify -> measure -> reward for the candidates of one task: the stages put together once.
+"""The stages in order for the candidates of one task: build -> verify -> measure -> reward.
 
 The same object serves the search, `cuda-l2 check`, and `cuda_l2.evaluate` as a reward function.
 """
@@ -10,26 +10,29 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
+from cuda_l2 import tasks
+from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
 from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
-from cuda_l2.rigs import Rig
+from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.version import __version__
 
 POOR = 0.9
-"""A searched candidate surely below this share of the best is not timed any longer."""
+"""Timing of a candidate in a search ends once its speedup is surely below this share of the best."""
 
 
 class Evaluator:
-    """Everything one task needs, set up once. A context manager.
+    """The stages of one task, set up once. A context manager.
 
-    seed: of inputs; drawn afresh if not given, so that no candidate can know them. checker: who else is to look at
-    candidates whose reward jumps.
+    seed: seed of the inputs, random by default, so that no candidate can know them. checker: reviews candidates whose
+    reward jumps.
     """
 
     def __init__(
@@ -47,17 +50,17 @@ class Evaluator:
         self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
-        """The best known: what jumps are measured by."""
+        """The best speedup known; a jump is relative to it."""
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
-        """Spent waiting for others' turns on this machine; of no stage."""
+        """Time spent waiting for the machine's lock; it belongs to no stage."""
 
     def recall(self, trials: Sequence[Trial]) -> None:
-        """What earlier runs found: a jump is one from the best of it."""
+        """Take the best speedup of earlier trials as the one that jumps are relative to."""
         self.best_speedup = max([self.best_speedup, *(trial.speedup for trial in trials)])
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
-        """Builds in order; waits only for the one asked for."""
+        """Builds in order; each is awaited when it is taken."""
         lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext(0.0)
         with lock as queued_s:
             self.queued_s += queued_s
@@ -115,11 +118,11 @@ class Evaluator:
             yield self.judge(candidate, build, protocol, full=full)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
-        """Time a candidate already found correct; in searches poor ones are cut short."""
+        """Time a correct candidate; a search cuts the timing of a poor one short."""
         return self._bench.time(candidate, build, protocol, POOR * self.best_speedup if protocol.selects else 0.0)
 
     def profile(self, trial: Trial) -> Trial:
-        """The trial with what the hardware's counters say of its candidate; UserError where they cannot be read."""
+        """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
         with machine_lock(self.rig.gpu):
             return replace(trial, profile=self._bench.profile(trial.candidate, trial.build))
 
@@ -141,9 +144,9 @@ class Evaluator:
     def _confirmed(
         self, candidate: Candidate, build: Build, verdict: Verdict, protocol: Protocol
     ) -> tuple[Verdict, Timing | None, Review | None]:
-        """Verdict and timing; a search's new best is verified and timed again in fresh processes: the slower counts.
+        """Verdict and timing. A search's new best is judged again in fresh processes; the slower time counts.
 
-        One that is a jump is reviewed: on fresh inputs, in more rounds.
+        A jump is reviewed: verified and timed on fresh inputs, in more rounds.
         """
         timing = self.time(candidate, build, protocol)
         if not protocol.selects or timing.speedup is None or timing.speedup.estimate <= self.best_speedup:
@@ -171,7 +174,7 @@ class Evaluator:
         return verdict, self.time(candidate, build, longer)
 
     def _second_look(self, trial: Trial) -> Trial:
-        """The trial after what a second device and the checker say of a jump that repeated here."""
+        """The trial after the review of a repeated jump by a second device and by the checker."""
         timing, review = trial.timing, trial.review
         if not (review and timing and timing.speedup and jump(timing.speedup.estimate, self.best_speedup)):
             return trial
@@ -183,3 +186,52 @@ class Evaluator:
             timing, review = weigh(timing, review, self._checker.name, opinion)
         value = trial.reward if review.counts else self.rewards.incorrect
         return replace(trial, timing=timing, review=review, reward=value)
+
+
+@overload
+def evaluate(
+    source: str,
+    task: str | Task,
+    *,
+    protocol: str = ...,
+    seed: int | None = None,
+    rewards: RewardSettings = ...,
+    target: str = ...,
+    full: bool = ...,
+) -> Trial: ...
+@overload
+def evaluate(
+    source: list[str] | tuple[str, ...],
+    task: str | Task,
+    *,
+    protocol: str = ...,
+    seed: int | None = None,
+    rewards: RewardSettings = ...,
+    target: str = ...,
+    full: bool = ...,
+) -> list[Trial]: ...
+def evaluate(
+    source: str | list[str] | tuple[str, ...],
+    task: str | Task,
+    *,
+    protocol: str = SEARCH.name,
+    seed: int | None = None,
+    rewards: RewardSettings = RewardSettings(),
+    target: str = "auto",
+    full: bool = False,
+) -> Trial | list[Trial]:
+    """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
+
+    task: as `tasks.parse` reads it, 512x512x512 or softmax:rows=64,columns=1000.
+    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
+    full: also the checks that are too slow for every candidate (sanitizers, stress builds).
+    """
+    task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
+    with open_rig(target) as rig:
+        if protocol not in rig.protocols:
+            raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
+        rig.reports(task, [protocol])
+        with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
+            candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
+            trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
+    return trials[0] if isinstance(source, str) else trials

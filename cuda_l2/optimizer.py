@@ -1,77 +1,43 @@
-"""The main job: search for a shape's best kernel, then report it from another run on other inputs."""
+"""The main job: search for a task's best kernel, then report it from another run on other inputs."""
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import families_for
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.llm._base import is_model
-from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.profile import summary
-from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
-from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
+from cuda_l2.measure.protocols import FINALS, SEARCH
+from cuda_l2.propose._base import Proposer, proposer_maker
+from cuda_l2.propose._policy import default_candidates, open_policy
 from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
 from cuda_l2.review.checker import open_checker
-from cuda_l2.review.settings import ReviewSettings
-from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import ADAPTIVE, open_rig
+from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, search
+from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.errors import UserError
 
-if TYPE_CHECKING:
-    from cuda_l2.propose._model_policy import ModelPolicy
-
 FINALISTS = 3
-REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
-"""Protocols under which a winner is reported, by the setting's word."""
 LAUNCHES_OF_ONE_CHECK = 25
-"""About how often one verification and a short timing launch a kernel."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to optimise one shape."""
-
-    budget_s: float = 60.0
-    trials: int | None = None
-    policy: str = "schedule"
-    seed: int = 0
-    archive: Path | str | None = None
-    protocol: str = "standard"  # "standard": offline and server; "offline" alone; "paper": the paper's 10 s + 30 s
-    again: bool = False  # time candidates anew that the archive knows
-    target: str = "auto"  # cpu, cuda, or auto for the best one present
-    retune: bool = False  # baselines that choose an algorithm do so anew
-    tuning: str = ADAPTIVE  # how they time algorithms: adaptive or paper
-    model: ModelSettings = ModelSettings()  # where the policy, or the checker, is a language model
-    review: ReviewSettings = ReviewSettings()  # of jumps in reward
-
-    def __post_init__(self) -> None:
-        if not self.budget_s > 0:
-            raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")
-        if self.seed < 0:
-            raise UserError(f"the seed must not be negative, as {self.seed} is")
-        if self.trials is not None and self.trials < 1:
-            raise UserError(f"the number of trials must be at least 1, not {self.trials}")
-        if self.protocol not in REPORTED:
-            raise UserError(f"there is no protocol {self.protocol!r}; choose from {', '.join(REPORTED)}")
+"""Approximate number of launches of one verification and a short timing."""
 
 
 @dataclass
 class Result:
-    """What optimising one shape gave."""
+    """The result of optimising one task."""
 
     task: Task
     target: Target
@@ -81,7 +47,7 @@ class Result:
 
     @property
     def best(self) -> Trial | None:
-        """The winner, as reported, or as found where the search was interrupted."""
+        """The reported winner; the best trial of the search where that was interrupted."""
         return next(iter(self.reports.values()), self.search.best)
 
     @property
@@ -104,31 +70,27 @@ class Result:
 
 
 class Optimizer:
-    """What several shapes share: the archive, the baselines' process, the machine. A context manager."""
+    """The archive, the rig, the policy and the checker that several tasks share. A context manager."""
 
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
-        by_model = is_model(settings.policy)
-        if not by_model:
-            proposer_maker(settings.policy)
         self._rng = np.random.default_rng(settings.seed)
-        self.archive = Archive(Path(settings.archive or paths.default_archive()))
-        self._model: ModelPolicy | None = None
-        if by_model:
-            from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional
-
-            self._model = _model_policy.ModelPolicy(settings.policy, settings.model, self.archive.path)
-        self._checker = open_checker(settings.review, settings.model, self.archive.path)
         self._profiles: dict[tuple[str, str], str] = {}  # by task and candidate
         self._profiles_here = True
-        self.rig = open_rig(settings.target)
-        self.rig.retunes = settings.retune
-        try:
+        with contextlib.ExitStack() as stack:
+            if not is_model(settings.policy):
+                proposer_maker(settings.policy)  # an unknown name leaves no archive behind
+            self.archive = stack.enter_context(Archive(Path(settings.archive or paths.default_archive())))
+            self._policy = open_policy(settings.policy, settings.model, self.archive.path)
+            stack.callback(self._policy.close)
+            self._checker = open_checker(settings.review, settings.model, self.archive.path)
+            if self._checker:
+                stack.callback(self._checker.close)
+            self.rig = stack.enter_context(open_rig(settings.target))
+            self.rig.retunes = settings.retune
             self.rig.tune_by(settings.tuning)
             self.rig.require_tools()
-        except UserError:
-            self.close()
-            raise
+            self._held = stack.pop_all()
         self.target = self.rig.target
 
     def require_feasible(self, task: Task) -> None:
@@ -149,11 +111,7 @@ class Optimizer:
     ) -> Result:
         """Search, choose among the finalists, report the winner."""
         self.require_feasible(task)
-        settings, machine = self.settings, self.target.machine
-        history = {trial.candidate.id: trial for trial in self.archive.trials(task, machine, SEARCH.name)}
-        families = families_for(task, self.target)
-        # a model can write for a shape that no family serves
-        space = space_for(families, task, self.target) if families or not self._model else None
+        history = {t.candidate.id: t for t in self.archive.trials(task, self.target.machine, SEARCH.name)}
         reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
@@ -164,19 +122,15 @@ class Optimizer:
 
         with self.evaluator(task) as evaluator:
             on_stage("searching")
-            if self._model:
-                proposer = self._model_proposer(self._model, evaluator, lambda: list(history.values()), on_stage)
-            else:
-                assert space is not None  # only a model does without families
-                proposer = self._proposer(space, lambda: list(history.values()))
+            proposer = self._proposer(evaluator, lambda: list(history.values()), on_stage)
             progress = search(
                 evaluator,
                 proposer,
                 self.archive,
-                budget_s=settings.budget_s,
-                max_trials=settings.trials,
-                first=[space.render(values, "default") for values in space.defaults()] if space else [],
-                again=settings.again,
+                budget_s=self.settings.budget_s,
+                max_trials=self.settings.trials,
+                first=default_candidates(task, self.target),
+                again=self.settings.again,
                 on_progress=remember,
                 on_group=lambda: self._keep(proposer),
             )
@@ -202,12 +156,7 @@ class Optimizer:
         return Evaluator(task, self.rig, checker=self._checker)
 
     def close(self) -> None:
-        self.rig.close()
-        if self._model:
-            self._model.close()
-        if self._checker:
-            self._checker.close()
-        self.archive.close()
+        self._held.close()
 
     def __enter__(self) -> "Optimizer":
         return self
@@ -215,28 +164,23 @@ class Optimizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _proposer(self, space: FamilySpace | UnionSpace, trials: Callable[[], list[Trial]]) -> Proposer:
-        """The proposer asked for, going on from its kept state."""
-        seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        proposer = proposer_maker(self.settings.policy)(space, trials, seed)
+    def _proposer(
+        self,
+        evaluator: Evaluator,
+        trials: Callable[[], list[Trial]],
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> Proposer:
+        """The policy's proposer for the evaluator's task, going on from its kept state."""
+        rng = np.random.default_rng(int(self._rng.integers(1 << 62)))
+        profile = partial(self._profile, evaluator)
+        proposer = self._policy.proposer(evaluator.task, self.target, trials, rng, profile=profile, on_stage=on_stage)
         state = self.archive.load_policy(proposer.name, self.target.machine)
         if state:
             proposer.load_state(state)
         return proposer
 
-    def _model_proposer(
-        self,
-        model: "ModelPolicy",
-        evaluator: Evaluator,
-        trials: Callable[[], list[Trial]],
-        on_stage: Callable[[str], None],
-    ) -> Proposer:
-        """The language model asked for, going on from the exchanges in the archive."""
-        seed = np.random.default_rng(int(self._rng.integers(1 << 62)))
-        return model.proposer(evaluator.task, self.target, trials, seed, partial(self._profile, evaluator), on_stage)
-
     def _profile(self, evaluator: Evaluator, trial: Trial) -> str:
-        """What the hardware's counters say of a kernel, read once and kept; empty where they cannot be read."""
+        """The hardware's counters of a kernel as text, read once and kept; empty where they cannot be read."""
         key = (str(trial.task), trial.candidate.id)
         if trial.profile:
             self._profiles.setdefault(key, summary(trial.profile))
@@ -257,7 +201,7 @@ class Optimizer:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
     def _choose(self, evaluator: Evaluator, progress: Progress) -> Trial:
-        """The fastest of the finalists, timed once more each, so that the luckiest timing does not win."""
+        """The fastest of the finalists after one more timing of each, so that the luckiest timing does not win."""
         measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
         stored = {
             t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
@@ -270,12 +214,12 @@ class Optimizer:
         return best if best.speedup else finalists[0]
 
     def _may_run(self, candidate: Candidate) -> bool:
-        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
+        """Whether this machine may run the candidate: a model's needs a sandbox, or the user's consent."""
         sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self.settings.model.without_sandbox
         return sandboxed or not is_model(candidate.proposer)
 
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
-        """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
+        """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`."""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
         with self.evaluator(winner.task) as evaluator:
             for name in names:
@@ -324,52 +268,3 @@ def optimize(
             if results[-1].search.interrupted:
                 raise KeyboardInterrupt
     return results[0] if isinstance(shapes, str) else results
-
-
-@overload
-def evaluate(
-    source: str,
-    task: str | Task,
-    *,
-    protocol: str = ...,
-    seed: int | None = None,
-    rewards: RewardSettings = ...,
-    target: str = ...,
-    full: bool = ...,
-) -> Trial: ...
-@overload
-def evaluate(
-    source: list[str] | tuple[str, ...],
-    task: str | Task,
-    *,
-    protocol: str = ...,
-    seed: int | None = None,
-    rewards: RewardSettings = ...,
-    target: str = ...,
-    full: bool = ...,
-) -> list[Trial]: ...
-def evaluate(
-    source: str | list[str] | tuple[str, ...],
-    task: str | Task,
-    *,
-    protocol: str = SEARCH.name,
-    seed: int | None = None,
-    rewards: RewardSettings = RewardSettings(),
-    target: str = "auto",
-    full: bool = False,
-) -> Trial | list[Trial]:
-    """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
-
-    task: as `tasks.parse` reads it, 512x512x512 or softmax:rows=64,columns=1000.
-    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
-    full: also the checks that are too slow for every candidate (sanitizers, stress builds).
-    """
-    task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
-    with open_rig(target) as rig:
-        if protocol not in rig.protocols:
-            raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
-        rig.reports(task, [protocol])
-        with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
-            candidates = [Candidate(text) for text in ([source] if isinstance(source, str) else source)]
-            trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
-    return trials[0] if isinstance(source, str) else trials

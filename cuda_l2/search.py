@@ -15,28 +15,28 @@ from cuda_l2.system.errors import UserError
 
 @dataclass
 class Progress:
-    """Where a search stands; given to the caller after every candidate."""
+    """The counts of a search so far; the caller gets them after every candidate."""
 
     proposed: int = 0
     built: int = 0
-    known: int = 0  # in the archive before the run, which answered
-    repeated: int = 0  # met before in this run, and not judged again
+    known: int = 0  # judged by an earlier run; the trial comes from the archive
+    repeated: int = 0  # judged before in this run
     correct: int = 0
     rejected: collections.Counter[str] = field(default_factory=collections.Counter)  # by status
     best: Trial | None = None
     last: Trial | None = None
-    seconds: float = 0.0  # without those queued
-    queued_s: float = 0.0  # waiting for other searches' turns on this machine
+    seconds: float = 0.0  # wall time without queued_s
+    queued_s: float = 0.0  # waiting for the machine's lock
     stage_seconds: dict[str, float] = field(default_factory=dict)
     interrupted: bool = False
-    summary: str = ""  # of what the proposer has learnt
+    summary: str = ""  # the proposer's own
     trials: list[Trial] = field(default_factory=list)
     reviews: collections.Counter[str] = field(default_factory=collections.Counter)  # of jumps in reward, by status
-    checker: str = ""  # what was asked of the checker, and what that cost
+    checker: str = ""  # the checker's questions and their cost, in one line
 
     @property
     def overhead(self) -> float:
-        """Share of the wall time that was neither building, verifying nor timing, nor waiting for a language model."""
+        """Share of the wall time outside all stages and outside waiting for a language model."""
         return 1 - sum(self.stage_seconds.values()) / self.seconds if self.seconds else 0.0
 
 
@@ -93,7 +93,7 @@ def search(
     except KeyboardInterrupt:
         progress.interrupted = True
     spent()
-    progress.summary = progress.summary or proposer.summary()  # of one that was never asked, for lack of time, too
+    progress.summary = progress.summary or proposer.summary()  # also where the time was up before the first proposal
     return progress
 
 
@@ -112,7 +112,7 @@ def _groups(
         except UserError as error:
             if not begun or progress.best is None:  # a model that never worked is an error, not an end
                 raise
-            progress.summary = f"{proposer.summary()}; ended: {error}"  # what was found is there to report
+            progress.summary = f"{proposer.summary()}; ended: {error}"  # the trials so far can be reported
             return
         if not group:
             progress.summary = proposer.summary()
@@ -140,7 +140,7 @@ def judge_group(
 
 
 def _count(progress: Progress, trial: Trial, known: bool, repeated: bool) -> None:
-    """known: not judged now. repeated: the run has met it before, so that it counts as that alone."""
+    """Count one trial. known: not judged now. repeated: judged before in this run, which excludes known."""
     progress.proposed += 1
     progress.known += known and not repeated
     progress.repeated += repeated

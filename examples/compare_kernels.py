@@ -34,9 +34,9 @@ from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate
 from cuda_l2.report.library import BUCKETS
 from cuda_l2.runs import grid
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.text import counted
 
 ORIGINAL = Path(__file__).parents[1] / "cuda_l2" / "families"
 FINALISTS = 16

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import cuda_l2
-from cuda_l2.families._base import families_for
-from cuda_l2.optimizer import Optimizer, Settings
-from cuda_l2.propose._base import FamilySpace
+from cuda_l2.optimizer import Optimizer
+from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 
 
@@ -70,6 +69,6 @@ def test_a_search_goes_on_with_the_policy_of_the_last_one(tmp_path) -> None:
     for _ in range(2):
         with Optimizer(settings) as optimizer:
             optimizer.optimize(gemm)
-            space = FamilySpace(families_for(gemm, optimizer.target)[0], gemm, optimizer.target)
-            updates.append(optimizer._proposer(space, list).updates)
+            with optimizer.evaluator(gemm) as evaluator:
+                updates.append(optimizer._proposer(evaluator, list).updates)
     assert updates == [1, 2]

@@ -22,7 +22,7 @@ from elftools.elf.sections import Section, SymbolTableSection
 from cuda_l2.build.cuda_rules import call_reason, variable_reason
 from cuda_l2.contract.cuda import SCALARS, TENSOR_MAP_BYTES, CudaContract
 from cuda_l2.records import KernelFacts
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 WORD_BYTES = 16
 """Of one machine instruction."""

@@ -1,43 +1,20 @@
-"""What several commands share: readers of option values, and how an interrupted run ends."""
+"""Readers of option values, and the end of an interrupted run, for several commands."""
 
 import enum
 import importlib
-import re
 import sys
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from cyclopts import Parameter
-
 from cuda_l2.system.errors import UserError
-
-LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
-"""How commands take `ModelSettings`."""
-
-REVIEWS = Parameter(name="*", group="Review of jumps in reward")
-"""How commands take `ReviewSettings`."""
 
 TARGETS = ("auto", "cpu", "cuda")
 
 E = TypeVar("E", bound=enum.StrEnum)
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def seconds(text: str) -> float:
-    """`60`, `60s`, `2m`, `1.5h` in seconds; UserError where it is not a positive time."""
-    match = re.fullmatch(r"(-?[\d.]+)\s*(s|m|min|h)?", text.strip())
-    try:
-        value = float(match.group(1)) * _UNITS[match.group(2) or ""] if match else -1.0
-    except ValueError:
-        value = -1.0
-    if not value > 0:
-        raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {text!r}")
-    return value
-
 
 def member(kind: type[E], text: str, what: str) -> E:
-    """The member of an enum that a text names; UserError where there is none. what: the enum's members are."""
+    """The member of an enum that a text names; UserError where there is none. what: the noun for a member."""
     try:
         return kind(text.strip())
     except ValueError:
@@ -51,12 +28,12 @@ def require_target(name: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Say it at once, and apart from the results."""
+    """Print a line to standard error at once."""
     print(f"cuda-l2: {text}", file=sys.stderr, flush=True)
 
 
 def require_cuda_packages() -> None:
-    """UserError where what a command on a GPU needs is not installed."""
+    """UserError where a package that a command on a GPU needs is missing."""
     try:
         importlib.import_module("cuda.bindings.driver")
     except ImportError as error:

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import LANGUAGE_MODELS, end_interrupted, require_target, require_writable, seconds, tell
+from cuda_l2.commands._options import end_interrupted, require_target, require_writable, tell
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs import grid
 from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
-from cuda_l2.system.counted import counted
+from cuda_l2.settings import LANGUAGE_MODELS, Settings, seconds
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +152,7 @@ def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
 
 def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.machine import detect
-    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.optimizer import Optimizer
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
@@ -205,7 +206,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     out = settings.out or Path("bench-cpu")
     require_writable(out / "table.md")
 
-    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.optimizer import Optimizer
     from cuda_l2.report.bench import markdown
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.tables import result_json

@@ -172,8 +172,8 @@ def _judge(
     text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None, reference: Path | None
 ) -> Trial:
     from cuda_l2 import contract
+    from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
-    from cuda_l2.optimizer import evaluate
 
     if target == "auto":
         try:

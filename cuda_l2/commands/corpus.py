@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from cuda_l2 import machine, tasks
-from cuda_l2.commands._options import LANGUAGE_MODELS
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.system.counted import counted
+from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.corpus.build import Counts
     from cuda_l2.corpus.segment import Segmented
 
 SEGMENTS = "segments.jsonl"
-"""A line for every window that a model was shown: what it answered and what became of it."""
+"""A line for every window that a model read: its answer and the outcome."""
 ABOUT = """\
 Instruction-context-code triplets and plain text for training models that write CUDA kernels. Every row says where its
 code comes from and under which licence; some licences forbid passing it on. docs/training.md of cuda-l2 describes the
@@ -26,19 +26,21 @@ columns."""
 
 @dataclass(frozen=True)
 class InstructionSettings(ModelSettings):
-    """Of a model that is asked for a few words, not for whole files. A class, since options given beside a default
-    that is an instance would leave nothing of it."""
+    """Settings of a model that is asked for a few words, not for whole files.
+
+    A class of its own: one option on the command line would replace every other default of an instance.
+    """
 
     prompt_tokens: int = 8_000
-    """A prompt has at most about so many tokens."""
+    """Approximate limit of a prompt in tokens."""
     answer_tokens: int = 1_000
-    """An answer is cut off after so many tokens."""
+    """Limit of an answer in tokens; a longer one is cut off."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class CorpusSettings:
-    """What to make it of."""
+    """Sources of the corpus, and the model that works on it."""
 
     folder: Annotated[list[Path] | None, Parameter(negative=())] = None
     """A folder of code of your own; may be given several times."""
@@ -47,23 +49,23 @@ class CorpusSettings:
     hold_out: Path | None = None
     """File of shapes, other tasks, kernels' ids, schedules and files that must not be in it, see docs/training.md."""
     rendered: int = 0
-    """So many kernels of our own families for each --shape, schedules drawn at random."""
+    """Number of kernels of our own families for each --shape, schedules drawn at random."""
     shape: Annotated[list[str] | None, Parameter(negative=())] = None
     """A shape for --rendered, or another task, as in softmax; may be given several times."""
     target: str = "auto"
     """Machine for --rendered: cpu, cuda, or auto for the GPU where there is one."""
     seed: int = 0
-    """Of the schedules drawn."""
+    """Seed of the schedules drawn."""
     policy: str = ""
-    """A language model that words an instruction for every snippet and leaves out the useless: openai:NAME@URL or
-    hf:PATH_OR_ID. Without one, comments and signatures do."""
+    """A language model that words an instruction for every snippet and drops useless ones: openai:NAME@URL or
+    hf:PATH_OR_ID. Without one, instructions come from comments and signatures."""
     segment: Literal["rules", "hard", "all"] = "rules"
-    """Who cuts code into snippets: rules, or the model what rules cut badly (hard), or the model everything (all), in
-    windows of --prompt-tokens."""
+    """How code is cut into snippets: by rules, by the model where rules cut badly (hard), or by the model alone (all),
+    in windows of --prompt-tokens."""
     context_tokens: int = 1000
     """Tokens of retrieved context in a triplet; 0 for none."""
     archive: Path | None = None
-    """File that keeps the exchanges with the model; what is answered there is not asked again."""
+    """File that keeps the exchanges with the model; an answer in it is not asked for again."""
     model: Annotated[InstructionSettings, LANGUAGE_MODELS] = InstructionSettings()
 
 

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line. good: None where it only adds to the line before. advice: if it is not. needed: for the main job."""
+    """One line of the report.
+
+    good: None where the line adds to the one before. advice: shown where it is not good. needed: by the main job.
+    """
 
     good: bool | None
     what: str
@@ -109,7 +112,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _bytecode() -> Iterator[Finding]:
-    """Of torch, without which every process in a sandbox, where nothing may be kept, compiles torch's Python anew."""
+    """Whether torch's bytecode is there: without it every process in a sandbox compiles torch's Python anew."""
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         return
@@ -138,7 +141,7 @@ def _folders() -> Iterator[Finding]:
 
 
 def _gpu() -> list[Finding]:
-    """What the GPU target needs."""
+    """The GPU, its driver and its tools."""
     from cuda_l2.machine import gpu_present
 
     if not gpu_present():

@@ -1,4 +1,4 @@
-"""cuda-l2 exchanges: what language models were asked, what they answered, what it cost."""
+"""cuda-l2 exchanges: questions to language models, their answers and costs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cuda_l2 import tasks
 from cuda_l2.commands._options import tell
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import plain
 
 if TYPE_CHECKING:
     from cuda_l2.archive import Archive
@@ -33,7 +33,7 @@ def command(
     archive
         File that keeps the trials and exchanges.
     count
-        At most so many.
+        Largest number of exchanges listed.
     read
         Print one exchange whole, prompt and answer: its name in the list.
     json
@@ -67,7 +67,7 @@ def command(
 
 
 def _name(exchange: "Exchange") -> str:
-    """Short: of what was asked, and how often before."""
+    """A short name: the question's hash and the number of earlier askings."""
     digest, _, number = exchange.key.partition("-")
     return f"{digest[:8]}-{number}"
 
@@ -94,8 +94,8 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
     for exchange in exchanges:
         reply = exchange.reply
         became, design = f"{reply.outcome}: {reply.reason}", ""
-        told = reply.prompt_tokens or reply.answer_tokens
-        tokens = f"{reply.prompt_tokens}+{reply.answer_tokens}" if told else ""
+        reported = reply.prompt_tokens or reply.answer_tokens
+        tokens = f"{reply.prompt_tokens}+{reply.answer_tokens}" if reported else ""
         if not reply.reason and exchange.purpose in ("instruct", "segment", "check"):
             became = one_line(reply.text, 120)
         elif not reply.reason:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 
 def command(

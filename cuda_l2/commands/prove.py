@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.library.table import Row
@@ -52,7 +52,7 @@ def command(
 
 
 def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple[bool, bool]:
-    """Prove what the folder holds no proof of; whether an interrupt left nothing, and nothing is found to be wrong."""
+    """Prove the kernels without a proof in the folder; whether all are done, and whether none is wrong."""
     require_cuda_packages()
 
     from cuda_l2.library.kernels import kernels_of, tasks_for

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_writable
 from cuda_l2.records import Gemm
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 BATCH = 16
 
@@ -19,7 +19,7 @@ class RecordSettings:
     """Which schedules to record."""
 
     values: int = 3
-    """At most so many values a choice."""
+    """Largest number of values a choice."""
     fix: dict[str, int] = field(default_factory=dict)
     """Choices to keep at one value: --fix.THREADS 2."""
     limit: int = 2000
@@ -43,10 +43,11 @@ def command(shape: str, out: Path, /, *, settings: RecordSettings | None = None)
     require_writable(out)
 
     from cuda_l2.families._base import families_for
-    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.optimizer import Optimizer
     from cuda_l2.propose._base import FamilySpace
     from cuda_l2.propose._recorded import RecordedSpace, grid, save
     from cuda_l2.search import judge_group
+    from cuda_l2.settings import Settings
 
     with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
         family = families_for(gemm, optimizer.target)[0]

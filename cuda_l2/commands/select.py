@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import member, require_cuda_packages, require_writable, seconds
+from cuda_l2.commands._options import member, require_cuda_packages, require_writable
 from cuda_l2.records import Accumulate, Layout
-from cuda_l2.system.counted import counted
+from cuda_l2.settings import seconds
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.runs.survey import Survey

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import plain
 
 
 def command(
@@ -29,7 +29,7 @@ def command(
     archive
         File that keeps the trials.
     count
-        At most so many kernels.
+        Largest number of kernels shown.
     source
         Print the best kernel's source instead of the table.
     json

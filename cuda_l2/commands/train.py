@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 ON_DATA = ("pretrain", "sft")
 ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
 """The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
-UNTOLD = ("save_every", "checkpoints")
-"""Settings that a run may go on with another value of."""
+RESUMABLE = ("save_every", "checkpoints")
+"""Settings that may change when an interrupted run goes on."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TrainSettings:
-    """What to train, on what."""
+    """The model, its data and the run."""
 
     model: str = ""
     """Folder or Hub id of the model to begin with; `scratch` makes a small one of random weights."""
@@ -39,7 +39,7 @@ class TrainSettings:
     out: Path | None = None
     """Folder of the run; a run that was interrupted goes on."""
     config: Path | None = None
-    """TOML file with settings of the stage; what it leaves out is as packaged."""
+    """TOML file with settings of the stage; the packaged ones hold for keys that it leaves out."""
     set: Annotated[list[str] | None, Parameter(negative=())] = None
     """One setting, as in tuning.steps=100; may be given several times."""
     kernelbench: Path | None = None
@@ -106,7 +106,7 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
     from cuda_l2.learn.run import Run
     from cuda_l2.learn.tune import fine_tune, pretrain
 
-    with Run(out, _told(stage, settings, _digest(texts or conversations))) as run:
+    with Run(out, _decisive(stage, settings, _digest(texts or conversations))) as run:
         if not run.done and stage.stage == "pretrain":
             pretrain(settings.model, texts, stage, run, _say)
         elif not run.done:
@@ -144,13 +144,13 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     require_sandbox(settings.without_sandbox)
     templates = Templates(settings.prompts)
     asked = [task for task in named or _own(chosen(settings.target)) if not hold_out.task(task)]
-    told = _told(stage, settings, _digest(others)) | {
+    decisive = _decisive(stage, settings, _digest(others)) | {
         "tasks": [str(task) for task in asked],
         "prompts": templates.fingerprint,
         "hold_out": hold_out.fingerprint,
     }
     path = settings.archive or paths.default_archive()
-    with Run(out, told) as run, Archive(path) as archive, open_rig(settings.target) as rig:
+    with Run(out, decisive) as run, Archive(path) as archive, open_rig(settings.target) as rig:
         if run.done:
             return
         wanted = _feasible(asked, rig, skip=not named)
@@ -180,7 +180,7 @@ def _own(target: str) -> list[Task]:
 
 
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
-    """Those that fit this machine; UserError where one does not, or, where they may be skipped, where none does."""
+    """The tasks that fit this machine. UserError where one does not fit; with `skip`, where none fits."""
     found: list[Task] = []
     why = ""
     for task in asked:
@@ -197,10 +197,10 @@ def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
     return found
 
 
-def _told(stage: "StageSettings", settings: TrainSettings, data: str) -> dict[str, Any]:
-    """What decides a run's outcome."""
+def _decisive(stage: "StageSettings", settings: TrainSettings, data: str) -> dict[str, Any]:
+    """The settings that decide a run's outcome."""
     values = asdict(stage)
-    for name in UNTOLD:
+    for name in RESUMABLE:
         del values["tuning"][name]
     return {
         "model": settings.model,
@@ -218,7 +218,7 @@ def _say(text: str) -> None:
 
 
 def _require_packages() -> None:
-    """UserError where what training needs is not installed."""
+    """UserError where a package that training needs is missing."""
     try:
         import datasets  # noqa: F401
         import peft  # noqa: F401

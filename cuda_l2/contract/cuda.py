@@ -15,7 +15,7 @@ from typing import NoReturn
 from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.expressions import ContractError, evaluate
 from cuda_l2.records import Layout, Task
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """The least architecture a candidate asks for; an `a` one runs on that generation alone."""

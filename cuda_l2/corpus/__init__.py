@@ -1,1 +1,1 @@
-"""Training text: code that is installed here and the user's own, cut, cleaned, deduplicated, with instructions."""
+"""Training text from installed code and the user's own: cut, cleaned, deduplicated, with instructions."""

@@ -1,4 +1,4 @@
-"""How the corpus asks a language model: templates that a user may change, many questions, each answer by its index."""
+"""Asks a language model about a corpus: templates that a user may change, many questions, answers by index."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from cuda_l2.system.errors import UserError
 CODE = "{code}"
 """The place that every template must have."""
 MOST_DEAD = 6
-"""Groups of questions one after the other that are refused or reach no server: a network's pause is shorter."""
+"""Number of groups in a row, refused or without a server, after which no more is asked; outages are shorter."""
 
 
 def packaged_templates() -> list[Path]:
@@ -37,7 +37,7 @@ class Template:
             raise UserError(f"{path} has no place {CODE}")
 
     def filled(self, places: Mapping[str, str]) -> str:
-        """With its places filled, in one pass: a filled text's own braces are left alone."""
+        """The text with its places filled in one pass, so that a filled text's own braces stay."""
         pattern = "|".join(re.escape(f"{{{name}}}") for name in places)
         return re.sub(pattern, lambda match: places[match.group()[1:-1]], self.text)
 
@@ -45,10 +45,10 @@ class Template:
 def answers(
     client: Client, purpose: str, prompts: Sequence[str], on_answer: Callable[[int], None] = lambda done: None
 ) -> Iterator[tuple[int, Exchange]]:
-    """What a model answered, with the prompt's index; what it did not answer is left out.
+    """The answered exchanges, each with its prompt's index.
 
-    What was answered in an earlier run is not asked again, and is used after the budget's end too. Where group after
-    group is refused, or the server stays away, no more is asked. UserError where the model never answers anything.
+    A stored answer of an earlier run is used, also after the budget's end. After MOST_DEAD groups in a row without a
+    server or with refusals, no more is asked. UserError where the model never answers anything.
     """
     size = client.settings.concurrency
     dead = 0

@@ -1,6 +1,6 @@
-"""The data pipeline of section 3.2.1: collect code, cut it, drop what is double or held out, add words and context.
+"""The data pipeline of section 3.2.1: collect code, cut it, drop duplicates and the held out, add words and context.
 
-Two parts come out: `triplets`, a row a snippet, and `text`, a row a file or kernel, of the same snippets.
+The dataset has two parts from the same snippets: `triplets`, a row a snippet, and `text`, a row a file or kernel.
 """
 
 import collections
@@ -29,7 +29,7 @@ from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.system.errors import UserError
 
 Segment = Literal["rules", "hard", "all"]
-"""Who cuts files: rules alone, a model what rules cut badly, a model everything."""
+"""rules: rules cut all files. hard: a model cuts what rules cut badly. all: a model cuts all files."""
 RENDERED = "rendered"
 KINDS = ("kernel", "template", "function", "type", "macro", RENDERED)
 LICENCES = {
@@ -39,20 +39,20 @@ LICENCES = {
     "aten": "BSD-3-Clause",
     "user": "not stated",
 }
-"""Of packages whose files say nothing themselves."""
+"""Licences of packages whose files name none."""
 OWN_LICENCE = "Apache-2.0"
 CONTEXT_PIECES = 4
 CHARS_A_TOKEN = 3
-"""As language models here count without a tokenizer: rather too few."""
+"""The count of language models here without a tokenizer: rather too few characters."""
 TEXT_CHARS = 24_000
 """A longer file gives several rows of text."""
 DRAWS = 20
-"""Tries for a rendered kernel that was not there before."""
+"""Largest number of draws for one new rendered kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One triplet with where it comes from."""
+    """One triplet with its origin."""
 
     instruction: str
     context: str  # excerpts of other snippets of the corpus that the instruction finds; may be empty
@@ -70,14 +70,14 @@ class Row:
 
 @dataclass
 class Counts:
-    """What became of everything."""
+    """Numbers of snippets by outcome and origin."""
 
     files: int = 0
     found: int = 0
     same: int = 0
     near: int = 0
     held_out: int = 0
-    unworthy: int = 0  # the model says that they teach nothing
+    unworthy: int = 0  # a model found them useless
     kept: int = 0
     texts: int = 0
     chars: int = 0
@@ -99,7 +99,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Rendered:
-    """Kernels of our families to render: so many different ones for each task, schedules drawn at random."""
+    """Kernels of our families to render: `count` different ones a task, schedules drawn at random."""
 
     count: int
     tasks: Sequence[Task]
@@ -129,9 +129,9 @@ def build(
 ) -> Corpus:
     """The corpus of the sources, and of kernels rendered from our families' schedules.
 
-    client: who words instructions; without one, or where its budget ends, comments and signatures do. segment: what it
-    cuts before that. prompts: folder of templates of the user's own. on_stage: told what is being done, how much of
-    how much.
+    client: the model that words instructions; without one, or after its budget, comments and signatures give them.
+    segment: which files the model cuts. prompts: folder of the user's templates. on_stage: called with the stage, the
+    number of items done and their total.
     """
     counts = Counts()
     collected = _collected(sources, hold_out, counts, on_stage)
@@ -195,7 +195,7 @@ class _Collected:
 def _collected(
     sources: Sequence[Source], hold_out: HoldOut, counts: Counts, on_stage: Callable[[str, int, int], None]
 ) -> list[_Collected]:
-    """Files that are the same but for comments and layout give one."""
+    """The files, cleaned; those that differ in comments and layout alone give one."""
     found = [file for source in sources for file in files(source)]
     read = []
     met: set[str] = set()
@@ -237,7 +237,7 @@ def _kept(collected: Sequence[_Collected], hold_out: HoldOut, counts: Counts) ->
 
 
 def _rendered(wanted: Rendered, hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
-    """They differ in few tokens, which matter: only equal ones are double."""
+    """Rendered kernels. They differ in few tokens, which matter, so only equal ones are duplicates."""
     duplicates, rng = Duplicates(), np.random.default_rng(wanted.seed)
     for task in wanted.tasks:
         if hold_out.task(task):
@@ -253,7 +253,7 @@ def _rendered(wanted: Rendered, hold_out: HoldOut, counts: Counts) -> Iterator[_
 def _one(
     space: FamilySpace, hold_out: HoldOut, counts: Counts, duplicates: Duplicates, rng: np.random.Generator
 ) -> _Item | None:
-    """A kernel that was not there before; None where so many draws gave none."""
+    """A new kernel; None where DRAWS draws gave none."""
     family, task = space.family, space.task
     for _ in range(DRAWS):
         candidate = space.render(draw(space, rng), "random")
@@ -277,7 +277,7 @@ def _worded(
     counts: Counts,
     on_stage: Callable[[str, int, int], None],
 ) -> tuple[list[_Item], list[Instruction]]:
-    """An instruction each; those that the model finds of no use go."""
+    """The items with their instructions, without those that the model finds useless."""
     if client is not None:
         asked = [i for i, item in enumerate(items) if item.instruction is None]
         pairs = [(items[i].source, items[i].snippet) for i in asked]
@@ -302,7 +302,7 @@ def _contexts(
     tokens: int,
     on_stage: Callable[[str, int, int], None],
 ) -> list[str]:
-    """For each instruction what it finds among the other snippets, in the form in which prompts quote headers."""
+    """For each instruction the nearest other snippets, quoted as prompts quote headers."""
     if not tokens:
         return [""] * len(items)
     places = [i for i, item in enumerate(items) if item.snippet.kind != RENDERED]
@@ -321,7 +321,7 @@ def _contexts(
 
 
 def _excerpts(own: _Item, found: Sequence[_Item], tokens: int) -> str:
-    """Of at most so many tokens, without any that holds the answer."""
+    """Excerpts within a number of tokens, without any that holds the answer."""
     chosen: list[str] = []
     left = tokens * CHARS_A_TOKEN
     for item in found:
@@ -336,7 +336,7 @@ def _excerpts(own: _Item, found: Sequence[_Item], tokens: int) -> str:
 
 
 def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
-    """What was kept of a file as one text, in its order, each line once; of large files several."""
+    """The kept snippets of a file as one text, several for a large file; in its order, each line once."""
     rows: list[dict[str, Any]] = []
     shown: set[int] = set()  # lines of the file at hand that a text has already: a model's pieces share some
     for item in items:

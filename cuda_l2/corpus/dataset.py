@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 CARD = "README.md"
 MARK = "made by cuda-l2"
@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
-    """Write the named parts, each with rows of equal columns, and a card; what the card of before named is replaced.
+    """Write the named parts, each with rows of equal columns, and a card; parts of an earlier card are replaced.
 
     Every file is whole or not there. UserError where it cannot be written.
     """

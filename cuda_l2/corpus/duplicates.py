@@ -1,4 +1,4 @@
-"""Which texts are one text: the same tokens, or nearly the same runs of tokens (MinHash, then the exact share)."""
+"""Detects duplicates: texts of the same tokens, or nearly the same runs of tokens (MinHash, then the exact share)."""
 
 import hashlib
 import re
@@ -27,7 +27,7 @@ def tokens(code: str) -> list[str]:
 
 
 def digest(code: str) -> str:
-    """Of the normalised content: equal where only comments and layout differ."""
+    """Hash of the tokens: equal where only comments and layout differ."""
     return hashlib.sha256("\0".join(tokens(code)).encode(errors="replace")).hexdigest()[:16]
 
 

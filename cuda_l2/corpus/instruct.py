@@ -1,4 +1,4 @@
-"""An instruction for every snippet: a language model's, or from the code's own comment and signature; or for a task."""
+"""Instructions: a language model's for a snippet, the snippet's own comment and signature, or a task's description."""
 
 import hashlib
 import re
@@ -24,14 +24,14 @@ _NOUNS = {"kernel": "CUDA kernel", "template": "template", "function": "function
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """What a programmer would be asked, and who worded it: model, comment, signature or task."""
+    """The request to a programmer, and its origin: model, comment, signature or task."""
 
     text: str
     by: str
 
 
 def from_code(snippet: Snippet) -> Instruction:
-    """From the comment before the definition where it says something, and the signature."""
+    """An instruction from the comment before the definition, if it has words, and the signature."""
     noun = _NOUNS[snippet.kind]
     if snippet.kind == "template":
         noun = "function template" if "(" in snippet.signature.partition(">")[2] else "class template"
@@ -43,7 +43,7 @@ def from_code(snippet: Snippet) -> Instruction:
 
 
 def for_task(task: Task, target: Target) -> Instruction:
-    """For a kernel under the launch contract: the form, the machine, the task."""
+    """The instruction for a kernel under the launch contract: form, machine, task."""
     return Instruction(f"Write a kernel for {target.machine} under the launch contract. {describe_task(task)}", "task")
 
 
@@ -53,10 +53,10 @@ def by_model(
     on_answer: Callable[[int], None] = lambda done: None,
     prompts: Path | None = None,
 ) -> dict[int, Instruction | None]:
-    """A model's instruction for snippets, each with its file's name, by index; None where the model says it is no use.
+    """A model's instructions for snippets by index; None where the model finds a snippet useless.
 
-    What it did not answer, or not in words, is left out. prompts: folder of templates of the user's own. UserError
-    where the model never answers anything.
+    asked: each snippet with its file's name. Snippets without a usable answer are left out. prompts: folder of the
+    user's templates. UserError where the model never answers.
     """
     template = Template(TEMPLATE, prompts)
     texts = [_filled(template, name, snippet) for name, snippet in asked]
@@ -69,7 +69,7 @@ def by_model(
 
 
 def _read(answer: str) -> Instruction | None:
-    """The instruction of an answer, without text where the model would leave the snippet out; None where none is."""
+    """The instruction of an answer, with empty text where the model rejects the snippet; None where there is none."""
     text = without_thoughts(answer).strip().strip("`").strip()
     if re.match(rf"\W*{SKIP}\b", text):
         return Instruction("", "model")
@@ -79,7 +79,7 @@ def _read(answer: str) -> Instruction | None:
 
 
 def _first_sentences(comment: str, limit: int = 400) -> str:
-    """As many whole sentences as fit; empty where the comment has no words to speak of."""
+    """The whole sentences that fit; empty where the comment has fewer than three words."""
     if len(re.findall(r"[A-Za-z]{2,}", comment)) < 3:
         return ""
     if len(comment) <= limit:

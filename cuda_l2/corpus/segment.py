@@ -1,7 +1,7 @@
-"""Cuts files by a language model: it is shown numbered lines and answers with ranges of them, and nothing else counts.
+"""Cuts files by a language model: it reads numbered lines and answers with ranges of lines.
 
-A piece is never text of the model's: it is the lines that it named, if these are whole declarations of a sensible size.
-Where an answer is of no use, or there is none, the rules' pieces stand.
+A piece is the file's lines, never text of the model's; they must be whole declarations of a useful size. Without a
+usable answer the rules' pieces stand.
 """
 
 import re
@@ -26,7 +26,7 @@ TEMPLATE = "segment.md"
 PURPOSE = "segment"
 NONE = "NONE"
 LEAST_TOKENS = 500
-"""Of code in a window: with fewer hardly a definition fits."""
+"""Least tokens of code in a window; fewer hold hardly a definition."""
 MOST_DIGITS = 9
 _RANGE = r"(?:lines?\s*)?L?\d+(?:\s*[-\u2013]\s*L?\d+)?"
 _PIECE = re.compile(rf"(?:[-*\u2022]\s+)?({_RANGE}(?:\s*,\s*{_RANGE})*)\s*[.;]?", re.IGNORECASE)
@@ -42,7 +42,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class File:
-    """A cleaned file and what rules cut out of it."""
+    """A cleaned file and the pieces that rules cut."""
 
     name: str  # as a row's source
     text: str
@@ -51,7 +51,7 @@ class File:
 
 @dataclass
 class Segmented:
-    """What became of everything that was shown."""
+    """Outcomes of all windows and pieces."""
 
     windows: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)  # of windows: cut, none, unusable, unanswered
@@ -67,10 +67,10 @@ def by_model(
     prompts: Path | None = None,
     on_answer: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[list[list[Snippet]], Segmented]:
-    """Each file's pieces, the model's where it was asked and its answer holds, else the rules'.
+    """Each file's pieces: the model's where its answer is usable, else the rules'.
 
-    hard_only: show what rules cut badly and no more. prompts: folder of templates of the user's own. UserError where
-    a window cannot hold enough, or the model never answers anything.
+    hard_only: ask about lines that rules cut badly alone. prompts: folder of the user's templates. UserError where a
+    window is too small, or the model never answers.
     """
     template = Template(TEMPLATE, prompts)
     tokens = window_tokens(client, template)
@@ -81,7 +81,7 @@ def by_model(
             texts.append(text)
     replies = dict(answers(client, PURPOSE, texts, lambda done: on_answer(done, len(texts))))
     pieces = [list(file.pieces) for file in files]
-    told = Segmented(windows=len(shown))
+    segmented = Segmented(windows=len(shown))
     listing, of = Listing(""), -1
     for i, (number, window) in enumerate(shown):
         if number != of:
@@ -89,14 +89,14 @@ def by_model(
         own = [piece for piece in pieces[number] if not piece.lines and window.first <= piece.line <= window.last]
         cut = _cut(listing, window, own, replies.get(i))
         pieces[number] = [piece for piece in pieces[number] if piece not in own] + cut.pieces
-        told.outcomes[cut.outcome] += 1
-        told.refusals.update(reason for _, reason in cut.refused)
-        told.lines.append(_line(files[number].name, window, cut, replies.get(i)))
-    return [sorted(found, key=lambda piece: piece.line) for found in pieces], told
+        segmented.outcomes[cut.outcome] += 1
+        segmented.refusals.update(reason for _, reason in cut.refused)
+        segmented.lines.append(_line(files[number].name, window, cut, replies.get(i)))
+    return [sorted(found, key=lambda piece: piece.line) for found in pieces], segmented
 
 
 def window_tokens(client: Client, template: Template) -> int:
-    """How many tokens of code a prompt can hold; UserError where that is too little."""
+    """Tokens of code that a prompt can hold; UserError where these are too few."""
     limit = client.settings.prompt_tokens
     if client.model.window is not None:
         limit = min(limit, client.model.window - client.settings.answer_tokens)
@@ -124,7 +124,7 @@ def shown_windows(
 def read(answer: str, finish: str) -> list[Ranges] | None:
     """The pieces that an answer names, empty for none; None where it cannot be understood, or was cut off.
 
-    Words without a number are passed over; a line with a number must be a piece.
+    Lines without a number are ignored; a line with a number must be a piece.
     """
     found: list[Ranges] = []
     none = False
@@ -172,7 +172,7 @@ def piece(listing: Listing, window: Window, ranges: Ranges) -> Snippet | str:
 
 @dataclass
 class _Cut:
-    """What became of one window."""
+    """The outcome of one window."""
 
     outcome: str
     pieces: list[Snippet]  # that stand in place of the rules'
@@ -215,7 +215,7 @@ def _range(part: str) -> tuple[int, int]:
 
 
 def _merged(listing: Listing, ranges: Ranges) -> list[tuple[int, int]]:
-    """In order, those that touch as one, without empty lines at their ends; empty where the file has no such lines."""
+    """The ranges in order, adjacent ones joined, without empty lines at their ends; empty where lines are missing."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if last > len(listing.lines):
@@ -234,7 +234,7 @@ def _merged(listing: Listing, ranges: Ranges) -> list[tuple[int, int]]:
 
 
 def _whole(bare: str) -> bool:
-    """Whether every brace and #if of a blanked text is closed in it, and none closes that it did not open."""
+    """Whether the braces and #ifs of a blanked text are balanced."""
     depth = 0
     for match in _CONDITION.finditer(bare):
         name = match.group(1)

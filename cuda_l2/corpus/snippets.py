@@ -1,7 +1,7 @@
 """Cleans a source file and cuts it into definitions by rules: kernels, functions, templates, types, macros.
 
-No parser of C++ is here, only braces and what stands before them, comments and strings apart. What the rules cannot
-follow (braces that differ between branches of #if, bodies that never end) is left out rather than cut wrongly.
+The rules read braces and the text before them, comments and strings apart; there is no parser of C++. Code that the
+rules cannot follow (braces that differ between branches of #if, bodies that never end) is left out.
 """
 
 import re
@@ -15,7 +15,7 @@ MOST_CHARS = 12_000
 MOST_LINE_CHARS = 400
 """Longer lines are tables, or written by programs."""
 MOST_NUMBERS = 0.5
-"""Of a snippet's words and numbers: where more are numbers it is a table."""
+"""Share of numbers among a snippet's words and numbers above which it is a table."""
 PAIRS = (("{", "}"), ("(", ")"))
 _COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*\*/|(?://[^\n]*(?:\n[ \t]*(?=//))?)+")
 _LICENCE = re.compile(
@@ -86,7 +86,7 @@ class Snippet:
 
     @property
     def cut_by(self) -> str:
-        """Who cut it: model or rules."""
+        """model or rules."""
         return "model" if self.lines else "rules"
 
     @property
@@ -96,7 +96,7 @@ class Snippet:
 
 
 def licence(text: str, otherwise: str) -> str:
-    """What a file's first comments say of its licence, else what is known of the package."""
+    """The licence that a file's first comments name, else `otherwise`."""
     head = "\n".join(match.group() for match in _COMMENT.finditer(text[:8000]))
     named = _SPDX.search(head)
     if named and "LicenseRef" not in named.group(1):
@@ -174,7 +174,7 @@ def _spaces(match: re.Match[str]) -> str:
 
 
 def _definitions(text: str, bare: str, start: int, end: int, most: int) -> Iterator[Snippet]:
-    """Those between two positions, namespaces entered, types of more characters than `most` entered."""
+    """The definitions between two positions; namespaces and types of over `most` characters are entered."""
     last = position = start
     while match := _next(bare, position, end):
         position = match.end()
@@ -236,7 +236,7 @@ def _body_end(bare: str, brace: int, end: int) -> int:
 
 
 def _without_parentheses(head: str) -> str:
-    """The declaration before a brace without what stands in parentheses; one stays that is still open."""
+    """The declaration before a brace without closed parentheses and their content."""
     _, declared = _apart(" ".join(head.split()))
     declared = _OPERATOR.sub("", declared)
     while (shorter := _PARENTHESES.sub("", declared)) != declared:
@@ -250,13 +250,13 @@ def opens_body(head: str) -> bool:
 
 
 def is_type(head: str) -> bool:
-    """Whether what stands before a brace declares a type and no function."""
+    """Whether the text before a brace declares a type and no function."""
     _, declared = _apart(" ".join(head.split()))
     return "(" not in _CALLED_OF_TYPES.sub("", declared) and bool(_TYPE.search(declared))
 
 
 def _statement_end(bare: str, brace: int, end: int) -> int:
-    """Behind the semicolon of the statement that this brace is in; before what closes around it, if there is none."""
+    """The position after the semicolon of this brace's statement, or of the closing bracket around it."""
     depth = 0
     for match in _SIGN.finditer(bare, brace, end):
         sign = match.group()
@@ -269,7 +269,7 @@ def _statement_end(bare: str, brace: int, end: int) -> int:
 
 
 def _pair_end(bare: str, brace: int, end: int) -> int:
-    """Behind the brace that closes this one; behind this one where none does."""
+    """The position after the brace that closes this one, or after this one where none does."""
     depth = 0
     for match in _BRACES.finditer(bare, brace, end):
         depth += 1 if match.group() == "{" else -1
@@ -298,7 +298,7 @@ def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int
 
 
 def _apart(head: str) -> tuple[str, str]:
-    """What stands before the declaration proper, to the end of `template <...>`, and the declaration."""
+    """The `template <...>` before a declaration, and the declaration."""
     end = 0
     while match := _TEMPLATE.match(head, end):
         depth, end = 1, match.end()
@@ -357,7 +357,7 @@ def _dedented(code: str) -> str:
 
 
 def worth(code: str) -> bool:
-    """Whether a snippet is of a size to learn from, and no table."""
+    """Whether a snippet has a useful size and is no table."""
     lines = code.strip().split("\n")
     if len(lines) < LEAST_LINES or not LEAST_CHARS <= len(code) <= MOST_CHARS:
         return False

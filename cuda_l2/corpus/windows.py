@@ -1,6 +1,6 @@
-"""Which lines of a file a model is shown at once: windows cut between declarations, within a number of tokens.
+"""Cuts a file into windows for a model: lines between declarations, within a number of tokens.
 
-Before a window's own lines stand the includes and macros of the file's lines before it, as its pieces may need them.
+The includes and macros of the file's earlier lines precede a window's own lines, since its pieces may need them.
 """
 
 import re
@@ -12,14 +12,14 @@ from cuda_l2.build.lexing import CPP_TOKEN, blank
 from cuda_l2.corpus.snippets import MOST_CHARS, MOST_LINE_CHARS, countable, definitions, opens_body
 
 HEAD_SHARE = 0.25
-"""Of a window's tokens, for includes and macros."""
+"""Share of a window's tokens for includes and macros."""
 _NEEDED = re.compile(r"[ \t]*#[ \t]*(?:include|define)\b")
 _MARK = re.compile(r"[{};]|\b(?:public|private|protected)\s*:|\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a line begins."""
+    """The state of the text where a line begins."""
 
     depth: int  # braces open there
     in_body: bool  # of a function, an enum, a value
@@ -45,11 +45,11 @@ class Listing:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Of each line, and of the end after the last."""
+        """The place of each line, and of the end after the last."""
         return _places(countable(blank(self.text, CPP_TOKEN)))
 
     def numbered(self, numbers: "tuple[int, ...] | range") -> str:
-        """The lines as a model sees them, one that is skipped to as dots."""
+        """The lines with their numbers, as a model reads them; dots stand for a gap."""
         shown, before = [], None
         for number in numbers:
             if before is not None and number != before + 1:
@@ -138,7 +138,7 @@ def _end(listing: Listing, first: int, end: int, tokens: int, count_tokens: Call
     last -= 1  # the one that was too much
 
     def badness(line: int) -> tuple[bool, int, bool, int]:
-        """Of a cut after a line: within a declaration, how deep, a comment that belongs to what follows."""
+        """Rank of a cut after a line: inside a declaration, its depth, after a comment of the next declaration."""
         place = listing.places[line]
         remark = bool(listing.lines[line - 1].strip()) and not listing.bare[line - 1].strip()
         return not place.between, place.depth, remark, -line
@@ -155,7 +155,7 @@ def _shown(number: int, line: str) -> str:
 
 
 def _places(bare: str) -> list[Place]:
-    """Of each line of a blanked text without directives, and of its end."""
+    """The place of each line of a blanked text without directives, and of its end."""
     places = [Place(0, False, False)]
     stack: list[bool] = []  # of each open brace: whether it is a body's
     last = 0  # where the declaration began

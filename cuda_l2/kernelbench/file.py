@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cuda_l2.kernelbench.examined import Readiness, Refused
 from cuda_l2.kernelbench.sizes import MOST_PARTS, SEQUENCES, SMALL, Assignments, is_size
-from cuda_l2.system.plain import line_of
+from cuda_l2.system.text import line_of
 from cuda_l2.tasks.values import Distribution, real, seeded
 
 COPIES = 6

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
-from cuda_l2.system.plain import line_of
+from cuda_l2.system.text import line_of
 
 MAX_NODES = 64
 

@@ -22,7 +22,7 @@ from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import Loaded, Need, clean, failing, is_symmetric, raise_if_memory, structured
 from cuda_l2.kernelbench.fusion import NotTraceable, plan
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
-from cuda_l2.system.plain import line_of
+from cuda_l2.system.text import line_of
 from cuda_l2.tasks.tolerance import Bounds, bounds
 from cuda_l2.tasks.values import Distribution
 from cuda_l2.tasks.warm import warm_vector_math

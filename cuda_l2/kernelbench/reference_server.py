@@ -101,7 +101,7 @@ def _answered(job: dict[str, Any]) -> int:
         do(job)
         return 0
     except BaseException as error:  # noqa: BLE001 - other people's Python, which may ask to exit too
-        from cuda_l2.system.plain import line_of  # noqa: PLC0415
+        from cuda_l2.system.text import line_of  # noqa: PLC0415
 
         Path(ERROR).write_text(line_of(error), errors="replace")
         return 1

@@ -71,7 +71,7 @@ def main() -> None:
     if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
         most = settings["memory_bytes"] + settings["arena_bytes"] + LIBRARIES_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    from cuda_l2.system.plain import line_of  # noqa: PLC0415 - where the search path is set
+    from cuda_l2.system.text import line_of  # noqa: PLC0415 - where the search path is set
 
     try:
         runner = Runner(connection, settings)
@@ -113,7 +113,7 @@ class Runner:
         from torch.utils._pytree import tree_leaves  # noqa: PLC0415
 
         from cuda_l2.kernelbench.arguments import decode, structure  # noqa: PLC0415
-        from cuda_l2.system.plain import line_of  # noqa: PLC0415
+        from cuda_l2.system.text import line_of  # noqa: PLC0415
         from cuda_l2.tasks.warm import set_full_precision, warm_vector_math  # noqa: PLC0415
 
         self.torch, self._leaves, self._line_of = torch, tree_leaves, line_of

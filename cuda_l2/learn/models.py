@@ -22,19 +22,19 @@ SCRATCH = "scratch"
 """A model's name that asks for random weights and a tokenizer made from the data."""
 END, PAD = "<|end|>", "<|pad|>"
 TOKENIZER_CHARS = 4_000_000
-"""More text teaches a small vocabulary nothing new."""
+"""Text for the tokenizer; more does not change a small vocabulary."""
 ATTENTION = "sdpa_without_cudnn"
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\n\n' }}{% endif %}{% endfor %}"
 )
-"""Of models without a template: the texts alone, as `hf:` policies put them to such models; an answer ends."""
+"""For models without a template: the texts alone, as `hf:` policies send them; an answer has an end token."""
 
 
 @dataclass(frozen=True)
 class Pupil:
-    """What is trained, on the device where it is."""
+    """The model in training, with its tokenizer."""
 
     model: Any
     tokenizer: Any
@@ -47,7 +47,7 @@ class Pupil:
 
 
 def _attention(*args: Any, **options: Any) -> Any:
-    """PyTorch's, but never cuDNN's, which PyTorch from 2.11 on prefers on Hopper.
+    """PyTorch's attention without cuDNN's, which PyTorch from 2.11 on prefers on Hopper.
 
     With a mask, and 64 tokens beyond a multiple of 128, its gradients of queries are NaN for rows whose scores are all
     very low (PyTorch's issue 196678, cuDNN 9.20). One such step, and every weight is NaN.
@@ -116,7 +116,7 @@ def _attend(model: Any) -> None:
 
 
 def quiet() -> None:
-    """Without bars and notes of libraries."""
+    """Switch off the libraries' progress bars and notes."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", "You are using 'rollout_func'")  # TRL's, which versions before 2 have
@@ -124,7 +124,7 @@ def quiet() -> None:
 
 
 def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Pieces may span the words of a line: one that many kernels share is few tokens. Digits stand alone."""
+    """A byte-level BPE whose pieces may span the words of a line, since kernels share lines. Digits stand alone."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

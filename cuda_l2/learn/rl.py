@@ -1,8 +1,8 @@
 """Contrastive reinforcement learning (CUDA-L1; CUDA-L2, section 3.2.3) through TRL's GRPOTrainer.
 
-A group's question shows scored kernels that are drawn anew from the archive when the group is written, so what the
-model found a step ago is what it is shown now. Rewards are equation 3 of what the evaluator measured, smoothed and
-clipped by the task's history; TRL makes group advantages of them.
+A group's question shows scored kernels that are drawn from the archive when the group is written, so the last step's
+kernels can be among them. A reward is equation 3 of the measured speedup, smoothed and clipped by the task's history;
+TRL computes group advantages.
 """
 
 import collections
@@ -27,16 +27,16 @@ from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 OPEN = 4
-"""Tasks that are ready to be judged at once: each holds memory for its inputs, outputs and references."""
+"""Evaluators kept open: each holds memory for its inputs, outputs and references."""
 
 
 class Judge:
     """Rewards of answers, from the real evaluator; every trial goes into the archive. A context manager.
 
-    name: of the model as candidates' proposer.
+    name: the model's name as candidates' proposer.
     """
 
     def __init__(self, rig: Rig, archive: Archive, rewards: RewardSettings, name: str) -> None:
@@ -68,7 +68,7 @@ class Judge:
         return self._smoothed(raw, before), trials
 
     def reward(self, trial: Trial) -> float:
-        """Equation 3 with this run's coefficients, whoever measured it; NaN where it was correct but not timed."""
+        """Equation 3 with this run's coefficients, also for earlier trials; NaN for a correct kernel not timed."""
         tokens = count_tokens(trial.candidate.source)
         return reward(trial.build.status, trial.verdict, trial.timing, tokens, self._rewards)
 
@@ -78,7 +78,7 @@ class Judge:
                 _, longest_unused = self._evaluators.popitem(last=False)
                 longest_unused.close()
             self._evaluators[task] = Evaluator(task, self._rig, rewards=self._rewards)
-            self._evaluators[task].recall(self.history(task))  # a jump in reward is one from the best of it
+            self._evaluators[task].recall(self.history(task))  # a jump is relative to the best of it
         self._evaluators.move_to_end(task)
         return self._evaluators[task]
 
@@ -129,7 +129,7 @@ def contrastive_rl(
             task = by_text[prompts[start]]
             group, trials = judge.judge(task, completions[start : start + rl.group])
             rewards += group
-            run.log(_told(task, trials, [judge.reward(trial) if trial else None for trial in trials]))
+            run.log(_group_line(task, trials, [judge.reward(trial) if trial else None for trial in trials]))
         return rewards
 
     datasets.disable_progress_bars()
@@ -159,8 +159,8 @@ def contrastive_rl(
     train(trainer, run, say)
 
 
-def _told(task: Task, trials: Sequence[Trial | None], rewards: Sequence[float | None]) -> Mapping[str, Any]:
-    """A group as the run's file keeps it; rewards before smoothing."""
+def _group_line(task: Task, trials: Sequence[Trial | None], rewards: Sequence[float | None]) -> Mapping[str, Any]:
+    """A group as a line of the run's file; rewards before smoothing."""
     return {
         "task": str(task),
         "candidates": [trial.candidate.id if trial else "" for trial in trials],

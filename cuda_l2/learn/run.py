@@ -1,6 +1,6 @@
-"""One training run's folder: what it was told, its log, its checkpoints, the model at its end.
+"""One training run's folder: its settings, its log, its checkpoints, the model at its end.
 
-run.jsonl           what it was told, then a line a logged step
+run.jsonl           the settings, then a line a logged step
 checkpoints/        as transformers' Trainer writes them
 model/              written when the stage is done
 """
@@ -18,16 +18,16 @@ FORMAT = "cuda-l2 train 1"
 LOG = "run.jsonl"
 MODEL = "model"
 FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-out"}
-"""What is told of these is a hash, which says nothing to a reader."""
+"""Settings that the file holds as a hash, with their options: an error names the option, not the hash."""
 
 
 class Run:
     """A folder that one process trains in. A context manager."""
 
-    def __init__(self, folder: Path, told: Mapping[str, Any]) -> None:
-        """told: what decides the outcome, as JSON; UserError where the folder holds something else or another run."""
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """settings: all that decide the outcome, as JSON. UserError where the folder holds another run or files."""
         self.folder = folder
-        header = {"format": FORMAT, **json.loads(json.dumps(told))}
+        header = {"format": FORMAT, **json.loads(json.dumps(settings))}
         if folder.is_dir() and any(folder.iterdir()) and not (folder / LOG).exists():
             raise UserError(f"{folder} holds other things; choose an empty folder with --out")
         self._file = LinesFile(folder / LOG, lambda first: _accept(first, header, folder))
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def logged(self) -> int:
-        """How many lines an earlier process left."""
+        """Number of lines of earlier processes."""
         return len(self._file.lines)
 
     @property
@@ -62,11 +62,11 @@ class Run:
         return None
 
     def log(self, fields: Mapping[str, Any]) -> None:
-        """Keep what is known of a step."""
+        """Append the figures of a step."""
         self._file.append(json.dumps(fields))
 
     def finish(self, save: Callable[[Path], None]) -> None:
-        """Let `save` write the model into a folder; it is there as a whole or not at all. Checkpoints go."""
+        """Let `save` write the model into a folder, which appears whole or not at all, and remove the checkpoints."""
         temporary = self.folder / f"{MODEL}.new"
         shutil.rmtree(temporary, ignore_errors=True)
         try:

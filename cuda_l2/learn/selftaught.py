@@ -1,6 +1,7 @@
-"""Self-supervised rounds (CUDA-L1's second stage): the model writes, what is verified is kept, the model learns it."""
+"""Self-supervised rounds (CUDA-L1's second stage): the model writes kernels and learns from the verified ones."""
 
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +19,18 @@ from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._function import FunctionProposer
 from cuda_l2.records import Task, Trial
 from cuda_l2.rigs import Rig
-from cuda_l2.runs.collect import Collection, Make, Pair, Settings, collect
-from cuda_l2.system.counted import counted
+from cuda_l2.runs.collect import Collection, Make, Pair, collect
+from cuda_l2.settings import Limits
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 NAME = "self-supervised"
-"""Of the model as candidates' proposer, and in the collection."""
+"""The model's name as candidates' proposer and in the collection."""
 
 
 @dataclass(frozen=True)
 class SelfSupervision:
-    """The stage: what all of its rounds share."""
+    """The stage, with the parts that its rounds share."""
 
     tasks: Sequence[Task]
     settings: StageSettings
@@ -57,7 +59,7 @@ class SelfSupervision:
         """Conversations that this round keeps."""
         wanted, hold_out = self.settings.collecting, self.questions.hold_out
         assert wanted is not None
-        limits = Settings(wanted.tries, wanted.keep, number, least_speedup=wanted.least_speedup, hold_out=hold_out)
+        limits = Limits(wanted.tries, wanted.keep, number, wanted.least_speedup, math.inf)
         said: dict[Task, Pair] = {}
 
         def tried(pair: Pair) -> None:
@@ -67,7 +69,7 @@ class SelfSupervision:
             machine = self.rig.target.machine
             if not all(_done(collection, task, machine, limits) for task in self.tasks if not hold_out.task(task)):
                 makers = {NAME: self._making(model, number, collection)}
-                collect(self.tasks, makers, self.rig, self.archive, collection, limits, on_try=tried)
+                collect(self.tasks, makers, self.rig, self.archive, collection, limits, hold_out=hold_out, on_try=tried)
             collection.export()
             for pair in said.values():
                 became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
@@ -106,7 +108,7 @@ class SelfSupervision:
         return make
 
 
-def _done(collection: Collection, task: Task, machine: str, limits: Settings) -> bool:
+def _done(collection: Collection, task: Task, machine: str, limits: Limits) -> bool:
     pair = Pair(task, NAME)
     for line in collection.of(task, machine, NAME, limits.round):
         pair.count(line)

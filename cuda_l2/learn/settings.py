@@ -1,4 +1,4 @@
-"""What a user says about a training stage: one TOML file a stage, the packaged one for what theirs leaves out."""
+"""Settings of a training stage: one TOML file a stage; the packaged file gives the keys that a user's leaves out."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A model that is not there yet: Llama's architecture in small."""
+    """A new model: a small Llama."""
 
     layers: int
     width: int
@@ -73,7 +73,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the model in training is asked."""
+    """Prompts and sampling of the model in training."""
 
     temperature: float
     prompt_tokens: int

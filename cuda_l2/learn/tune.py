@@ -14,8 +14,8 @@ from cuda_l2.learn import models
 from cuda_l2.learn.models import Pupil
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Lora, StageSettings, Tuning
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 Say = Callable[[str], None]
 
@@ -53,7 +53,7 @@ def fine_tune(
 
 
 def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
-    """What all trainers are told alike."""
+    """The options that all trainers share."""
     on_gpu = models.device() == "cuda"
     return {
         "output_dir": str(run.checkpoints),
@@ -85,7 +85,7 @@ def _checkpointing() -> str:
 
 
 def adapters(lora: Lora) -> LoraConfig | None:
-    """Of all linear layers; None where all weights are trained."""
+    """Adapters for all linear layers; None where all weights are trained."""
     if not lora.rank:
         return None
     return LoraConfig(
@@ -152,7 +152,7 @@ def _size(pupil: Pupil) -> str:
 
 
 class _Progress(transformers.TrainerCallback):  # type: ignore[misc]
-    """A line a few seconds, and every logged step into the run's file; a step that spoilt the weights ends the run."""
+    """Prints a line every few seconds and logs every step; a gradient that is not finite ends the run."""
 
     EVERY_S = 5.0
 

@@ -1,4 +1,4 @@
-"""What a model in training is asked, and its answers."""
+"""Questions to a model in training, and its answers."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -99,7 +99,7 @@ class Writer:
 
 @contextlib.contextmanager
 def _answering(model: Any) -> Iterator[None]:
-    """Without dropout, then as it was."""
+    """Switch dropout off, and restore the mode afterwards."""
     training = model.training
     model.eval()
     try:

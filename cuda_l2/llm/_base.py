@@ -1,4 +1,4 @@
-"""What every language model answers to, and how a user names one.
+"""The interface of language models, and how a user names one.
 
 A kind of model is one module in kinds/ with a MODEL, chosen by the word before the colon: openai:NAME@URL, hf:PATH.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cuda_l2.llm import kinds
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ def without_system(messages: Messages) -> Messages:
 
 
 class Outcome(enum.StrEnum):
-    """What became of one question."""
+    """The outcome of one question."""
 
     ANSWERED = "answered"
-    REFUSED = "refused"  # asking again would not help: the key, the model's name, the request itself
+    REFUSED = "refused"  # the same again: a wrong key, model or request
     UNREACHABLE = "unreachable"  # no server there
     RATE_LIMITED = "rate-limited"
     TIMED_OUT = "timed-out"
@@ -68,7 +68,7 @@ class Reply:
 
     @property
     def permanent(self) -> bool:
-        """Whether the next question would fare no better."""
+        """Whether the next question would fail alike."""
         return self.outcome in (Outcome.REFUSED, Outcome.UNREACHABLE)
 
 
@@ -86,16 +86,16 @@ class Model(ABC):
     """A language model."""
 
     name: str
-    """As in candidates' `proposer`: openai:NAME."""
+    """The candidates' `proposer`, as in openai:NAME."""
     where: str
     """Address or path."""
     window: int | None = None
     """Tokens of prompt and answer together, where that is known."""
     secrets: tuple[str, ...] = ()
-    """What must not be written anywhere."""
+    """Keys, which must not be written anywhere."""
 
     def count_tokens(self, text: str) -> int:
-        """About how many tokens a text has, rather too many than too few."""
+        """Approximate number of a text's tokens, rather too large than too small."""
         return len(text) // 3 + 1
 
     def without_secrets(self, text: str) -> str:
@@ -112,7 +112,7 @@ class Model(ABC):
     ) -> None:
         """Ask all, several at once; on_reply is called in this thread with each request's index, as replies come.
 
-        deadline: in time.perf_counter(); what has not come by then is timed out.
+        deadline: on time.perf_counter(); a question without a reply by then is timed out.
         """
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
@@ -147,11 +147,11 @@ _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL 
 
 
 def without_thoughts(text: str) -> str:
-    """An answer without what a reasoning model says to itself first."""
+    """An answer without a reasoning model's thoughts before it."""
     return _THOUGHT.sub("", text)
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """A message of someone else's as one line of bounded length."""
+    """A text of others as one line of bounded length."""
     line = " ".join(plain(" ".join(text.split())).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,4 +1,4 @@
-"""What may be spent on a language model: tokens, money, seconds of waiting."""
+"""The budget of a language model: tokens, money, seconds of waiting."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cuda_l2.llm.settings import ModelSettings
 
 @dataclass
 class Budget:
-    """What was spent, and whether one more question can be paid for at its dearest."""
+    """The amounts spent, and whether the budget pays for one more question at its highest cost."""
 
     settings: ModelSettings
     tokens: int = 0
@@ -20,14 +20,14 @@ class Budget:
         return self.settings.price_in is not None
 
     def cost(self, prompt_tokens: int, answer_tokens: int) -> float:
-        """In the unit of the prices; NaN without prices."""
+        """Cost in the unit of the prices; NaN without prices."""
         price_in, price_out = self.settings.price_in, self.settings.price_out
         if price_in is None or price_out is None:
             return math.nan
         return (prompt_tokens * price_in + answer_tokens * price_out) * 1e-6
 
     def refusal(self, prompt_tokens: int, answer_tokens: int) -> str:
-        """Why so much more cannot be paid for, in one line; empty where it can."""
+        """Why the budget does not pay for this many tokens more, in one line; empty where it does."""
         tokens, money, seconds = self.settings.tokens, self.settings.money, self.settings.model_seconds
         if tokens is not None and self.tokens + prompt_tokens + answer_tokens > tokens:
             left = f"spent but for {tokens - self.tokens}" if self.tokens else "too small"

@@ -1,4 +1,4 @@
-"""Asks a model within a budget and keeps every exchange; what is stored already is not paid for again."""
+"""Asks a model within a budget and keeps every exchange; a stored answer is not paid for again."""
 
 import collections
 import hashlib
@@ -12,17 +12,16 @@ from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import counted, plain
 
 MAX_ANSWER_CHARS = 400_000
-"""What is kept of an answer."""
+"""Limit of a stored answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask, and which exchange it goes on from."""
+    """One question; `parent` is the key of the exchange that it continues."""
 
     messages: Messages
     parent: str = ""
@@ -30,7 +29,7 @@ class Question:
 
 
 class Client:
-    """One model and one budget. purpose: what is asked for, where a question does not say."""
+    """One model and one budget. purpose: the exchanges' purpose, as in propose or check."""
 
     def __init__(self, model: Model, log: ExchangeLog, settings: ModelSettings, purpose: str = "propose") -> None:
         self.model, self.log, self.settings, self.purpose = model, log, settings, purpose
@@ -40,9 +39,9 @@ class Client:
         self.ended = ""
         """Why no more questions can be paid for, in one line; empty while they can."""
         self.failure = ""
-        """Of the last question that was not answered: why."""
+        """Reason of the last question without an answer."""
         self.fastest_s = 0.0
-        """Of the answers so far; 0 before the first."""
+        """Seconds of the fastest answer so far; 0 before the first."""
         self._asked: collections.Counter[str] = collections.Counter()
 
     def require_budget(self) -> None:
@@ -91,7 +90,7 @@ class Client:
         return exchanges
 
     def count_answered(self, task: str, machine: str) -> None:
-        """Count what was answered in earlier runs as asked: the same question gets a new answer from here on."""
+        """Count the questions of earlier runs as asked: the same question gets a new answer from here on."""
         kept = self.log.exchanges(purpose=self.purpose, task=task, machine=machine, model=self.model.name)
         for exchange in kept:
             if exchange.reply.outcome is Outcome.ANSWERED:
@@ -99,7 +98,7 @@ class Client:
                 self._asked[digest] = max(self._asked[digest], int(number) + 1)
 
     def summary(self) -> str:
-        """What was asked and spent, in a few words."""
+        """Questions asked and budget spent, in one line."""
         asked = sum(self.outcomes.values())
         parts = [f"{counted(asked, 'question')} to {self.model.name}", counted(self.budget.tokens, "token")]
         if self.budget.priced:
@@ -115,7 +114,7 @@ class Client:
         self.log.close()
 
     def _affordable(self, indices: list[int], questions: Sequence[Question]) -> list[int]:
-        """Those that can be paid for together, each at its dearest."""
+        """The questions that the budget pays for together, each at its highest cost."""
         chosen: list[int] = []
         prompts, answers = 0, 0
         for i in indices:
@@ -171,7 +170,7 @@ class Client:
         return exchange
 
     def _judge(self, asked: Sequence[Exchange]) -> None:
-        """UserError where nothing was ever answered and nothing will be."""
+        """UserError where no question was ever answered and none will be."""
         failures = [exchange.reply for exchange in asked if exchange.reply.outcome is not Outcome.ANSWERED]
         if failures:
             self.failure = failures[-1].reason
@@ -199,7 +198,7 @@ class Client:
         return sum(self.model.count_tokens(message.text) for message in messages)
 
     def _clean(self, reply: Reply) -> Reply:
-        """Without the endpoint's key, should it come back, and without what no text holds; of bounded length."""
+        """The reply without the endpoint's key and without invisible characters, of bounded length."""
 
         def clean(text: str) -> str:
             return self.model.without_secrets(plain(text.encode(errors="replace").decode()))

@@ -1,7 +1,7 @@
 """Every exchange with a language model, append-only, in a table of its own in the archive's file.
 
-What was paid for is there once `append` returns, and answers a later question that is the same, so that a search
-that was killed does not pay twice. Keys of endpoints are never part of an exchange.
+An exchange is on disk once `append` returns, and answers the same question later, so that a search that was killed
+does not pay twice. Keys of endpoints are never part of an exchange.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from cuda_l2.system.database import BUSY_TIMEOUT_S
 from cuda_l2.system.errors import UserError
 
 SPARE_BYTES = 8 << 20
-"""What must be free for each answer before it is paid for: the longest that is kept, twice, and its prompt."""
+"""Free disk space needed for each answer before it is paid for: the longest stored one, twice, and its prompt."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS exchanges (
     number INTEGER PRIMARY KEY, key TEXT NOT NULL, purpose TEXT NOT NULL, task TEXT NOT NULL, machine TEXT NOT NULL,
@@ -33,10 +33,10 @@ _COLUMNS = "key, purpose, task, machine, model, address, parent, turn, settings,
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question and what came back."""
+    """One question with its reply."""
 
-    key: str  # hash of what was asked and how often before; equal keys may share an answer
-    purpose: str  # what for: "propose", "instruct", "collect" with the round
+    key: str  # hash of the question and of how often it was asked before; equal keys may share an answer
+    purpose: str  # "propose", "instruct", "segment", "check", "collect" with the round
     task: str
     machine: str
     model: str
@@ -65,7 +65,7 @@ class ExchangeLog:
             raise self._unusable(error) from None
 
     def require_space(self, count: int) -> None:
-        """UserError where so many answers might not fit on the disk."""
+        """UserError where this number of answers might not fit on the disk."""
         free = shutil.disk_usage(self.path.resolve().parent).free
         if free < count * SPARE_BYTES:
             raise UserError(

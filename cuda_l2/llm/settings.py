@@ -1,4 +1,4 @@
-"""What a user says about a language model; the same names are options of the command line."""
+"""Settings of a language model; their fields are options of the command line."""
 
 import math
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ class ModelSettings:
     retries: int = 4
     """How often a question is sent again after a rate limit or a server's failure, each time after a longer pause."""
     repairs: int = 2
-    """How often a model is shown what became of its failing kernel, to mend it."""
+    """Largest number of turns in which a model repairs a failing kernel, given its outcome."""
     temperature: float = 1.0
     """Sampling temperature; 0 takes the likeliest token each time."""
     prompt_tokens: int = 32_000
-    """A prompt has at most about so many tokens: exemplars and references are left out first."""
+    """Approximate limit of a prompt in tokens; exemplars and references are left out first."""
     answer_tokens: int = 16_384
-    """An answer is cut off after so many tokens."""
+    """Limit of an answer in tokens; a longer one is cut off."""
     exemplars: int = 2
     """Scored kernels shown in a prompt."""
     reference_tokens: int = 3_000

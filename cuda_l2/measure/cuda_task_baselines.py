@@ -16,7 +16,7 @@ from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Operation
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import line_of
+from cuda_l2.system.text import line_of
 from cuda_l2.tasks._base import definition
 
 REDUCED = "torch.compile reduce-overhead"

@@ -14,7 +14,7 @@ import torch
 from cuda_l2 import tasks
 from cuda_l2.measure.torch_worker import attached, serve
 from cuda_l2.records import Operation, Tensor
-from cuda_l2.system.plain import line_of
+from cuda_l2.system.text import line_of
 from cuda_l2.tasks._base import Tensors, definition
 
 EAGER, COMPILED = "torch eager", "torch.compile"

@@ -1,4 +1,4 @@
-"""Reading a model's answer: its algorithm design and its code. Whatever it looks like, this returns."""
+"""Reads a model's answer: its algorithm design and its code. No text makes it raise."""
 
 import enum
 import re
@@ -9,7 +9,7 @@ from cuda_l2.llm._base import without_thoughts
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
 _CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
 _QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*+\"?|'(?:\\.|[^'\\\n])*+'?")
-"""A quote that is never closed matches too, to the end of its line: no part of it is searched again."""
+"""An unclosed quote matches too, to the end of its line, so that no part of it is searched again."""
 _HEADING = re.compile(r"^\W{0,8}(performance analysis|algorithm design|code)\W{0,4}$", re.MULTILINE | re.IGNORECASE)
 
 
@@ -22,7 +22,7 @@ class Fault(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said. Exactly one of `source` and `fault` is there."""
+    """The parts of a model's answer. Exactly one of `source` and `fault` is there."""
 
     design: str = ""
     source: str = ""
@@ -36,8 +36,8 @@ class Answer:
 def parse_answer(text: str, finish: str = "stop") -> Answer:
     """The parts of an answer. finish: why the model stopped; `length` where it was cut off.
 
-    Of several blocks of code the last whole file counts: models correct themselves. A file given in pieces, contract
-    apart from code, is put together. A block without a contract is taken where there is no better: the build says what
+    The last whole file among several blocks of code counts: models correct themselves. A file in pieces, contract
+    apart from code, is joined. A block without a contract is taken where there is no better one: the build says what
     it lacks.
     """
     text = without_thoughts(text.replace("\r\n", "\n"))
@@ -59,7 +59,7 @@ def parse_answer(text: str, finish: str = "stop") -> Answer:
 
 
 def _blocks(text: str) -> tuple[list[str], str | None]:
-    """Fenced blocks, and the one that was never closed."""
+    """The fenced blocks, and the text of a block without a closing fence."""
     blocks: list[str] = []
     opened: re.Match[str] | None = None
     for match in _FENCE.finditer(text):
@@ -107,7 +107,7 @@ def _unfenced(text: str) -> str:
 
 
 def _closed(source: str) -> bool:
-    """Whether every brace and comment is closed, comments and strings apart. In linear time."""
+    """Whether every comment and every brace outside of comments and strings is closed. Takes linear time."""
     depth, position = 0, 0
     while match := _QUOTED.search(source, position):
         depth += _depth(source[position : match.start()])

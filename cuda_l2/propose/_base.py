@@ -1,4 +1,4 @@
-"""Who proposes candidates, and the spaces that schedule-writing proposers choose from.
+"""Interfaces of policies and proposers, and the spaces that schedule-writing proposers choose from.
 
 A proposer is one module here with a PROPOSER, named on the command line by --policy.
 """
@@ -64,7 +64,7 @@ class FamilySpace:
         return tuple(value for _, value in trial.candidate.schedule)
 
     def defaults(self) -> list[Values]:
-        """What engineers would try first."""
+        """The schedules that an engineer would try first."""
         return self.family.defaults(self.task, self.target)
 
 
@@ -111,7 +111,7 @@ class UnionSpace:
         return self._whole(chosen, tuple(value for _, value in trial.candidate.schedule))
 
     def defaults(self) -> list[Values]:
-        """What engineers would try first, of each family."""
+        """The schedules of each family that an engineer would try first."""
         own = enumerate(family.defaults(self.task, self.target) for family in self.families)
         return [self._whole(i, values) for i, each in own for values in each]
 
@@ -145,23 +145,23 @@ class Exemplar:
 
 
 class Proposer(ABC):
-    """Writes candidates, and learns from what became of them."""
+    """Writes candidates and learns from their trials."""
 
     name: str
     group: int | None = None
-    """How many candidates it wants to propose at once; as many as the machine's rig says where it does not care."""
+    """Candidates it proposes at once; the rig's number where None."""
     deadline: float = math.inf
     """When the search ends, in time.perf_counter(); the search sets it."""
     waited_s: float = 0.0
-    """Spent waiting for something outside this program, so not the loop's own."""
+    """Time spent waiting for something outside this program."""
 
     @abstractmethod
     def propose(self, count: int) -> list[Candidate]:
-        """A group of candidates, at most `count`; may repeat known ones. None end the search."""
+        """A group of at most `count` candidates, known ones included; an empty group ends the search."""
 
     @abstractmethod
     def observe(self, trials: Sequence[Trial]) -> None:
-        """What became of the last group, in order."""
+        """Take the trials of the last group, in order."""
 
     @property
     def fruitless(self) -> int:
@@ -169,22 +169,56 @@ class Proposer(ABC):
         return 0
 
     def conversations(self) -> list[Messages]:
-        """How a model was asked for each candidate of the last group, its answer last; empty where none was."""
+        """The conversation behind each candidate of the last group, the answer last; empty where no model was asked."""
         return []
 
     def summary(self) -> str:
-        """What it has learnt so far, in a few words; empty if nothing."""
+        """Its updates or questions so far, in one line; empty if there are none."""
         return ""
 
     def state(self) -> bytes:
-        """What to keep with the archive so that the next search goes on from here; empty if nothing."""
+        """The state that the archive keeps for the next search; empty if there is none."""
         return b""
 
     def load_state(self, state: bytes) -> None:  # noqa: B027 - a proposer without memory has nothing to do
         """Go on from a kept state."""
 
 
-Maker = Callable[[Space, Callable[[], list[Trial]], np.random.Generator], Proposer]
+Trials = Callable[[], list[Trial]]
+"""The task's trials so far."""
+
+
+class Policy(ABC):
+    """Makes a proposer for each task."""
+
+    name: str
+
+    @abstractmethod
+    def proposer(
+        self,
+        task: Task,
+        target: Target,
+        trials: Trials,
+        rng: np.random.Generator,
+        *,
+        profile: Callable[[Trial], str] = lambda trial: "",
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> Proposer:
+        """The proposer for one task; UserError where the policy cannot propose for it.
+
+        profile: the hardware's counters of a trial's kernel as text, empty where there are none. on_stage: called with
+        a few words before the proposer waits for something outside this program.
+        """
+
+    def summary(self) -> str:
+        """Questions asked and budget spent, in one line; empty for a policy that spends nothing."""
+        return ""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give back what the policy holds."""
+
+
+Maker = Callable[[Space, Trials, np.random.Generator], Proposer]
 """Makes a proposer from its space, the task's trials so far, and a source of randomness."""
 
 

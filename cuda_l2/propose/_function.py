@@ -1,4 +1,4 @@
-"""A function as a proposer: anything that answers with text, such as a model in training."""
+"""A proposer made of a function that answers with text, such as a model in training."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from cuda_l2.propose._base import Proposer
 from cuda_l2.records import Candidate, Trial
 
 Write = Callable[[int], Sequence[str]]
-"""So many answers to the same question, each with one file, fenced or bare; fewer where there are no more."""
+"""Gives a number of answers to the same question, each with one file, fenced or bare; fewer at the end."""
 
 
 class FunctionProposer(Proposer):

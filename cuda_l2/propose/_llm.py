@@ -1,7 +1,7 @@
-"""Proposes what a language model writes: whole files under the launch contract, with a few turns to mend failures.
+"""Proposes the files of a language model under the launch contract, with a few turns to repair failures.
 
-Its memory is the archive: trials give exemplars and failures, exchanges give what was paid for but never judged and
-conversations that still have turns to mend.
+Its memory is the archive: trials give exemplars and failures; exchanges give answers that were paid for but never
+judged, and conversations that still have turns for repair.
 """
 
 import collections
@@ -19,14 +19,14 @@ from cuda_l2.propose._answer import Answer, Fault, parse_answer
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._references import query
 from cuda_l2.records import Candidate, Task, Trial
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 FRUITLESS_ROUNDS = 6
-"""A model that brings nothing new so often in a row is not asked any more."""
+"""After this many rounds in a row without a new candidate the model is not asked any more."""
 ANSWER_SHOWN_TOKENS = 16_000
-"""Of a model's own answer, when it is asked to mend it."""
+"""Limit of a model's own answer in a question to repair it."""
 WINDOW_SHARE = 0.6
-"""Of a model's window for the prompt, the rest for the answer and repairs."""
+"""Share of a model's window for the prompt; the rest is for the answer and repairs."""
 NO_CODE = "Your answer held no code. Give the whole file in one fenced block that begins with the contract comment."
 CUT_OFF = "Your answer was cut off before the file was whole. Think less, write a shorter file, and close its fence."
 _FAULTS = {Fault.NO_CODE: NO_CODE, Fault.CUT_OFF: CUT_OFF}
@@ -66,7 +66,7 @@ class LlmProposer(Proposer):
         self._recall()
 
     def propose(self, count: int) -> list[Candidate]:
-        """At most a group; fewer where answers hold no code; none when the model has nothing more to say."""
+        """At most a group; fewer where answers hold no code; none where the model gives nothing more."""
         count = min(count, self._size)
         while not self._over():
             asked = self._client.outcomes.total()
@@ -83,7 +83,7 @@ class LlmProposer(Proposer):
                     candidates.append(Candidate(answer.source, self.name))
             new = {candidate.id for candidate in candidates} - self._known
             self._known |= new
-            # what was stored before says nothing of what the model would say now
+            # stored answers do not show that the model has nothing new
             paid = bool(candidates) or self._client.outcomes.total() > asked
             self._fruitless = 0 if new else self._fruitless + paid
             if candidates or self._one_round:
@@ -132,7 +132,7 @@ class LlmProposer(Proposer):
         return now >= self.deadline or bool(self._ended or (self._client.ended and not self._unjudged))
 
     def _read(self, exchange: Exchange) -> Answer | None:
-        """The answer of an exchange, its faults counted and put up for mending; None where there is no answer."""
+        """The answer of an exchange; a fault is counted and queued for repair. None where there is no answer."""
         if exchange.reply.outcome is not Outcome.ANSWERED:
             return None
         answer = parse_answer(exchange.reply.text, exchange.reply.finish)
@@ -161,7 +161,7 @@ class LlmProposer(Proposer):
         return questions
 
     def _begin(self, history: Sequence[Trial]) -> Messages:
-        """A new conversation's beginning; exemplars are drawn anew each time."""
+        """The beginning of a new conversation; each has exemplars of its own."""
         settings, model = self._client.settings, self._client.model
         parts = _question.parts(
             self._task,
@@ -178,14 +178,14 @@ class LlmProposer(Proposer):
         return self._templates.ask(parts, limit, model.count_tokens)
 
     def _repair_tokens(self) -> int:
-        """Prompt tokens of a repair: of a window all but an answer, where that leaves a beginning's share."""
+        """Limit of a repair's prompt: the window less an answer, at least the share of a beginning."""
         settings, window = self._client.settings, self._client.model.window
         if window is None:
             return settings.prompt_tokens
         return min(settings.prompt_tokens, max(int(WINDOW_SHARE * window), window - settings.answer_tokens))
 
     def _recall(self) -> None:
-        """What the archive holds of earlier searches: answers nobody judged, failures with turns left."""
+        """Take from the archive the answers that were never judged, and failures with turns left."""
         kept = self._client.log.exchanges(
             purpose=self._client.purpose, task=str(self._task), machine=self._target.machine, model=self.name
         )

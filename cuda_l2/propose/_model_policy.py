@@ -1,4 +1,4 @@
-"""A language model as a policy: what the searches of several tasks share, put together once."""
+"""A language model as a policy."""
 
 import sys
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine._base import Target
+from cuda_l2.propose._base import Policy, Trials
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
@@ -21,10 +22,11 @@ from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 
 
-class ModelPolicy:
+class ModelPolicy(Policy):
     """A model, its budget and the log of exchanges. UserError where any of it cannot be used.
 
-    hidden: whether a piece of headers or of the user's folders must not be shown, as it is held out.
+    hidden: whether a piece of headers or of the user's folders must not be shown, as it is held out. anew: questions
+    that an earlier run asked are asked again, and a proposal is one round of questions.
     """
 
     def __init__(
@@ -34,44 +36,38 @@ class ModelPolicy:
         archive: Path,
         purpose: str = "propose",
         hidden: Callable[[str], bool] = lambda text: False,
+        *,
+        anew: bool = False,
     ) -> None:
         require_sandbox(settings.without_sandbox)
         self._templates = Templates(settings.prompts)
         self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings, purpose)
         self._client.require_budget()
-        self._hidden = hidden
+        self._hidden, self._anew = hidden, anew
         self._index = _index() if settings.reference_tokens else None
+        self.name = self._client.model.name
 
     def proposer(
         self,
         task: Task,
         target: Target,
-        trials: Callable[[], list[Trial]],
+        trials: Trials,
         rng: np.random.Generator,
-        profile: Callable[[Trial], str],
-        on_stage: Callable[[str], None],
         *,
-        anew: bool = False,
+        profile: Callable[[Trial], str] = lambda trial: "",
+        on_stage: Callable[[str], None] = lambda stage: None,
     ) -> LlmProposer:
-        """The proposer for one task.
-
-        anew: what was answered in an earlier run is asked again, and a proposal is one round of questions.
-        """
-        if anew:
+        if self._anew:
             self._client.count_answered(str(task), target.machine)
         sources = Sources(trials, lambda query: self._excerpts(target, query), profile)
 
         def on_wait() -> None:
-            on_stage(f"waiting for {self._client.model.name}")
+            on_stage(f"waiting for {self.name}")
 
-        return LlmProposer(task, target, self._client, self._templates, sources, rng, on_wait=on_wait, one_round=anew)
-
-    @property
-    def name(self) -> str:
-        return self._client.model.name
+        client, templates = self._client, self._templates
+        return LlmProposer(task, target, client, templates, sources, rng, on_wait=on_wait, one_round=self._anew)
 
     def summary(self) -> str:
-        """What was asked and spent, in a few words."""
         return self._client.summary()
 
     def close(self) -> None:

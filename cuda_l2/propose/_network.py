@@ -121,5 +121,5 @@ def task_features(task: Task) -> torch.Tensor:
 
 
 def target_features(space: Space) -> torch.Tensor:
-    """What a schedule depends on in the machine, of order one."""
+    """The machine's features that a schedule depends on, of order one."""
     return torch.tensor(space.target.features)

@@ -1,4 +1,4 @@
-"""What a model is shown: templates that a user may change, and how their places are filled within a limit.
+"""Prompts: templates that a user may change, and how their places are filled within a limit of tokens.
 
 A template is Markdown with places in braces. A section, from one heading of two hashes to the next, is left out where
 all of its places are empty. Text of others (sources, compilers' messages, headers) is fenced and cut to a length.
@@ -14,13 +14,12 @@ from pathlib import Path
 from cuda_l2.llm._base import Message, Messages
 from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import counted, plain
 
 PACKAGED = Path(__file__).with_name("prompts")
 MESSAGE_CHARS = 2_000
-"""A message of a compiler or checker is cut to this."""
+"""Limit of a message of a compiler or checker."""
 UNTOLD = ("sandbox", "system", "python")
 """Facts of a machine that no kernel depends on."""
 _PLACE = re.compile(r"\{([a-z_]+)\}")
@@ -28,7 +27,7 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 @dataclass(frozen=True)
 class Parts:
-    """What fills the places of ask.md."""
+    """Texts for the places of ask.md."""
 
     contract: str
     machine: str
@@ -58,12 +57,12 @@ class Templates:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of what a new conversation begins with."""
+        """16 hex digits of the templates that begin a conversation."""
         texts = self._texts["system.md"] + "\0" + self._texts["ask.md"]
         return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
     def ask(self, parts: Parts, limit_tokens: int, count_tokens: Callable[[str], int]) -> Messages:
-        """The conversation's beginning, of at most about `limit_tokens`: what matters less is left out first."""
+        """The beginning of a conversation within about `limit_tokens`; less important parts are left out first."""
         chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "references": []}
 
         def render() -> Messages:
@@ -99,7 +98,7 @@ class Templates:
         limit_tokens: int,
         count_tokens: Callable[[str], int],
     ) -> Messages:
-        """The conversation with the model's answer and what became of it, of at most about `limit_tokens`.
+        """The conversation with the model's answer and its outcome, within about `limit_tokens`.
 
         The oldest repairs are left out first; empty where even without them it is too long.
         """
@@ -115,7 +114,7 @@ class Templates:
         return ()
 
     def check(self, **texts: str) -> Messages:
-        """What a checker is asked about a kernel; texts: of every place of check.md."""
+        """The question to a checker about a kernel. texts: one for every place of check.md."""
         return (Message("user", _filled(self._texts["check.md"], texts)),)
 
     def _conversation(self, text: str) -> Messages:
@@ -142,7 +141,7 @@ def copy_templates(folder: Path, others: Sequence[Path] = ()) -> list[Path]:
 
 
 def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> str:
-    """Someone else's text between fences that it cannot close, without invisible characters, its middle cut out."""
+    """A text of others between fences that it cannot close, without invisible characters, cut in its middle."""
     text = plain(text).strip("\n")
     if len(text) > limit_chars:
         head, tail = limit_chars * 3 // 4, limit_chars // 4
@@ -186,7 +185,7 @@ def describe_exemplar(trial: Trial) -> str:
 
 
 def feedback(trial: Trial) -> str:
-    """What became of a failing kernel, for the model that wrote it: stage, reason, element, compiler's words."""
+    """The outcome of a failing kernel for the model that wrote it: stage, reason, element, compiler's message."""
     build, verdict = trial.build, trial.verdict
     lines = [f"Status: {trial.status}"]
     if verdict and verdict.check:

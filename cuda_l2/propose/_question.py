@@ -1,4 +1,4 @@
-"""What a question to a model is made of: the task and machine, and what the archive knows of earlier kernels."""
+"""Makes the parts of a question to a model from the task, the machine and the archive's trials."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ FAILURES_SHOWN = 3
 
 @dataclass(frozen=True)
 class Sources:
-    """What questions draw on beside the task and the machine.
+    """The sources of a question beside the task and the machine.
 
-    references: excerpts for a query. profile: what the hardware's counters say of a kernel, empty if nothing.
+    references: excerpts for a query. profile: the hardware's counters of a kernel as text, empty if there are none.
     """
 
     trials: Callable[[], list[Trial]]
@@ -40,8 +40,7 @@ def parts(
 ) -> _prompt.Parts:
     """The parts of a new conversation's beginning. `exemplars` scored kernels are drawn anew each time.
 
-    profile: what the hardware's counters say of a kernel, empty if nothing. references: excerpts, given the failures
-    shown.
+    profile: the hardware's counters of a kernel as text. references: excerpts, given the failures shown.
     """
     measured = [(trial.reward, trial) for trial in history if trial.speedup and not math.isnan(trial.reward)]
     best = max((trial for _, trial in measured), key=lambda trial: trial.speedup, default=None)

@@ -1,4 +1,4 @@
-"""What to look up for a task, and how much of what is found a prompt can hold."""
+"""The query for a task's references, and the excerpts that fit into a prompt."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ from cuda_l2.retrieve.index import Index
 from cuda_l2.retrieve.sources import USER
 
 PIECES = 12
-"""Found at most; tokens usually allow fewer."""
+"""Largest number of pieces looked up; tokens usually allow fewer."""
 PIECE_CHARS = 6_000
 NAME_CHARS = 200
-"""Of a file's name, which stands outside of the fence."""
+"""Limit of a file's name, which stands outside of the fence."""
 SOURCES = {"cpu": ("aten", USER), "cuda": ("cuda", "cccl", "cutlass", "aten", USER)}
 _TOPICS = {
     "cpu": "vectorized half float convert fused multiply add fmadd gemm kernel pack block",
@@ -25,11 +25,11 @@ _TOPICS = {
 }
 _SUMS = {"fp32": "f32 f16", "fp16": "f16"}
 _TASK_TOPICS = {"cpu": "", "cuda": "kernel block threads"}
-"""Of tasks other than matrix products, beside their own words; more of them drown those (docs/log.md)."""
+"""Words for tasks other than matrix products, beside their own; more words hide those (docs/log.md)."""
 
 
 def query(task: Task, target: Target, failures: Sequence[Trial]) -> str:
-    """The instruction in the headers' own words, and what failed last."""
+    """The instruction in the headers' own words, and the last failure."""
     if not isinstance(task, Gemm):
         topic = f"{code_words(task)} {_TASK_TOPICS[target.name]}".strip()
     elif isinstance(target, CudaTarget):
@@ -50,7 +50,9 @@ def excerpts(
     count_tokens: Callable[[str], int],
     hidden: Callable[[str], bool] = lambda text: False,
 ) -> list[str]:
-    """Pieces of headers for a query, fenced and named, of at most so many tokens together; the nearest first.
+    """Pieces of headers for a query, fenced and named, the nearest first.
+
+    tokens: limit of all excerpts together.
 
     hidden: whether a piece must not be shown.
     """

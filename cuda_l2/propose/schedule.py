@@ -22,18 +22,18 @@ from cuda_l2.propose._grpo import GrpoSettings, grpo_loss
 from cuda_l2.propose._network import ScheduleTransformer, Shape, Vocabulary, log_probabilities
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 EXEMPLARS = 2
 NOVELTY_TRIES = 8
 HEATING = 1.5
-"""A known schedule is drawn again so often, each time at a temperature higher by this factor: proposing it anew would
-earn nothing, and a policy that has settled must still move."""
+"""A known schedule is drawn again up to NOVELTY_TRIES times, each time at a temperature higher by this factor: a
+repetition would earn nothing, and a policy that has converged must still explore."""
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Of a network this small the threads of four cores made each operator three times slower."""
+    """Run torch on one thread: four made each operator of a network this small three times slower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -44,7 +44,7 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass
 class _Group:
-    """A sampled group and what is needed to learn from it."""
+    """A sampled group with the inputs of its update."""
 
     exemplars: list[Exemplar]
     answer_GT: torch.Tensor
@@ -53,7 +53,7 @@ class _Group:
 
 
 class SchedulePolicy(Proposer):
-    """Samples schedules, updates itself on what they earned.
+    """Samples schedules and updates its network by their rewards.
 
     learns=False freezes it: the control that a live update must beat.
     """

@@ -1,4 +1,4 @@
-"""What tables say of arms: baselines by name and layout, intervals as cells."""
+"""Arms in tables: baselines by name and layout, intervals as cells."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def interval_cells(name: str, interval: Interval | None) -> Row:
 
 
 def cell(value: object) -> Cell:
-    """A value that CSV and Parquet hold alike: what is not a number is empty, a structure is JSON."""
+    """A value that CSV and Parquet hold alike: not-a-number is empty, a structure is JSON."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if isinstance(value, bool):

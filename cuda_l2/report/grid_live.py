@@ -1,4 +1,4 @@
-"""What a run over many shapes or kernels shows: how far it is, and how long it will still take."""
+"""Progress of a run over many shapes or kernels: items done and time left."""
 
 import math
 import time
@@ -8,14 +8,14 @@ from rich.live import Live
 from rich.text import Text
 
 from cuda_l2.records import Gemm
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 LINE_EVERY_S = 10.0
-"""Without a terminal, one line this often, the first at once."""
+"""Seconds between lines without a terminal; the first comes at once."""
 
 
 class GridProgress:
-    """One line on standard error: live on a terminal, now and then elsewhere. A context manager."""
+    """One line on standard error: live on a terminal, every few seconds elsewhere. A context manager."""
 
     def __init__(self, total: int, done: int, noun: str = "shape") -> None:
         self._total, self._before, self._done, self._noun = total, done, done, noun
@@ -49,7 +49,7 @@ class GridProgress:
             self._console.print(text, soft_wrap=True)
 
     def _left(self, elapsed_s: float) -> str:
-        """What those of this run say of those to come: their order is random."""
+        """An estimate from this run's items; their order is random."""
         measured = self._done - self._before
         if not measured or measured + self._before == self._total:
             return ""

@@ -14,7 +14,7 @@ from cuda_l2.report.arms import arms_of, class_of, fastest, same_layout
 from cuda_l2.runs.grid import bucket, bucket_name
 from cuda_l2.runs.results import MEASURED, Measurement
 from cuda_l2.runs.run_file import Header
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 STRENGTHS = (HEURISTIC, BLAS, TORCH, COMPILED)
 """Baselines whose times are told over the autotuned one's."""

@@ -15,7 +15,7 @@ from cuda_l2.records import Interval, Layout
 from cuda_l2.report.arms import Row, arms_of, class_of, fastest, interval_cells
 from cuda_l2.runs.grid import log2_mnk
 from cuda_l2.runs.results import MEASURED, KernelFigures, Measurement
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 BUCKETS = ((0, 23), (24, 27), (28, 30), (31, 33), (34, 63))
 """First and last log2(MNK)."""

@@ -1,4 +1,4 @@
-"""What a search or a long judgement shows while it runs."""
+"""Progress of a search or a long judgement."""
 
 import time
 from typing import Self
@@ -11,7 +11,7 @@ from cuda_l2.records import Task
 from cuda_l2.search import Progress
 
 LINE_EVERY_S = 5.0
-"""Without a terminal, one line this often."""
+"""Seconds between lines without a terminal."""
 
 
 class Stages:

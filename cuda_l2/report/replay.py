@@ -1,4 +1,4 @@
-"""Proposers compared on a recording: what they sample late, and how good their best is along the way."""
+"""Compares proposers on a recording: their late samples, and their best so far over the search."""
 
 import math
 import statistics
@@ -11,8 +11,8 @@ from cuda_l2.propose._base import Maker, proposer_maker
 from cuda_l2.propose._recorded import RecordedSpace
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Interval, Trial
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 LATE = 0.5
 """The last half of a search: what the policy has come to propose."""

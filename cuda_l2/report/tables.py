@@ -14,9 +14,8 @@ from cuda_l2.families._base import all_families
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, Trust, to_json
-from cuda_l2.system.counted import counted
 from cuda_l2.system.paths import default_archive
-from cuda_l2.system.plain import plain
+from cuda_l2.system.text import counted, plain
 
 CONSOLE_WIDTH = 110
 LEVEL_B = (

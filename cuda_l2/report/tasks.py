@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.records import Arm, Operation, Timing
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 from cuda_l2.tasks._base import Definition
 from cuda_l2.tasks.tolerance import Bounds
 

@@ -1,1 +1,1 @@
-"""What a model is given to read: pieces of the headers installed on this machine and of the user's own code."""
+"""Retrieval: pieces of the headers installed on this machine and of the user's own code, for prompts."""

@@ -1,4 +1,4 @@
-"""Cuts code into pieces that say one thing, and into words that a search can match."""
+"""Cuts code into pieces of one subject, and into words that a search can match."""
 
 import itertools
 import re

@@ -23,10 +23,10 @@ from cuda_l2.system.database import connect
 from cuda_l2.system.errors import UserError
 
 VERSION = "1"
-"""Changes when pieces or words are cut otherwise."""
+"""Version of how pieces and words are cut."""
 FILES_A_COMMIT = 50
 SAME = 0.7
-"""Two pieces that share this much of their words (of both together) are one to a reader."""
+"""Two pieces that share this much of their words (of both together) count as one."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL, stamp TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS pieces (
@@ -39,7 +39,7 @@ CREATE INDEX IF NOT EXISTS pieces_by_path ON pieces (path);
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of code that was found."""
+    """A piece of code that a search found."""
 
     source: str
     name: str
@@ -50,7 +50,7 @@ class Piece:
 
 @dataclass
 class Progress:
-    """Where building an index stands."""
+    """The counts of an index's refresh so far."""
 
     files: int = 0
     done: int = 0
@@ -138,7 +138,7 @@ def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Pro
 
 
 class Index:
-    """The index as it was last built. UserError where there is none."""
+    """The index as last built. UserError where there is none."""
 
     def __init__(self) -> None:
         package = bm25s()
@@ -226,7 +226,7 @@ def _remove(db: sqlite3.Connection, gone: set[str], progress: Progress) -> None:
 
 
 def _fingerprint(db: sqlite3.Connection) -> str:
-    """Of all that the index depends on: pieces' numbers are part of it, as the index holds them."""
+    """A hash of the pieces and their numbers, which the index holds."""
     digest = hashlib.sha256(VERSION.encode())
     for row in db.execute("SELECT number, hash FROM pieces ORDER BY number"):
         digest.update(f"{row[0]} {row[1]}\n".encode())

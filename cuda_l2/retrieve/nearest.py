@@ -1,4 +1,4 @@
-"""A bm25 index in memory, over few texts."""
+"""A bm25 index in memory over a few texts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def bm25s() -> Any:
 
 
 class Nearest:
-    """Finds the texts that share the most telling words with a query. UserError without the package bm25s."""
+    """Finds the texts that share the rarest words with a query. UserError without the package bm25s."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         package = bm25s()
@@ -28,7 +28,7 @@ class Nearest:
             self._index.index(bags, show_progress=False)
 
     def search(self, query: str, count: int) -> list[int]:
-        """Indices of at most so many texts, the nearest first; only those that share a word."""
+        """Indices of at most `count` texts that share a word with the query, the nearest first."""
         if not self._count:
             return []
         wanted = list(dict.fromkeys(word for word in words(query) if word in self._index.vocab_dict))

@@ -1,4 +1,4 @@
-"""Which files are worth reading: CUDA, CCCL, CUTLASS and ATen headers of installed wheels, and the user's folders."""
+"""Lists the files to index: CUDA, CCCL, CUTLASS and ATen headers of installed wheels, and the user's folders."""
 
 import importlib.util
 import os
@@ -33,7 +33,7 @@ class File:
 
 
 def installed_sources() -> list[Source]:
-    """Those of the known wheels that are installed here."""
+    """The header folders of known wheels that are installed here."""
     found = []
     for root in _package_roots("nvidia"):
         for include in sorted(root.glob("cu*/include")) + sorted(root.glob("*/include")):
@@ -63,7 +63,7 @@ def user_sources(folders: Sequence[Path]) -> list[Source]:
 
 
 def files(source: Source) -> Iterator[File]:
-    """Every file worth reading, in a fixed order. What cannot be read is left out; links out of the root too."""
+    """Every file to index, in a fixed order, without unreadable files and links out of the root."""
     for folder in source.folders:
         for parent, names, leaves in os.walk(source.root / folder):
             names[:] = sorted(name for name in names if not name.startswith("."))

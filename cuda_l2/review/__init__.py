@@ -1,1 +1,1 @@
-"""A second look at kernels whose reward jumps: measured on other inputs, elsewhere, and shown to a checker model."""
+"""Reviews of kernels whose reward jumps: measured on other inputs and a second device, and read by a checker model."""

@@ -1,4 +1,4 @@
-"""Known cheats in folders, and those nearest to a kernel."""
+"""Finds the known cheats that are nearest to a kernel."""
 
 import re
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from cuda_l2.system.paths import PACKAGE
 SUFFIXES = {"cpu": (".c",), "cuda": (".cu",)}
 MAX_FILE_BYTES = 1 << 18
 _HONEST = re.compile(r"expect: measured \*/")
-"""Controls stand among the cheats of the repository, in the same form."""
+"""Marks an honest control among the repository's cheats."""
 
 
 def default_folders() -> list[Path]:
-    """The repository's own corpora, where the package runs from a checkout; wheels have none."""
+    """The repository's own corpora where the package runs from a checkout; none in a wheel."""
     root = PACKAGE.parent
     return [folder for name in ("cheats", "cuda_cheats") if (folder := root / "tests" / name).is_dir()]
 

@@ -1,7 +1,8 @@
-"""A jump in reward is measured again: what is too good is a fault of the measurement or a cheat more often than not.
+"""Detects a jump in reward and compares its repeated measurements: most jumps are faults of measurement or cheats.
 
-CUDA-L1's rule: what is over three times as fast as the reference, or over twice as fast as the best before it, is
-tested again and must agree within 10 %. Here with fresh inputs, in fresh processes, in more rounds; the slower counts.
+CUDA-L1's rule: a kernel over three times as fast as the reference, or over twice as fast as the best before it, is
+tested again, and the two must agree within 10 %. Here the second test has fresh inputs, fresh processes and more
+rounds; the slower measurement counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from cuda_l2.rigs._base import Elsewhere
 JUMP = 3.0
 """A first speedup above this over the strongest library is a jump."""
 OVER_BEST = 2.0
-"""So many times the best known speedup is a jump."""
+"""A speedup above this many times the best known one is a jump."""
 AGREEMENT = 0.10
 """Two measurements agree where the larger is larger by at most this share."""
 
@@ -22,7 +23,10 @@ Again = Callable[[], tuple[Verdict, Timing | None]]
 
 
 def jump(speedup: float, best: float) -> str:
-    """What makes a speedup a jump, in a few words; empty where it is none. best: known before, 0 if none is."""
+    """Why a speedup is a jump, in a few words; empty where it is none.
+
+    best: the best speedup known before, 0 if there is none.
+    """
     if best > 0 and speedup > OVER_BEST * best:
         return f"{speedup:.3g}x, over twice the best known, {best:.3g}x"
     if speedup > JUMP >= best:
@@ -37,14 +41,14 @@ def alike(first: Interval, second: Interval) -> bool:
 
 
 def apart(first: Interval, second: Interval) -> bool:
-    """Whether two speedups disagree, and not for noise: their intervals do not meet."""
+    """Whether two speedups disagree by more than noise: their intervals do not overlap."""
     return not alike(first, second) and (first.high < second.low or second.high < first.low)
 
 
 def measure_again(why: str, timing: Timing, again: Again) -> tuple[Verdict, Timing | None, Review]:
-    """Measure a jump once more, and again where that does not agree: verdict and timing that count, and what was found.
+    """Measure a jump again, a third time where the two disagree: the verdict and timing that count, and the review.
 
-    The slowest counts; none does where the last two differ by more than a jump and noise does not explain it.
+    The slowest timing counts; none counts where the last two differ by more than a jump and by more than noise.
     """
     timings = [timing]
     while True:
@@ -85,7 +89,7 @@ def compare_elsewhere(timing: Timing, found: Elsewhere, machine: str, review: Re
 
 
 def withheld(timing: Timing, status: TimingStatus, reason: str) -> Timing:
-    """In place of a timing whose figures do not count."""
+    """A timing without figures in place of one whose figures do not count."""
     return Timing(status, timing.protocol, reason=reason, seconds=timing.seconds, conditions=timing.conditions)
 
 

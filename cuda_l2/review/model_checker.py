@@ -1,4 +1,4 @@
-"""A language model as a checker, as in CUDA-L1: it is shown the kernel, its figures and the nearest known cheats."""
+"""A language model as a checker, as in CUDA-L1: it reads the kernel, its figures and the nearest known cheats."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ _CONTRACT = re.compile(r"\s*/\*\s*cuda-l2\b.*?\*/", re.DOTALL)
 
 
 class ModelChecker(Checker):
-    """Asks a model, within a budget of its own that is as large as the policy's; every exchange is kept."""
+    """Asks a model within a budget of its own, as large as the policy's; every exchange is kept."""
 
     def __init__(self, review: ReviewSettings, settings: ModelSettings, archive: Path) -> None:
         """UserError where the model or the folder of cheats cannot be used."""
@@ -67,7 +67,6 @@ class ModelChecker(Checker):
         return read_opinion(found[0])
 
     def summary(self) -> str:
-        """What was asked and spent, in a few words."""
         return self._client.summary()
 
     def close(self) -> None:
@@ -78,13 +77,13 @@ class ModelChecker(Checker):
         return [f"{name}:\n{fenced(text, _language(target), CHEAT_CHARS)}" for name, text in found]
 
     def _none(self, why: str) -> Opinion:
-        """A checker that cannot be asked ends no search; the user hears of it."""
+        """No opinion, with a warning: a checker that cannot be asked ends no search."""
         print(f"cuda-l2: the checker {self.name} gave no opinion: {one_line(why)}", file=sys.stderr)
         return Opinion(False, f"no opinion: {one_line(why)}")
 
 
 def read_opinion(exchange: Exchange) -> Opinion:
-    """The last verdict of an answer, with what led to it as one line; without a verdict it is unsure."""
+    """The last verdict of an answer with the text before it as one line; without a verdict the model is unsure."""
     text = without_thoughts(exchange.reply.text)
     verdicts = list(_VERDICT.finditer(text))
     if not verdicts:
@@ -94,7 +93,7 @@ def read_opinion(exchange: Exchange) -> Opinion:
 
 
 def without_comments(source: str) -> str:
-    """A source without its comments, which could plead with the reader; the contract comment is data, and stays."""
+    """A source without comments, since these could plead with the reader; the contract comment is data and stays."""
     contract = _CONTRACT.match(source)
     start = contract.end() if contract else 0
     code = blank(source[start:], CPP_TOKEN, strings=False)

@@ -1,4 +1,4 @@
-"""What a user says about reviews; the same names are options of the command line."""
+"""Settings of reviews; their fields are options of the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ReviewSettings:
-    """Who looks at kernels whose reward jumps."""
+    """Who reviews kernels whose reward jumps."""
 
     checker: str = ""
     """A language model that is shown kernels whose reward jumps, and may reject them: openai:NAME@URL or

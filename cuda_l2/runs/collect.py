@@ -1,13 +1,12 @@
 """Collects verified kernels for supervised fine-tuning, as CUDA-L1 does: per task and model a few tries, few kept.
 
-The same for models behind endpoints, in this process, in training (`propose._function.FunctionProposer`), and for the
-policies that write schedules. Every try is a line of the collection's own file the moment it is judged; a run that was
-killed goes on from there.
+It serves models behind endpoints, models in this process or in training (`propose._function.FunctionProposer`), and
+policies that write schedules. Every try is appended to the collection's file once it is judged; a run that was killed
+goes on from there.
 """
 
 import collections
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +24,11 @@ from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
 from cuda_l2.propose._prompt import fenced
-from cuda_l2.records import Task, Trial
+from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.review._base import Checker
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
+from cuda_l2.settings import Limits
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
 
@@ -44,33 +44,15 @@ Make = Callable[[Evaluator, Callable[[], list[Trial]]], Proposer]
 """Makes a proposer for the evaluator's task from its own trials so far."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """When a pair of task and model is done, and what is not collected."""
-
-    tries: int = 20
-    keep: int = 2
-    round: int = 0  # of self-supervision: each begins to count anew
-    budget_s: float = math.inf  # a pair and run
-    least_speedup: float = 0.0  # of what is kept
-    hold_out: HoldOut = HoldOut()
-
-    def __post_init__(self) -> None:
-        if self.tries < 1 or self.keep < 1:
-            raise UserError("tries and kernels to keep must be at least 1")
-        if self.round < 0 or self.least_speedup < 0:
-            raise UserError("the round and the least speedup must not be negative")
-
-
 @dataclass
 class Pair:
-    """Where one task and model stand."""
+    """The tries of one task and model so far."""
 
     task: Task
     model: str
     tries: int = 0
     kept: int = 0
-    best: float = 0.0  # speedup of what is kept
+    best: float = 0.0  # largest speedup among the kept
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
     failure: str = ""  # why the model could not be asked, one line
 
@@ -81,8 +63,8 @@ class Pair:
             self.kept += 1
             self.best = max(self.best, line["speedup"])
 
-    def done(self, settings: Settings) -> bool:
-        return self.tries >= settings.tries or self.kept >= settings.keep
+    def done(self, limits: Limits) -> bool:
+        return self.tries >= limits.tries or self.kept >= limits.keep
 
 
 class Collection:
@@ -108,7 +90,7 @@ class Collection:
         self.lines.append(line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What was kept, as rows of the dataset."""
+        """The kept kernels as rows of the dataset."""
         return [line["row"] for line in self.lines if line["kept"]]
 
     def has(self, task: Task, source: str) -> bool:
@@ -117,7 +99,7 @@ class Collection:
         return any(line["kept"] and line["task"] == str(task) and line["digest"] == own for line in self.lines)
 
     def export(self) -> int:
-        """Bring the dataset to what is kept: how many rows it has."""
+        """Write the kept kernels as a dataset; the number of its rows."""
         rows = self.rows()
         if rows:
             dataset.write(self.folder, {PART: rows}, ABOUT)
@@ -139,37 +121,33 @@ def collect(
     rig: Rig,
     archive: Archive,
     collection: Collection,
-    settings: Settings = Settings(),
+    limits: Limits = Limits(),
     *,
+    hold_out: HoldOut = HoldOut(),
     checker: Checker | None = None,
     on_try: Callable[[Pair], None] = lambda pair: None,
 ) -> list[Pair]:
-    """Let every model try every task until its tries are spent or enough is kept; held-out tasks are passed over.
+    """Let every model try every task until the limits end the pair; held-out tasks are skipped.
 
-    makers: by the model's name. A model that cannot be asked at all is left alone from then on; UserError where none
-    can. Trials go into the archive, and kernels that it knows are not measured again. checker: is shown kernels whose
-    reward jumps.
+    makers: by the model's name. A model that cannot be asked at all is skipped from then on; UserError where none can.
+    Trials go into the archive; kernels that it holds are not measured again. checker: reviews kernels whose reward
+    jumps.
     """
+    collector = _Collector(rig, archive, collection, limits, hold_out, on_try)
     pairs: list[Pair] = []
     failed: dict[str, str] = {}
-    machine = rig.target.machine
     for task in tasks:
-        if settings.hold_out.task(task):
+        if hold_out.task(task):
             continue
-        todo: list[Pair] = []
-        for model in makers:
-            pair = Pair(task, model, failure=failed.get(model, ""))
-            for line in collection.of(task, machine, model, settings.round):
-                pair.count(line)
-            pairs.append(pair)
-            if not pair.done(settings) and not pair.failure:
-                todo.append(pair)
+        new = [collector.pair(task, model, failed.get(model, "")) for model in makers]
+        pairs += new
+        todo = [pair for pair in new if not pair.done(limits) and not pair.failure]
         if not todo:
             continue
         with Evaluator(task, rig, checker=checker) as evaluator:
-            evaluator.recall(archive.best(task, machine, SEARCH.name))
+            evaluator.recall(archive.best(task, rig.target.machine, SEARCH.name))
             for pair in todo:
-                _collect_pair(pair, makers[pair.model], evaluator, archive, collection, settings, on_try)
+                collector.run(pair, makers[pair.model], evaluator)
                 if pair.failure:
                     failed[pair.model] = pair.failure
                     on_try(pair)
@@ -178,68 +156,87 @@ def collect(
     return pairs
 
 
-def _collect_pair(
-    pair: Pair,
-    make: Make,
-    evaluator: Evaluator,
-    archive: Archive,
-    collection: Collection,
-    settings: Settings,
-    on_try: Callable[[Pair], None],
-) -> None:
-    machine = evaluator.target.machine
+@dataclass(frozen=True)
+class _Collector:
+    """The parts of a run that all pairs share."""
 
-    def add(fields: dict[str, Any]) -> None:
-        about = {"task": str(pair.task), "machine": machine, "model": pair.model, "round": settings.round}
-        line = {**about, "try": pair.tries + 1, "kept": False, **fields}
-        collection.append(line)
-        pair.count(line)
-        on_try(pair)
+    rig: Rig
+    archive: Archive
+    collection: Collection
+    limits: Limits
+    hold_out: HoldOut
+    on_try: Callable[[Pair], None]
 
-    def history() -> list[Trial]:
-        tried = {line["candidate"] for line in collection.of(pair.task, machine, pair.model, settings.round)}
-        trials = archive.trials(pair.task, machine, SEARCH.name)
-        return [trial for trial in trials if trial.candidate.id in tried]
+    def pair(self, task: Task, model: str, failure: str) -> Pair:
+        """A pair with the tries that the collection holds."""
+        pair = Pair(task, model, failure=failure)
+        for line in self._lines(pair):
+            pair.count(line)
+        return pair
 
-    try:
-        proposer = make(evaluator, history)
-    except UserError as error:
-        pair.failure = str(error)
-        return
-    proposer.deadline = time.perf_counter() + settings.budget_s
-    while not pair.done(settings) and time.perf_counter() < proposer.deadline:
-        before = proposer.fruitless
+    def run(self, pair: Pair, make: Make, evaluator: Evaluator) -> None:
+        """Propose and judge until the limits end the pair; where the model cannot be asked, the pair has the reason."""
         try:
-            group = proposer.propose(min(proposer.group or evaluator.rig.group, settings.tries - pair.tries))
+            proposer = make(evaluator, lambda: self._history(pair))
         except UserError as error:
             pair.failure = str(error)
             return
-        wasted = proposer.fruitless - before
-        for _ in range(wasted):
-            add({"candidate": "", "status": NO_CODE})
-        if not group and not wasted:
-            return
-        conversations = proposer.conversations()
+        proposer.deadline = time.perf_counter() + self.limits.budget_s
+        while not pair.done(self.limits) and time.perf_counter() < proposer.deadline:
+            before = proposer.fruitless
+            try:
+                group = proposer.propose(min(proposer.group or self.rig.group, self.limits.tries - pair.tries))
+            except UserError as error:
+                pair.failure = str(error)
+                return
+            wasted = proposer.fruitless - before
+            for _ in range(wasted):
+                self._add(pair, {"candidate": "", "status": NO_CODE})
+            if not group and not wasted:
+                return
+            proposer.observe(self._judged(pair, group, proposer.conversations(), evaluator))
+
+    def _judged(
+        self, pair: Pair, group: list[Candidate], conversations: Sequence[Messages], evaluator: Evaluator
+    ) -> list[Trial]:
+        """The trials of a group, up to the one that ends the pair; each is stored as a try."""
         trials: list[Trial] = []
-        for i, (trial, _) in enumerate(judge_group(evaluator, archive, group)):
+        for i, (trial, _) in enumerate(judge_group(evaluator, self.archive, group)):
             trials.append(trial)
             fields: dict[str, Any] = {"candidate": trial.candidate.id, "status": trial.status, "speedup": trial.speedup}
-            if _worthy(trial, settings) and not collection.has(pair.task, trial.candidate.source):
+            if self._worthy(trial) and not self.collection.has(pair.task, trial.candidate.source):
                 asked = conversations[i] if conversations else ()
-                row = _row(trial, evaluator.target, pair, settings, asked)
+                row = _row(trial, evaluator.target, pair, self.limits.round, asked)
                 fields |= {"kept": True, "digest": digest(trial.candidate.source), "row": row}
-            add(fields)
-            if pair.done(settings):
+            self._add(pair, fields)
+            if pair.done(self.limits):
                 break
-        proposer.observe(trials)
+        return trials
+
+    def _worthy(self, trial: Trial) -> bool:
+        fast = trial.speedup > 0 and trial.speedup >= self.limits.least_speedup
+        return fast and not self.hold_out.candidate(trial.candidate)
+
+    def _add(self, pair: Pair, fields: dict[str, Any]) -> None:
+        """Store one try."""
+        machine, number = self.rig.target.machine, self.limits.round
+        about = {"task": str(pair.task), "machine": machine, "model": pair.model, "round": number}
+        line = {**about, "try": pair.tries + 1, "kept": False, **fields}
+        self.collection.append(line)
+        pair.count(line)
+        self.on_try(pair)
+
+    def _lines(self, pair: Pair) -> list[dict[str, Any]]:
+        return self.collection.of(pair.task, self.rig.target.machine, pair.model, self.limits.round)
+
+    def _history(self, pair: Pair) -> list[Trial]:
+        """The trials of the pair's own tries."""
+        tried = {line["candidate"] for line in self._lines(pair)}
+        trials = self.archive.trials(pair.task, self.rig.target.machine, SEARCH.name)
+        return [trial for trial in trials if trial.candidate.id in tried]
 
 
-def _worthy(trial: Trial, settings: Settings) -> bool:
-    fast = trial.speedup > 0 and trial.speedup >= settings.least_speedup
-    return fast and not settings.hold_out.candidate(trial.candidate)
-
-
-def _row(trial: Trial, target: Target, pair: Pair, settings: Settings, asked: Messages) -> dict[str, Any]:
+def _row(trial: Trial, target: Target, pair: Pair, round_: int, asked: Messages) -> dict[str, Any]:
     """One row of the dataset; every row has the same columns."""
     assert trial.timing is not None and trial.timing.candidate is not None and trial.verdict is not None
     question = for_task(pair.task, target).text
@@ -261,7 +258,7 @@ def _row(trial: Trial, target: Target, pair: Pair, settings: Settings, asked: Me
         "sha": trial.candidate.id,
         "task": str(pair.task),
         "machine": trial.machine,
-        "round": settings.round,
+        "round": round_,
         "try": pair.tries + 1,
         "turn": max(0, len(users) - 1),
         "reward": trial.reward,

@@ -13,7 +13,7 @@ from cuda_l2.library.choose import choose
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs.survey import Arm, Record
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN, PROGRAMMATIC))
 """Classes of shapes, each launched plainly or, where that is faster, as dependents."""

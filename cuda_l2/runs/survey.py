@@ -37,10 +37,10 @@ from cuda_l2.measure.quick import Item, QuickTimer, Sampled
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs import grid
 from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import open_alone, parsed
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.text import counted
 
 POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
 KIND, VERSION = "cuda-l2 survey", 1

@@ -15,7 +15,7 @@ from cuda_l2.contract import ContractError
 from cuda_l2.families._base import families_for
 from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
 from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
-from cuda_l2.optimizer import FINALISTS, Optimizer, Settings
+from cuda_l2.optimizer import FINALISTS, Optimizer
 from cuda_l2.propose._base import space_for
 from cuda_l2.records import Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
@@ -23,6 +23,7 @@ from cuda_l2.runs.library_run import Library, figures, headline
 from cuda_l2.runs.results import MEASURED, Measurement, ResultsFile
 from cuda_l2.runs.run_file import Header
 from cuda_l2.search import Progress, judge_group
+from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 

@@ -1,4 +1,4 @@
-"""SQLite files that several processes share: write-ahead logging, and patience with one another."""
+"""Opens SQLite files that several processes share: write-ahead logging and a long timeout for locks."""
 
 import os
 import sqlite3
@@ -9,7 +9,7 @@ BUSY_TIMEOUT_S, RETRY_S = 30.0, 0.01
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """One that commits each statement. sqlite3.Error where the file cannot be written or is none of SQLite's."""
+    """A connection that commits each statement. sqlite3.Error where the file cannot be written or is not SQLite's."""
     db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     _write_ahead(db)
     db.execute("PRAGMA synchronous=NORMAL")
@@ -17,10 +17,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """One for a file that need not be writable. sqlite3.Error where it cannot be read.
+    """A connection for a file that need not be writable. sqlite3.Error where it cannot be read.
 
-    Where it is not, SQLite may have no place for what readers and writers tell one another: what a writer elsewhere has
-    not yet moved into the file itself is not seen.
+    For a file that is not writable, SQLite may have no place for its write-ahead log: changes that a writer has not yet
+    moved into the file itself are missing.
     """
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return connect(path)
@@ -35,7 +35,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:
-    """Turn logging on. SQLite refuses that at once, whatever its timeout, while another process does the same."""
+    """Turn write-ahead logging on. SQLite ignores its timeout here while another process does the same."""
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""An append-only file of JSON lines, from which an interrupted run goes on: each line is there whole or not at all."""
+"""An append-only file of JSON lines from which an interrupted run goes on; each line is written whole or not at all."""
 
 import fcntl
 import json
@@ -22,7 +22,7 @@ class LinesFile:
         accept: Callable[[bytes], None] = lambda line: None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        """Open the file or begin it; what a killed run left of its last line is mended or dropped.
+        """Open the file or begin it; the last line of a killed run is completed or dropped.
 
         accept: may raise at the first line, before anything is changed.
         """
@@ -36,7 +36,7 @@ class LinesFile:
             raise
 
     def append(self, text: str) -> None:
-        """One line, on disk when this returns; UserError where there is no room for all of it."""
+        """Append one line, which is on disk when this returns; UserError where the disk is full."""
         self._append(text.encode() + b"\n")
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ def open_alone(path: Path) -> FileIO:
 
 
 def set_aside(folder: Path, first: str, *others: str) -> None:
-    """Rename what an earlier run left, all with the same number: results.jsonl becomes results-1.jsonl.
+    """Rename an earlier run's files, all with the same number: results.jsonl becomes results-1.jsonl.
 
     first: the file that a run holds; UserError while one does.
     """

@@ -1,4 +1,4 @@
-"""One verification or timing at a time on a machine or a GPU, whoever runs it: others would disturb the clock."""
+"""The lock of a machine or a GPU: one verification or timing at a time, since others would disturb the clock."""
 
 import contextlib
 import fcntl
@@ -11,10 +11,9 @@ from cuda_l2.system import paths, scratch
 
 @contextmanager
 def machine_lock(gpu: str = "") -> Iterator[float]:
-    """Hold the machine, or one GPU of it by its PCI address; waits for another search to finish its candidate.
+    """Hold the machine, or one GPU of it by its PCI address; yields the seconds spent waiting for other holders.
 
-    Gives the seconds that it waited, which are nobody's work.
-    What runs on the CPU holds the whole machine; several GPUs may be at work at once. A killed holder releases it.
+    Work on the CPU holds the whole machine; several GPUs may be at work at once. A killed process releases the lock.
     """
     start = time.perf_counter()
     with contextlib.ExitStack() as held:

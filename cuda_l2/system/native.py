@@ -1,4 +1,4 @@
-"""Compiles the package's own C helpers, once per content, into the cache. Candidates never come this way."""
+"""Compiles the package's own C helpers, once per content, into the cache. Candidates have their own builds."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ from cuda_l2.system.errors import UserError
 
 @functools.cache
 def compiled(source: Path, *flags: str) -> Path:
-    """The program or library that `source`, and what it includes by relative path, compiles to."""
+    """The program or library that `source` compiles to, rebuilt when it or a relative include changes."""
     key = [_text(source), " ".join(flags).encode(), paths.compiler_name().encode(), _processor()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     target = paths.cache_dir() / "helpers" / f"{source.stem}-{digest}"
@@ -43,7 +43,7 @@ def compiled(source: Path, *flags: str) -> Path:
 
 @functools.cache
 def _processor() -> bytes:
-    """What -march=native depends on: a cache may be shared between machines."""
+    """The processor's features, which -march=native depends on: machines may share a cache."""
     lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     return (
         platform.machine().encode()

@@ -1,4 +1,4 @@
-"""Where things are kept: the one place that reads the environment."""
+"""Folders and settings from the environment; no other module reads it."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,12 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def cache_dir() -> Path:
-    """Compiled kernels and helpers; may be deleted at any time. CUDA_L2_CACHE moves it."""
+    """The folder of compiled kernels and helpers; it may be deleted at any time. CUDA_L2_CACHE moves it."""
     return _folder("CUDA_L2_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def data_dir() -> Path:
-    """What must last: the archive of trials and the winners' sources. CUDA_L2_HOME moves it."""
+    """The folder of the archive and the winners' sources. CUDA_L2_HOME moves it."""
     return _folder("CUDA_L2_HOME", "XDG_DATA_HOME", ".local/share")
 
 
@@ -37,7 +37,7 @@ def endpoint_key(variable: str) -> str:
 
 
 def endpoint_address() -> str:
-    """Where a language model is asked that was named without an address: as OpenAI's own client decides."""
+    """The address of a language model that was named without one, as OpenAI's own client chooses it."""
     return os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
 
 

@@ -1,4 +1,4 @@
-"""The processes under one of ours, a sandbox's: found, stopped and weighed as a whole, whatever groups they are in."""
+"""The process tree of a sandbox: found, stopped and measured as a whole, across process groups."""
 
 import contextlib
 import itertools
@@ -14,7 +14,7 @@ WEIGHING_S = 0.1
 BLOCK_BYTES = 1 << 16
 OUT_OF_MEMORY = "its processes together took more memory than they may"
 MOST_PROCESSES = 256 + 4 * (os.cpu_count() or 1)
-"""Of a tree that is watched: compilers for every core run at once, each with programs of its own."""
+"""Limit of processes in a watched tree: compilers for every core run at once, each with programs of its own."""
 
 
 def processes(root: int) -> list[int]:
@@ -25,7 +25,7 @@ def processes(root: int) -> list[int]:
 def stop(root: int) -> list[int]:
     """Stop every process of a tree, those that are started meanwhile too: none runs on when this returns them.
 
-    Each at once when it is found: looking at all of them takes longer than a small task's work.
+    Each is stopped when it is found, since reading the whole tree takes longer than a small task's work.
     """
     stopped: dict[int, None] = {}
     while True:
@@ -39,7 +39,7 @@ def stop(root: int) -> list[int]:
 
 
 def resume(stopped: Iterable[int]) -> None:
-    """Let go on what `stop` returned, the tree's first process last."""
+    """Continue the processes that `stop` returned, the tree's first process last."""
     for pid in reversed(list(stopped)):
         _send(pid, signal.SIGCONT)
 
@@ -56,7 +56,7 @@ def _walked(root: int) -> Iterator[int]:
 
 
 def _children(path: str) -> list[int]:
-    """What a thread's list of children names, by the fewest calls: there is a race with processes that multiply."""
+    """The children of a thread, read by few system calls: processes that multiply race with this."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -86,7 +86,7 @@ def cpu_seconds(root: int) -> float:
 
 
 class Watch:
-    """Ends a tree of processes that holds more memory than it may, or grows without end. Looks at it until closed.
+    """Ends a tree of processes that holds more memory than it may, or grows without end. Watches it until closed.
 
     exceeded: what it had too much of, in a line, or nothing.
     """
@@ -95,10 +95,10 @@ class Watch:
         self.exceeded = ""
         self._root, self._most, self._end = root, most_bytes, end
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         with contextlib.suppress(OSError):  # where processes multiply, others wait for seconds
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         while not self._closed.wait(WATCH_INTERVAL_S):

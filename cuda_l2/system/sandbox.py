@@ -1,4 +1,4 @@
-"""Runs a command where it can read the system's libraries and one folder, write that folder, and reach nothing else.
+"""Runs a command in a sandbox: it reads system libraries and one folder, writes that folder, reaches nothing else.
 
 bubblewrap where present, else user namespaces through unshare and setpriv, else resource limits alone. All three run
 in a process group of their own, so that one signal ends every process of the command: bubblewrap's, which has a session
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_OUTPUT_BYTES = 100_000
-"""A compiler can be made to say a great deal; what is kept of it."""
+"""Limit of a command's output that is kept."""
 MOST_TASKS = 1024 + 16 * (os.cpu_count() or 1)
 """Processes and threads of one sandbox at a time, where the kernel limits them: thousands take minutes to end."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives")
@@ -150,7 +150,7 @@ def wrap(
 
 
 def _most_tasks(release: str = platform.release()) -> str:
-    """For the script above; nothing before Linux 6.14, where the number is the machine's own, and root's to change."""
+    """MOST_TASKS for the script above; empty before Linux 6.14, where the limit belongs to the whole machine."""
     version = re.match(r"(\d+)\.(\d+)", release)
     return str(MOST_TASKS) if version and (int(version[1]), int(version[2])) >= (6, 14) else ""
 
@@ -189,7 +189,7 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def gpu_devices() -> list[Path]:
-    """What a process needs of /dev to use NVIDIA GPUs; empty where there are none."""
+    """The device files that a process needs to use NVIDIA GPUs; empty where there are none."""
     found = [*Path("/dev").glob("nvidia*"), *Path("/dev/nvidia-caps").glob("*"), Path("/dev/dxg")]
     return sorted(path for path in found if path.is_char_device())
 
@@ -205,9 +205,9 @@ def gpu_libraries() -> list[str]:
 
 
 def receive_line(connection: socket.socket, timeout_s: float, most_bytes: int) -> bytes:
-    """A line that a process in a sandbox sends; TimeoutError without a whole one in time, however it comes in parts.
+    """One line from a process in a sandbox; TimeoutError without a whole line in time.
 
-    ConnectionError where the process is gone, or sends more than so many bytes.
+    ConnectionError where the process is gone, or sends more than `most_bytes`.
     """
     deadline = time.monotonic() + timeout_s
     line = b""
@@ -224,13 +224,13 @@ def receive_line(connection: socket.socket, timeout_s: float, most_bytes: int) -
 
 
 def read_left(path: Path, most_bytes: int) -> bytes | None:
-    """First bytes of what a command in a sandbox left; None where it is no regular file. No link is followed out."""
+    """The first bytes of a regular file that a command in a sandbox wrote; None for a link or another kind of file."""
     with _left(path) as (file, _):
         return file.read(most_bytes) if file else None
 
 
 def read_all_left(path: Path, expected_bytes: int) -> bytearray | None:
-    """The same of a file that is to have so many bytes, as memory that can be used; None where it has others."""
+    """All bytes of such a file, writable; None where its size is not `expected_bytes`."""
     with _left(path) as (file, size):
         if not file or size != expected_bytes:
             return None

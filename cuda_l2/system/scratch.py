@@ -33,7 +33,7 @@ def remove(folder: Path) -> None:
 
 
 def unwritable(error: OSError) -> UserError:
-    """What to tell the user when the cache cannot be written."""
+    """The error for a cache that cannot be written."""
     return UserError(
         f"cannot write the cache {paths.cache_dir()}: {error.strerror}; free some space, or set CUDA_L2_CACHE"
     )

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from cuda_l2.contract.expressions import ContractError, evaluate
 from cuda_l2.records import Operation, Tensor
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.plain import line_of
+from cuda_l2.system.text import line_of
 from cuda_l2.tasks.values import Distribution, Values, seeded
 
 FLOATS = ("float32", "float16", "bfloat16")

@@ -4,7 +4,7 @@ import time
 
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
 from cuda_l2.records import VerdictStatus
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 from cuda_l2.verify._base import CheckFailed
 
 IDLE_S = 0.4

@@ -144,7 +144,7 @@ class LocalModel(Model):
         return text
 
     def _tamed(self, text: str) -> str:
-        """Without special tokens: a compiler's message must not end the turn that shows it."""
+        """The text without special tokens: a compiler's message must not end its turn."""
         for token in self._special:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text

@@ -31,13 +31,13 @@ NO_KEY = "none"
 LEAST_KEY = 4
 """Characters of a key: shorter ones keep no secret, and any text holds them."""
 SENT_HEADERS = {"accept", "connection", "content-length", "content-type", "host", "user-agent"}
-"""All that a server of the user's gets beside its key: what the environment holds for OpenAI is not its business."""
+"""The headers of a request beside the key: values for OpenAI in the environment must not reach other servers."""
 READ_TIMEOUT_S, CONNECT_TIMEOUT_S = 600.0, 15.0
 """A server that is silent for so long is given up; deadlines are usually earlier."""
 
 
 _HOST = re.compile(r"@(localhost$|\[|[^@]*[/:]|[\w-]+(\.[\w-]+)*\.[a-z]{2,}$|\d+(\.\d+){3}$)", re.IGNORECASE)
-"""What looks like an address without its http://: taken for a part of the name it would send the prompt elsewhere."""
+"""An address without its http://: read as part of the name, it would send the prompt to another server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class OpenAiModel(Model):
             on_reply(i, self._late(http.failures.get(asked[i], "")) if i in asked else NOT_SENT)
 
     def _late(self, failure: str | int) -> Reply:
-        """Of a question that had no answer when the time was up.
+        """The reply to a question without an answer at the deadline.
 
         failure: how its last try ended, as in `_Careful`; empty while it lasts.
         """

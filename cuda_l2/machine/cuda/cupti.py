@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.system import native
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.text import counted
 
 SOURCE = Path(__file__).with_name("cupti_trace.c")
 LIBRARY = "libcupti.so.13"

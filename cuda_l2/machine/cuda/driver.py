@@ -14,8 +14,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import MAX_CLUSTER, TENSOR_MAP_BYTES, LaunchPlan, MapPlan, Plan
-from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import MachineError
+from cuda_l2.system.text import counted
 
 _DTYPES = {
     "float16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

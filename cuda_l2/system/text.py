@@ -1,4 +1,4 @@
-"""Text of others without what no reader sees: terminals obey some of it, models read some of it."""
+"""Numbers with their nouns, and text of others without invisible characters: terminals obey some, models read some."""
 
 import re
 import unicodedata
@@ -10,13 +10,18 @@ _UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 
 
 def plain(text: str) -> str:
-    """Without escape sequences, control and invisible characters; tabs and ends of lines stay."""
+    """The text without escape sequences, control and invisible characters; tabs and line ends stay."""
     text = _ESCAPE.sub("", text)
     return text.translate({ord(char): None for char in set(text) if _unseen(char)})
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: 1 shape, 2 shapes, 1,000 tokens. many: the plural where it is not `one` with an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def line_of(error: BaseException) -> str:
-    """An error in one line: its type, and the first thing it says."""
+    """An error in one line: its type and the first line of its message."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     line = f"{type(error).__name__}: {said}".strip()
     return "".join(char for char in line if char.isprintable())[:MAX_LINE]

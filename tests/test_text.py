@@ -1,8 +1,8 @@
-"""counted.py: one of a thing is not several."""
+"""system/text.py: one of a thing is not several."""
 
 import pytest
 
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 
 @pytest.mark.parametrize(

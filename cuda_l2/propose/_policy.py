@@ -1,0 +1,62 @@
+"""Opens the policy that a user names, and the policy that chooses among schedules of kernel families."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from cuda_l2.families._base import families_for
+from cuda_l2.llm._base import is_model
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.machine._base import Target
+from cuda_l2.propose._base import Policy, Proposer, Trials, proposer_maker, space_for
+from cuda_l2.records import Candidate, Task, Trial
+
+
+class FamilyPolicy(Policy):
+    """Chooses among the schedules of the kernel families that serve a task."""
+
+    def __init__(self, name: str) -> None:
+        """UserError where there is no such policy or what it needs is not installed."""
+        self.name, self._maker = name, proposer_maker(name)
+
+    def proposer(
+        self,
+        task: Task,
+        target: Target,
+        trials: Trials,
+        rng: np.random.Generator,
+        *,
+        profile: Callable[[Trial], str] = lambda trial: "",
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> Proposer:
+        return self._maker(space_for(families_for(task, target), task, target), trials, rng)
+
+
+def default_candidates(task: Task, target: Target) -> list[Candidate]:
+    """The schedules that an engineer would try first; none where no family serves the task."""
+    families = families_for(task, target)
+    if not families:
+        return []
+    space = space_for(families, task, target)
+    return [space.render(values, "default") for values in space.defaults()]
+
+
+def open_policy(
+    name: str,
+    settings: ModelSettings,
+    archive: Path,
+    purpose: str = "propose",
+    hidden: Callable[[str], bool] = lambda text: False,
+    *,
+    anew: bool = False,
+) -> Policy:
+    """The policy that a user names: a language model as KIND:NAME, or a proposer. UserError where it cannot be used.
+
+    The other arguments concern language models alone, see `ModelPolicy`.
+    """
+    if not is_model(name):
+        return FamilyPolicy(name)
+    from cuda_l2.propose._model_policy import ModelPolicy  # noqa: PLC0415 - parts of it are optional
+
+    return ModelPolicy(name, settings, archive, purpose, hidden, anew=anew)

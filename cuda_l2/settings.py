@@ -1,0 +1,103 @@
+"""Settings of searches and collections. Their fields are options of `cuda-l2 optimize` and `cuda-l2 collect`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.measure.protocols import OFFLINE, PAPER, SERVER
+from cuda_l2.review.settings import ReviewSettings
+from cuda_l2.system.errors import UserError
+
+REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
+"""Protocols under which a winner is reported, by the setting's word."""
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """`60`, `60s`, `2m`, `1.5h` in seconds; UserError where it is not a positive time."""
+    match = re.fullmatch(r"(-?[\d.]+)\s*(s|m|min|h)?", text.strip())
+    try:
+        value = float(match.group(1)) * _UNITS[match.group(2) or ""] if match else -1.0
+    except ValueError:
+        value = -1.0
+    if not value > 0:
+        raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {text!r}")
+    return value
+
+
+LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
+"""How commands take `ModelSettings`."""
+REVIEWS = Parameter(name="*", group="Review of jumps in reward")
+"""How commands take `ReviewSettings`."""
+BUDGET = Parameter(
+    name="--budget", converter=lambda kind, tokens: seconds(tokens[0].value), show_default=lambda value: f"{value:g}s"
+)
+"""How commands take a time: 60s, 2m."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search, and how to report the winner."""
+
+    target: str = "auto"
+    """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
+    budget_s: Annotated[float, BUDGET] = 60.0
+    """Time of search a shape, as in 60s or 2m."""
+    trials: int | None = None
+    """Largest number of candidates a shape."""
+    policy: str = "schedule"
+    """The proposer: schedule (the embedded policy), random, tpe (needs optuna), or a language model, see docs/llm.md:
+    openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
+    seed: int = 0
+    """Seed of the search; inputs are always fresh."""
+    archive: Path | None = None
+    """File that keeps every trial; searches resume from it and may share it."""
+    protocol: str = "standard"
+    """How the winner is reported: standard (offline and server), offline, or paper (10 s warm-up, 30 s measured)."""
+    again: bool = False
+    """Time candidates anew that the archive knows."""
+    retune: bool = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    tuning: str = "adaptive"
+    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
+    (50 + 100 rounds of single launches, fresh operands each)."""
+    model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
+    review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
+
+    def __post_init__(self) -> None:
+        if not self.budget_s > 0:
+            raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")
+        if self.seed < 0:
+            raise UserError(f"the seed must not be negative, as {self.seed} is")
+        if self.trials is not None and self.trials < 1:
+            raise UserError(f"the number of trials must be at least 1, not {self.trials}")
+        if self.protocol not in REPORTED:
+            raise UserError(f"there is no protocol {self.protocol!r}; choose from {', '.join(REPORTED)}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When collecting for a pair of task and model ends, and which kernels it keeps."""
+
+    tries: int = 20
+    """Largest number of answers a task and model."""
+    keep: int = 2
+    """Number of verified kernels a task and model after which it ends."""
+    round: int = 0
+    """Round of self-supervision: each counts its tries anew, and asks anew the questions of others."""
+    least_speedup: float = 0.0
+    """Keep only kernels at least this many times as fast as the strongest library."""
+    budget_s: Annotated[float, BUDGET] = 600.0
+    """Time a task and model, as in 60s or 2m."""
+
+    def __post_init__(self) -> None:
+        if self.tries < 1 or self.keep < 1:
+            raise UserError("tries and kernels to keep must be at least 1")
+        if self.round < 0 or self.least_speedup < 0:
+            raise UserError("the round and the least speedup must not be negative")
+        if not self.budget_s > 0:
+            raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")
