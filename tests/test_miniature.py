@@ -225,7 +225,6 @@ def test_every_gpu_schedule_can_be_completed() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_gpus_sources_are_right(gpu, number) -> None:
     from run import MINIATURES  # noqa: PLC0415
