@@ -5,10 +5,10 @@ depends on how busy the machine is.
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
+from cuda_l2.machine.cpu import target
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Candidate
@@ -33,7 +33,9 @@ def seconds_of(source: str) -> float:
     return seconds_by_source.get(source.strip(), BASELINE_S * (FASTEST + (SLOWEST - FASTEST) * share))
 
 
-def install(patch: pytest.MonkeyPatch) -> None:
+def install(replace: Callable[[Any, str, Any], None]) -> None:
+    """Let the script decide. replace: sets an attribute, as `setattr` does."""
+
     def sample(rounds: _CpuRounds, name: str, count: int, warm: bool = True) -> float:
         REAL["sample"](rounds, name, count, warm)
         if name == CANDIDATE:
@@ -47,7 +49,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
         return timed
 
-    patch.setattr(_CpuRounds, "sample", sample)
-    patch.setattr("cuda_l2.machine.cpu.target._ceilings", lambda cores: (100.0 * cores, 20.0))
+    replace(_CpuRounds, "sample", sample)
+    replace(target, "_ceilings", lambda cores: (100.0 * cores, 20.0))
     for bench in (CpuBench, CpuTaskBench):
-        patch.setattr(bench, "time", remembering(bench.time))
+        replace(bench, "time", remembering(bench.time))
