@@ -15,7 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-TIMEOUT_S = 110.0
+import scripted_times
+
+TIMEOUT_S = 600.0
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -67,6 +69,7 @@ def serve() -> None:
     import cuda_l2.runs.sweep  # noqa: F401, PLC0415 - what most commands load
     from cuda_l2 import cli  # noqa: PLC0415
 
+    scripted_times.install(setattr)
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+import scripted_times
 import torch
 
 from cuda_l2 import tasks
@@ -114,6 +115,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
+        scripted_times.install(patch.setattr)
         yield folder
 
 
@@ -128,6 +130,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rig(own_folders: Path) -> Iterator[CpuRig]:
     with CpuRig() as opened:
         yield opened
+
+
+@pytest.fixture
+def slow_and_fast() -> Iterator[Callable[[str, str], None]]:
+    """slow_and_fast(source, source): one candidate takes ten times as long as the other."""
+
+    def script(slow: str, fast: str) -> None:
+        scripted_times.seconds_by_source.update({slow.strip(): 20e-5, fast.strip(): 2e-5})
+
+    yield script
+    scripted_times.seconds_by_source.clear()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,12 @@
 
 import ctypes
 import hashlib
+import platform
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,6 +15,7 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import ArgumentPlan, Plan
 from cuda_l2.records import Operation
+from cuda_l2.system import paths
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 GUARD_BYTES = 512
@@ -18,12 +23,20 @@ GUARD = 0xA5
 
 
 class Compiled:
-    """One candidate as a shared library."""
+    """One candidate as a shared library. The cache keeps it; what is loaded is a copy with variables of its own."""
 
     def __init__(self, source: str, folder: Path) -> None:
         self.contract = contract.parse_cuda_task(source)
-        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-        text = folder / f"{digest}.cpp"
+        kept = paths.cache_dir() / "on-cpu"
+        kept.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(b"\0".join([source.encode(), HEADER.read_bytes(), _compiler()])).hexdigest()[:16]
+        library = kept / f"{digest}.so"
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=kept) as work:
+                self._compile(source, Path(work) / "candidate.cpp").replace(library)
+        self._library = ctypes.CDLL(str(shutil.copy(library, folder)))
+
+    def _compile(self, source: str, text: Path) -> Path:
         code = "\n".join(line for line in contract.code(source).splitlines() if not line.startswith("#include <cuda_"))
         kernels = "".join(f"KERNEL({name})\n" for name in self.contract.kernels)
         defines, rest = _defines(code)
@@ -32,7 +45,7 @@ class Compiled:
         command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-w", "-shared", "-fPIC"]
         done = subprocess.run([*command, "-pthread", str(text), "-o", str(library)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:3000]
-        self._library = ctypes.CDLL(str(library))
+        return library
 
     def launch(self, plan: Plan, addresses: Mapping[str, int]) -> None:
         """A plan's launches on tensors and workspaces at these addresses."""
@@ -69,6 +82,12 @@ class Compiled:
             .reshape(tensor.shape)
             for tensor in task.outputs
         }
+
+
+@cache
+def _compiler() -> bytes:
+    """Which compiler it is, for which processor."""
+    return subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout + platform.machine().encode()
 
 
 def _defines(code: str) -> tuple[str, str]:

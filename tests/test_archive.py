@@ -9,11 +9,11 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from cuda_l2.archive import Archive
 from cuda_l2.records import (
@@ -87,14 +87,15 @@ def test_kill_minus_nine_loses_nothing_that_was_appended(tmp_path) -> None:
     writers = [multiprocessing.get_context("spawn").Process(target=_append_for_ever, args=(path,)) for _ in range(2)]
     for writer in writers:
         writer.start()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if path.exists():
-            with Archive(path) as archive:
-                sources = [t.candidate.source for t in archive.trials(GEMM)]
-            if all(sum(source.startswith(f"{writer.pid} ") for source in sources) > 20 for writer in writers):
-                break
-        time.sleep(0.05)
+
+    def written() -> bool:
+        if not path.exists():
+            return False
+        with Archive(path) as archive:
+            sources = [t.candidate.source for t in archive.trials(GEMM)]
+        return all(sum(source.startswith(f"{writer.pid} ") for source in sources) > 20 for writer in writers)
+
+    wait_until(written)
     for writer in writers:
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
@@ -116,7 +117,7 @@ def test_many_may_open_a_new_archive_at_once(tmp_path) -> None:
 
     def open_each(_: int) -> None:
         for number in range(100):
-            together.wait(30)
+            together.wait()
             with Archive(tmp_path / f"{number}.db"):
                 pass
 

@@ -9,11 +9,11 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from command_line import run
+from waiting import wait_until
 
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
@@ -440,19 +440,13 @@ def stored(folder: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)[1:] if path.exists() else []
 
 
-def wait_for(condition, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
 MANY = ",".join(f"{8 + i}x9x{7 + i}" for i in range(24))
 
 
+@pytest.mark.full
 def test_a_run_killed_in_the_middle_goes_on_and_measures_nothing_twice(tmp_path) -> None:
     process = started(bench(tmp_path, MANY, *QUICK))
-    wait_for(lambda: len(stored(tmp_path)) >= 3, process)
+    wait_until(lambda: len(stored(tmp_path)) >= 3, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     before = (tmp_path / RESULTS).read_bytes()
@@ -510,11 +504,12 @@ def test_bad_parts_are_one_clear_line(arguments, says, tmp_path) -> None:
     assert says in done.stderr
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_with_tables_of_what_is_there(tmp_path) -> None:
     process = started(bench(tmp_path, MANY, *QUICK))
-    wait_for(lambda: len(stored(tmp_path)) >= 2, process)
+    wait_until(lambda: len(stored(tmp_path)) >= 2, process)
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate()
     assert process.returncode == 130 and "Traceback" not in errors and "goes on from here" in errors
     table = read_csv(tmp_path / CSV)
     assert 2 <= len(table) == len(stored(tmp_path)) < 24
@@ -580,9 +575,7 @@ def test_baselines_are_timed_alone_against_the_usual_strongest(rig) -> None:
     assert {arm.name for arm in timing.baselines} == {"torch fp16", "torch widened"}
     for name, ratio in timing.speedups:
         theirs = next(arm for arm in timing.baselines if arm.name == name)
-        assert ratio.estimate == pytest.approx(
-            theirs.latency_us.estimate / timing.candidate.latency_us.estimate, rel=0.5
-        )
+        assert ratio.estimate == pytest.approx(theirs.latency_us.estimate / timing.candidate.latency_us.estimate)
 
 
 @pytest.fixture(scope="module")
@@ -668,7 +661,6 @@ def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 def test_baselines_over_a_grid_on_the_gpu(tmp_path) -> None:
     gemms = read_grid("64x64x64,256x512x128", list(Layout))
     settings = SweepSettings(target="cuda", baselines_only=True, protocols=("offline", "rotating", "server"))

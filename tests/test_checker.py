@@ -41,7 +41,7 @@ def checked(rig, archive, monkeypatch):
             checker = open_checker(ReviewSettings(f"openai:eye@{server.address}"), settings, archive.path)
             with Evaluator(GEMM, rig, checker=checker) as evaluator:
                 faked(monkeypatch, evaluator, repeat(5.0))
-                progress = search(evaluator, Listed([source or honest_source()]), archive, budget_s=60, max_trials=1)
+                progress = search(evaluator, Listed([source or honest_source()]), archive, budget_s=3600, max_trials=1)
             checker.close()
         with ExchangeLog(archive.path) as log:
             return progress, server, log.exchanges()

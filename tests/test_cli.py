@@ -232,5 +232,5 @@ def test_doctor_says_where_torch_has_no_bytecode(tmp_path, monkeypatch) -> None:
 
 def test_doctor_passes_here() -> None:
     command = [sys.executable, "-m", "cuda_l2.cli", "doctor"]  # as from a shell
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "C compiler" in done.stdout

@@ -120,7 +120,6 @@ def test_an_interrupted_comparison_shows_every_shape_and_the_table_so_far(tool, 
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("mma_sync", "100x333x77"), ("wgmma_tma", "200x104x72:tn"), ("cute_tma", "200x104x72:tn")],

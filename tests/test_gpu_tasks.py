@@ -15,7 +15,7 @@ from cuda_l2.tasks._base import definition, definitions
 from cuda_l2.tasks.cases import CLOSE, OwnCases, in_full_precision
 from cuda_l2.tasks.tolerance import widened
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu]
 CORPUS = Path(__file__).with_name("cuda_task_cheats")
 SOFTMAX = "softmax:rows=250,columns=1000"
 FLOAT_CONSTANTS = {"hardswish": 2e-8}

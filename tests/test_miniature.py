@@ -85,11 +85,8 @@ def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeyp
     )
     monkeypatch.setattr(teacher, "installed_sources", lambda: [Source("aten", tmp_path / "code")])
     monkeypatch.setattr(teacher, "HELD_SHARE", 0.34)
-    for _ in range(3):  # what a bad moment of the machine spoilt is judged again
-        monkeypatch.setattr(teacher, "draw", _in_turn())
-        taught = teacher.measure([GEMM], 3, rig, archive)
-        if len(taught.trials[GEMM]) == 2:
-            break
+    monkeypatch.setattr(teacher, "draw", _in_turn())
+    taught = teacher.measure([GEMM], 3, rig, archive)
     assert len(taught.held_out) == 1 and len(taught.trials[GEMM]) == 2
     (held,) = taught.held_out
     assert archive.best(GEMM, rig.target.machine, "search")[0].candidate.id == held.id
@@ -225,7 +222,6 @@ def test_every_gpu_schedule_can_be_completed() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_gpus_sources_are_right(gpu, number) -> None:
     from run import MINIATURES  # noqa: PLC0415

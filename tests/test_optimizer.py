@@ -12,7 +12,7 @@ from cuda_l2.system.errors import UserError
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
     archive = tmp_path_factory.mktemp("optimizer") / "archive.db"
-    return cuda_l2.optimize("70x50x90:tn", budget=60, trials=3, archive=archive)
+    return cuda_l2.optimize("70x50x90:tn", budget=3600, trials=3, archive=archive)
 
 
 def test_the_winner_runs_as_a_callable(result) -> None:
@@ -63,7 +63,7 @@ def test_bad_settings_are_user_errors() -> None:
 
 
 def test_a_search_goes_on_with_the_policy_of_the_last_one(tmp_path) -> None:
-    settings = Settings(budget_s=60, trials=9, archive=tmp_path / "archive.db", protocol="offline")
+    settings = Settings(budget_s=3600, trials=9, archive=tmp_path / "archive.db", protocol="offline")
     gemm = cuda_l2.Gemm(16, 16, 16)
     updates = []
     for _ in range(2):

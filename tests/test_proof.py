@@ -316,7 +316,6 @@ def test_candidates_are_watched_alone_where_the_tool_speaks_of_several(
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 def test_two_kernels_are_proved_by_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from cuda_l2.commands import prove  # noqa: PLC0415
     from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415

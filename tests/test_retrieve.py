@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from llm_server import Say, serving
 from test_llm_prompts import TARGETS
+from waiting import wait_until
 
 from cuda_l2.archive import Archive
 from cuda_l2.corpus.holdout import HoldOut
@@ -132,9 +132,7 @@ def test_an_interrupted_build_goes_on(cache, tmp_path) -> None:
         "index.refresh(sources.user_sources([Path(sys.argv[1])]), lambda progress: time.sleep(0.3))"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(code)])
-    deadline = time.monotonic() + 60
-    while _files_read(cache) < 100 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: _files_read(cache) >= 100, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = _files_read(cache)

@@ -174,7 +174,7 @@ class Listed(Proposer):
 def test_a_timing_faked_to_be_unstable_is_rejected_and_tried_again_later(evaluator, archive, monkeypatch) -> None:
     seeds = faked(monkeypatch, evaluator, [1.0, 1.0, 9.0, 1.0, 9.0])  # the first kernel's, confirmed, then the cheat's
     sources = [honest_source(), honest_source() + "/* a cheat */\n"]
-    progress = search(evaluator, Listed(sources), archive, budget_s=60, max_trials=2)
+    progress = search(evaluator, Listed(sources), archive, budget_s=3600, max_trials=2)
     honest, cheat = progress.trials
     assert progress.best is honest and honest.review is None
     assert (cheat.status, cheat.speedup, cheat.reward) == ("unstable", 0.0, RewardSettings().incorrect)
@@ -187,12 +187,12 @@ def test_a_timing_faked_to_be_unstable_is_rejected_and_tried_again_later(evaluat
 
 def test_a_jump_is_measured_by_what_earlier_searches_found(rig, evaluator, archive, monkeypatch) -> None:
     faked(monkeypatch, evaluator, repeat(5.0))
-    first = search(evaluator, Listed([honest_source()]), archive, budget_s=60, max_trials=1)
+    first = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
     assert first.best.review.status == "confirmed" and evaluator.best_speedup == 5.0
     with Evaluator(GEMM, rig) as later:
         faked(monkeypatch, later, [5.5])
         other = [honest_source() + "/* a little faster */\n"]
-        progress = search(later, Listed(other), archive, budget_s=60, max_trials=1)
+        progress = search(later, Listed(other), archive, budget_s=3600, max_trials=1)
     assert progress.best.review is None and progress.best.speedup == 5.5
 
 

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 from llm_server import Say, serving
+from waiting import wait_until
 
 from cuda_l2.commands import corpus as corpus_command
 from cuda_l2.commands import prompts as prompts_command
@@ -303,14 +304,15 @@ def test_a_server_that_goes_away_is_not_asked_on_and_on(folder, tmp_path) -> Non
     assert [row["cut_by"] for row in rows.values()].count("model") == 2
 
 
+@pytest.mark.full
 def test_killed_while_it_waits_it_pays_for_no_window_twice(folder, tmp_path) -> None:
     (folder / "sum.cu").unlink()
     many(folder, 6)
-    slow = True
+    slow, killed = True, threading.Event()
 
     def script(request, number) -> Say:
         say = cutting("1-14")(request, number)
-        say.wait = lambda: time.sleep(60) if slow and number >= 3 else None
+        say.wait = lambda: killed.wait() if slow and number >= 3 else None
         return say
 
     with serving(script) as server:
@@ -320,14 +322,13 @@ def test_killed_while_it_waits_it_pays_for_no_window_twice(folder, tmp_path) -> 
             *("--archive", tmp_path / "data.db", "--concurrency", "1", "--answer-tokens", "400"),
         ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 60
-        while len(server.requests) < 4 and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until(lambda: len(server.requests) >= 4, process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert len(server.requests) == 4 and not (tmp_path / "data").exists()
         paid = server.prompts[:3]
         slow = False
+        killed.set()
         settings = ModelSettings(concurrency=1, retries=0, answer_tokens=400, prompt_tokens=8_000)
         rows = run(folder, tmp_path / "data", server, segment="hard", model=settings)
         assert not set(paid) & set(server.prompts[4:]) and len(asked_to_cut(server)) == 7  # one was lost with the kill

@@ -124,7 +124,6 @@ def survey(folder: Path, gemms: tuple[Gemm, ...], **settings: object) -> Survey:
     return Survey(SurveySettings(gemms, folder, **settings), HOPPER, lambda text: None)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(300)
 def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     gemms = shapes_of("64x64x64,128x64x64", list(Layout), [Accumulate.FP32], 0)
     assert len(gemms) == 4
@@ -164,7 +163,6 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
         again.load()
 
 
-@pytest.mark.timeout(300)
 def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
     gemm = Gemm.parse("256x256x256")
     rows = default_pool([gemm], HOPPER, 2)
@@ -195,14 +193,13 @@ def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
     del gpu  # the command opens its own
     shapes = "64x64x64,256x256x2048,1024x1024x512"
     command = [sys.executable, "-P", "-m", "cuda_l2.cli", "select", "--grid", shapes, "--accumulate", "fp32,fp16"]
     command += ["--most", "6", "--out", str(tmp_path / "out")]
     for run in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
         assert done.returncode == 0, done.stderr
         assert ("kernels built" in done.stderr) == (run == 0)
     _, records = read_records(tmp_path / "out" / TIMES)
@@ -216,7 +213,7 @@ def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
     assert len({kernel_id(row.candidate(detect()).source) for row in rows}) <= 6
     cold = [*command[:5], "--grid", shapes, "--accumulate", "fp32,fp16", "--state", "cold"]
     cold += ["--table", str(tmp_path / "out" / "schedules.csv"), "--out", str(tmp_path / "cold")]
-    done = subprocess.run(cold, capture_output=True, text=True, timeout=200, env=dict(os.environ))
+    done = subprocess.run(cold, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     both = read_table(tmp_path / "cold" / "schedules.csv")
     assert [row for row in both if row.edge != COLD] == rows and len(both) == 3 * 2 * 2 * 3

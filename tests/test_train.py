@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import wait_until
 
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
@@ -95,15 +95,14 @@ def test_what_is_done_is_not_done_again(small, pretrained, capsys) -> None:
     assert weights(pretrained.parent) == before and "step" not in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_to_the_very_same_weights(small, tmp_path, capsys) -> None:
     out, whole = tmp_path / "killed", tmp_path / "whole"
     arguments = ["--model", "scratch", "--data", str(small / "corpus"), "--config", str(small / "small.toml")]
     arguments += ["--set", "tuning.steps=100"]
     base = [sys.executable, "-m", "cuda_l2.cli", "train", "--stage", "pretrain", *arguments, "--out", str(out)]
     process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not (out / "checkpoints" / "checkpoint-10").exists():
-        time.sleep(0.005)
+    wait_until((out / "checkpoints" / "checkpoint-10").exists, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "model").exists()

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_train_tasks import SMALL, TASKS
+from waiting import wait_until
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
@@ -119,6 +119,7 @@ def test_a_step_on_two_tasks_rewards_what_is_right_for_each(folder, tmp_path, mo
         assert {trial.candidate.proposer for trial in archive.trials()} == {"general-rl"}
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folder, tmp_path) -> None:
     out = tmp_path / "rl"
     options = {
@@ -133,15 +134,12 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folde
     for change in ("tuning.steps=4", "tuning.save_every=1", "sampling.prompt_tokens=2000"):
         base += ["--set", change]
     process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not (out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_until((out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = groups(out)
     assert before and not (out / "model").exists()
-    done = subprocess.run(base, capture_output=True, text=True, timeout=100, env={**os.environ})
+    done = subprocess.run(base, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0 and "goes on from checkpoint-" in done.stderr, done.stderr
     assert (out / "model").is_dir() and groups(out)[: len(before)] == before
     assert "measured" in {status for group in groups(out) for status in group["statuses"]}  # it writes right ones
@@ -248,11 +246,12 @@ def test_few_tasks_are_ready_at_once(rig, archive, monkeypatch) -> None:
         assert len(judge.history(tasks.parse(RELU))) == 2
 
 
-def test_a_jump_in_reward_is_reviewed_while_training(rig, archive) -> None:
+def test_a_jump_in_reward_is_reviewed_while_training(rig, archive, slow_and_fast) -> None:
     """By measuring again; no checker model is asked here."""
     with Judge(rig, archive, RewardSettings(), "general-rl") as judge:
         task = tasks.parse("relu:rows=64,columns=64")
-        slow = RIGHT.replace("float x", "for (volatile int w = 0; w < 60; ++w);\n        float x")
+        slow = RIGHT.replace("float x", "/* slow */ float x")
+        slow_and_fast(slow, RIGHT)
         _, (first,) = judge.judge(task, [answer(slow)])
         _, (second,) = judge.judge(task, [answer(RIGHT)])
     assert second.speedup > 3 * first.speedup and second.review is not None and second.review.counts

@@ -17,7 +17,7 @@ def compiled(source: Path, *flags: str) -> Path:
     """The program or library that `source` compiles to, rebuilt when it or a relative include changes."""
     key = [_text(source), " ".join(flags).encode(), paths.compiler_name().encode(), _processor()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
-    target = paths.cache_dir() / "helpers" / f"{source.stem}-{digest}"
+    target = (paths.cache_dir() / "helpers").resolve() / f"{source.stem}-{digest}"
     if target.exists():
         return target
     try:
