@@ -38,6 +38,14 @@ def endpoint_address() -> str:
     return os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
 
 
+def certificates() -> tuple[str, str]:
+    """Name and value of the variable that says which authorities' certificates count; empty where none does."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        if os.environ.get(name):
+            return name, os.environ[name]
+    return "", ""
+
+
 def _folder(own: str, xdg: str, home: str) -> Path:
     if own in os.environ:
         return Path(os.environ[own])
