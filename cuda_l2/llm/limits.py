@@ -7,11 +7,11 @@ _N = r"(\d[\d,]*\d)"
 _WINDOW = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?:context|sequence|model)[ _]?(?:length|window|size|limit|len)\b[^\d.;]{{0,40}}{_N}",
+        rf"context limit: {_N} \+ {_N} > {_N}",
+        rf"(?:context|sequence|model)[ _]?(?:length|window|size|limit|len)\b[^\d.,;]{{0,40}}{_N}",
         rf"{_N} (?:tokens )?(?:maximum context|maximum$|maximum\b(?! value))",
         rf"n_ctx\W{{1,4}}{_N}",
         rf"max_new_tokens`? must be <= {_N}",
-        rf"context limit: {_N} \+ {_N} > {_N}",
         rf"maximum number of (?:input )?tokens allowed\W{{1,3}}{_N}",
     )
 ]

@@ -104,6 +104,7 @@ class OpenAiModel(Model):
         self._key, self._variable = key or NO_KEY, settings.key_variable
         self._retries, self._concurrency = settings.retries, settings.concurrency
         self._form, self._most_answer = _Form(), sys.maxsize
+        self._more_tokens = 1.0  # a prompt's tokens on the server over those that are counted here
         self._hint = "" if address.rstrip("/").endswith("/v1") else "; addresses usually end in /v1"
 
     def ask(
@@ -197,8 +198,8 @@ class OpenAiModel(Model):
                 limits = limits_in(reply.said)
                 if limits is not None:
                     self._learn(limits, prompt_tokens + tokens)
-                    # the same limit again: the prompt has more tokens there than are counted here
-                    most = tokens // 2 if self._room(prompt_tokens) >= tokens else most
+                    if self._room(prompt_tokens) >= tokens:  # the server counts more tokens than are counted here
+                        most, self._more_tokens = tokens // 2, self._more_tokens * 1.25
                     continue
                 if self._adapt(reply.said, form):
                     continue
@@ -207,7 +208,9 @@ class OpenAiModel(Model):
 
     def _room(self, prompt_tokens: int) -> int:
         """Tokens for an answer beside such a prompt."""
-        return self._most_answer if self.window is None else min(self._most_answer, self.window - prompt_tokens)
+        if self.window is None:
+            return self._most_answer
+        return min(self._most_answer, self.window - math.ceil(self._more_tokens * prompt_tokens))
 
     def _learn(self, limits: Limits, refused_tokens: int) -> None:
         """Keep a limit that a refusal of so many tokens named; half of them where it named none."""
