@@ -217,7 +217,7 @@ def _read(name: str, folder: Path | None) -> str:
     if folder is not None and (folder / name).exists():
         path = folder / name
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the template {path}: {error}") from None
     unknown = set(_PLACE.findall(text)) - PLACES[name]

@@ -1,7 +1,10 @@
 """Where things are kept: the one place that reads the environment."""
 
 import os
+import shlex
 from pathlib import Path
+
+LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 
 
 def cache_dir() -> Path:
@@ -18,14 +21,14 @@ def default_archive() -> Path:
     return data_dir() / "archive.db"
 
 
-def compiler_name() -> str:
-    """The C compiler to use: CC, as everywhere else."""
-    return os.environ.get("CC", "cc")
+def compiler_command() -> list[str]:
+    """The C compiler to use and its options: CC, as everywhere else."""
+    return _command("CC", "cc")
 
 
 def cxx_name() -> str:
-    """The C++ compiler to use: CXX, as everywhere else."""
-    return os.environ.get("CXX", "g++")
+    """The C++ compiler to use: CXX, as everywhere else, without its options."""
+    return _command("CXX", "g++")[0]
 
 
 def endpoint_key(variable: str) -> str:
@@ -44,6 +47,17 @@ def certificates() -> tuple[str, str]:
         if os.environ.get(name):
             return name, os.environ[name]
     return "", ""
+
+
+def _command(variable: str, default: str) -> list[str]:
+    """As a shell splits it, without a launcher before it: the sandbox holds no cache of ccache's and no network."""
+    try:
+        words = shlex.split(os.environ.get(variable, ""))
+    except ValueError:  # a quote that is never closed
+        words = [os.environ[variable]]
+    while words and Path(words[0]).name in LAUNCHERS:
+        del words[0]
+    return words or [default]
 
 
 def _folder(own: str, xdg: str, home: str) -> Path:
