@@ -151,7 +151,7 @@ def test_the_compiler_may_be_a_command(value, command, monkeypatch) -> None:
 
 def test_a_cache_on_a_mount_with_noexec_is_one_clear_line(tmp_path, monkeypatch) -> None:
     scratch.require_executable(tmp_path)
-    flags = types.SimpleNamespace(f_flag=os.ST_NOEXEC)
+    flags = types.SimpleNamespace(f_flag=os.ST_NOEXEC, f_blocks=9, f_bfree=9, f_bavail=9, f_frsize=1 << 30)
     monkeypatch.setattr(os, "statvfs", lambda _: flags)
     monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
     cache = next(finding for finding in doctor._folders() if finding.what == "cache")
