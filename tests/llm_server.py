@@ -70,7 +70,8 @@ def serving(script: "list[Say] | Callable[[dict[str, Any], int], Say]") -> Itera
                 self.send_response(say.status)
                 for name, value in say.headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Type", "application/json")
+                if "Content-Type" not in say.headers:
+                    self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

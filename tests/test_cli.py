@@ -1,17 +1,21 @@
 """The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
 
 import json
+import os
 import py_compile
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from command_line import run
-from conftest import CHEATS
+from conftest import CHEATS, honest_source
 
 from cuda_l2.commands import doctor
+from cuda_l2.system import native, paths, scratch
+from cuda_l2.system.errors import UserError
 
 COMMANDS = (
     "optimize",
@@ -113,6 +117,50 @@ def test_without_a_compiler_the_way_to_get_one_is_named(tmp_path) -> None:
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "gcc" in done.stderr
     done = run("doctor", CC="no-such-compiler")
     assert done.returncode == 2 and "apt install gcc" in done.stdout
+
+
+def test_a_launcher_before_the_compiler_and_a_byte_order_mark_do_no_harm(tmp_path) -> None:
+    source = tmp_path / "honest.c"
+    source.write_text(honest_source(), "utf-8-sig")
+    setting = {"CC": "ccache gcc -DUNUSED=1", "CUDA_L2_CACHE": str(tmp_path / "cache")}
+    done = run("check", str(source), "16x16x16", "--protocol", "search", **setting)
+    assert "correct" in done.stdout and not done.stderr.startswith("cuda-l2:"), done.stderr
+    (compiler,) = (line for line in run("doctor", **setting).stdout.splitlines() if "C compiler" in line)
+    assert compiler.startswith("ok")
+
+
+@pytest.mark.parametrize(
+    ("value", "command"),
+    [
+        (None, ["cc"]),
+        ("", ["cc"]),
+        ("gcc", ["gcc"]),
+        ("ccache gcc", ["gcc"]),
+        ("/usr/bin/ccache distcc clang -m64", ["clang", "-m64"]),
+        ("ccache", ["cc"]),
+        ("'/with space/gcc' -m64", ["/with space/gcc", "-m64"]),
+        ("'never closed", ["'never closed"]),
+    ],
+)
+def test_the_compiler_may_be_a_command(value, command, monkeypatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CC", value)
+    assert paths.compiler_command() == command
+
+
+def test_a_cache_on_a_mount_with_noexec_is_one_clear_line(tmp_path, monkeypatch) -> None:
+    scratch.require_executable(tmp_path)
+    flags = types.SimpleNamespace(f_flag=os.ST_NOEXEC, f_blocks=9, f_bfree=9, f_bavail=9, f_frsize=1 << 30)
+    monkeypatch.setattr(os, "statvfs", lambda _: flags)
+    monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
+    cache = next(finding for finding in doctor._folders() if finding.what == "cache")
+    assert not cache.good and cache.needed and "noexec" in cache.found
+    assert "set CUDA_L2_CACHE" in cache.found
+    helper = tmp_path / "helper.c"
+    helper.write_text("int main(void) { return 0; }")
+    with pytest.raises(UserError, match="noexec"):
+        native.compiled(helper)
 
 
 def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:

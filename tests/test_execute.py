@@ -41,7 +41,9 @@ def library(folder: Path, body: str, before: str = "") -> Path:
     """A library that no rule of build/ has looked at."""
     source, out = folder / "hostile.c", folder / "hostile.so"
     source.write_text(f"{HEAD}{before}\n{SIGNATURE} {{ {body} }}\n")
-    subprocess.run([paths.compiler_name(), "-O1", "-shared", "-fPIC", "-w", str(source), "-o", str(out)], check=True)
+    subprocess.run(
+        [*paths.compiler_command(), "-O1", "-shared", "-fPIC", "-w", str(source), "-o", str(out)], check=True
+    )
     return out
 
 
@@ -264,7 +266,7 @@ int main(void) {
 """
     )
     program = tmp_path / "rounds"
-    subprocess.run([paths.compiler_name(), "-O2", "-pthread", str(source), "-o", str(program)], check=True)
+    subprocess.run([*paths.compiler_command(), "-O2", "-pthread", str(source), "-o", str(program)], check=True)
     assert subprocess.run([program], capture_output=True, text=True).stdout == "0 0\n"
 
 

@@ -48,7 +48,7 @@ def read_source(file: Path, contracted: bool = True) -> str:
     from cuda_l2.contract.text import document
 
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     if not contracted or contract.states_contract(text):

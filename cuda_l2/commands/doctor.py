@@ -124,7 +124,7 @@ def _bytecode() -> Iterator[Finding]:
 
 
 def _folders() -> Iterator[Finding]:
-    from cuda_l2.system import paths
+    from cuda_l2.system import paths, scratch
 
     for name, folder, setting in (
         ("cache", paths.cache_dir(), "CUDA_L2_CACHE"),
@@ -136,6 +136,12 @@ def _folders() -> Iterator[Finding]:
                 free = shutil.disk_usage(parent).free
         except OSError as error:
             yield Finding(False, name, f"{folder} cannot be written: {error.strerror}", f"set {setting}", needed=True)
+            continue
+        try:
+            if name == "cache":
+                scratch.require_executable(parent)
+        except UserError as error:
+            yield Finding(False, name, str(error), needed=True)
             continue
         yield Finding(free > 1 << 28, name, f"{folder}, {free / 2**30:.1f} GiB free", "at least 0.25 GiB is wanted")
 

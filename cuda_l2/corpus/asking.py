@@ -30,7 +30,7 @@ class Template:
         if folder is not None and (folder / name).exists():
             path = folder / name
         try:
-            self.text = path.read_text()
+            self.text = path.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the template {path}: {error}") from None
         if CODE not in self.text:

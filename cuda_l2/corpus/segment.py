@@ -97,9 +97,7 @@ def by_model(
 
 def window_tokens(client: Client, template: Template) -> int:
     """Tokens of code that a prompt can hold; UserError where these are too few."""
-    limit = client.settings.prompt_tokens
-    if client.model.window is not None:
-        limit = min(limit, client.model.window - client.settings.answer_tokens)
+    limit = client.prompt_tokens()
     tokens = limit - client.model.count_tokens(template.text)
     if tokens < LEAST_TOKENS:
         raise UserError(

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cuda_l2.kernelbench.examined import Examined, Readiness
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 FLAT = "files"
 """The column of files that are in no folder of their own."""

@@ -195,7 +195,7 @@ def _merge(values: dict[str, dict[str, Any]], others: Mapping[str, Any], where: 
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return _parsed(path.read_text(), str(path))
+        return _parsed(path.read_text("utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
 

@@ -43,6 +43,8 @@ class Outcome(enum.StrEnum):
     ANSWERED = "answered"
     REFUSED = "refused"  # the same again: a wrong key, model or request
     UNREACHABLE = "unreachable"  # no server there
+    DECLINED = "declined"  # by the model, or a filter over it; another question may be answered
+    TOO_LONG = "too-long"  # for the model's window, which is known from then on
     RATE_LIMITED = "rate-limited"
     TIMED_OUT = "timed-out"
     FAILED = "failed"  # the server's or the model's own fault
@@ -60,7 +62,7 @@ class Reply:
     reason: str = ""  # one line that says what to do; empty when answered
     seconds: float = 0.0
     retries: int = 0
-    billed: bool = False  # no answer, but a server that began one may bill it
+    billed: bool = False  # no answer that can be used, but a server that began one may bill it
 
     def __post_init__(self) -> None:
         if (self.outcome is Outcome.ANSWERED) == bool(self.reason):
@@ -91,6 +93,8 @@ class Model(ABC):
     """Address or path."""
     window: int | None = None
     """Tokens of prompt and answer together, where that is known."""
+    note: str = ""
+    """One line on how questions are changed for this model; empty where they are asked as they are."""
     secrets: tuple[str, ...] = ()
     """Keys, which must not be written anywhere."""
 

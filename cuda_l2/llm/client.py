@@ -17,6 +17,8 @@ from cuda_l2.system.text import counted, plain
 
 MAX_ANSWER_CHARS = 400_000
 """Limit of a stored answer."""
+WINDOW_SHARE = 0.6
+"""Share of a model's window for the prompt; the rest is for the answer and repairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,13 @@ class Client:
                 digest, _, number = exchange.key.rpartition("-")
                 self._asked[digest] = max(self._asked[digest], int(number) + 1)
 
+    def prompt_tokens(self) -> int:
+        """The most tokens of a prompt: of a window all but an answer, where that leaves a beginning's share."""
+        settings, window = self.settings, self.model.window
+        if window is None:
+            return settings.prompt_tokens
+        return min(settings.prompt_tokens, max(int(WINDOW_SHARE * window), window - settings.answer_tokens))
+
     def summary(self) -> str:
         """Questions asked and budget spent, in one line."""
         asked = sum(self.outcomes.values())
@@ -107,7 +116,8 @@ class Client:
             parts.append(f"{counted(self.reused, 'answer')} stored before")
         failed = {name: count for name, count in self.outcomes.items() if name != Outcome.ANSWERED}
         parts += [f"{count} {name}" for name, count in sorted(failed.items())]
-        return ", ".join(parts) + (f"; ended: {self.ended}" if self.ended else "")
+        notes = [self.model.note, f"ended: {self.ended}" if self.ended else ""]
+        return "; ".join([", ".join(parts), *filter(None, notes)])
 
     def close(self) -> None:
         self.model.close()
@@ -140,7 +150,10 @@ class Client:
 
     def _keep(self, about: tuple[str, str, str], key: str, question: Question, reply: Reply) -> Exchange:
         if reply.outcome is Outcome.TIMED_OUT or reply.billed:  # it may be paid for all the same
-            spent = (self._count(question.messages), self.settings.answer_tokens)
+            spent = (
+                reply.prompt_tokens or self._count(question.messages),
+                reply.answer_tokens or self.settings.answer_tokens,
+            )
         elif reply.outcome is Outcome.ANSWERED:
             spent = (
                 reply.prompt_tokens or self._count(question.messages),

@@ -32,6 +32,7 @@ class TaskBaselines(TorchBaselines):
     def __init__(self, threads: int) -> None:
         self.environment = {
             "TORCHINDUCTOR_CACHE_DIR": str(paths.cache_dir() / "inductor"),
+            "CXX": paths.cxx_name(),  # Inductor takes no launcher before it
             **inductor.environment(paths.cxx_name()),
         }
         super().__init__(threads)

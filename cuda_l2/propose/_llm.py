@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cuda_l2.llm._base import Message, Messages, Outcome
-from cuda_l2.llm.client import Client, Question
+from cuda_l2.llm.client import WINDOW_SHARE, Client, Question
 from cuda_l2.llm.exchanges import Exchange
 from cuda_l2.machine._base import Target
 from cuda_l2.propose import _prompt, _question
@@ -25,8 +25,6 @@ FRUITLESS_ROUNDS = 6
 """After this many rounds in a row without a new candidate the model is not asked any more."""
 ANSWER_SHOWN_TOKENS = 16_000
 """Limit of a model's own answer in a question to repair it."""
-WINDOW_SHARE = 0.6
-"""Share of a model's window for the prompt; the rest is for the answer and repairs."""
 NO_CODE = "Your answer held no code. Give the whole file in one fenced block that begins with the contract comment."
 CUT_OFF = "Your answer was cut off before the file was whole. Think less, write a shorter file, and close its fence."
 _FAULTS = {Fault.NO_CODE: NO_CODE, Fault.CUT_OFF: CUT_OFF}
@@ -151,7 +149,7 @@ class LlmProposer(Proposer):
             exchange, feedback = self._repairs.popleft()
             shown = _cut(exchange.reply.text, 3 * ANSWER_SHOWN_TOKENS)
             messages = self._templates.repair(
-                exchange.messages, shown, feedback, self._repair_tokens(), self._client.model.count_tokens
+                exchange.messages, shown, feedback, self._client.prompt_tokens(), self._client.model.count_tokens
             )
             if messages:
                 questions.append(Question(messages, exchange.key, exchange.turn + 1))
@@ -176,13 +174,6 @@ class LlmProposer(Proposer):
         if model.window is not None:
             limit = min(limit, int(WINDOW_SHARE * model.window))
         return self._templates.ask(parts, limit, model.count_tokens)
-
-    def _repair_tokens(self) -> int:
-        """Limit of a repair's prompt: the window less an answer, at least the share of a beginning."""
-        settings, window = self._client.settings, self._client.model.window
-        if window is None:
-            return settings.prompt_tokens
-        return min(settings.prompt_tokens, max(int(WINDOW_SHARE * window), window - settings.answer_tokens))
 
     def _recall(self) -> None:
         """Take from the archive the answers that were never judged, and failures with turns left."""

@@ -100,17 +100,21 @@ class Templates:
     ) -> Messages:
         """The conversation with the model's answer and its outcome, within about `limit_tokens`.
 
-        The oldest repairs are left out first; empty where even without them it is too long.
+        The oldest repairs are left out first; empty where even without them it is too long. An empty answer is no
+        turn, which servers refuse: its feedback goes to the question before.
         """
         question = _filled(self._texts["repair.md"], {"feedback": feedback})
+        if answer.strip():
+            conversation = (*conversation, Message("assistant", answer), Message("user", question))
+        else:
+            *before, last = conversation
+            conversation = (*before, Message(last.role, f"{last.text}\n\n{question}"))
         first = next(i for i, message in enumerate(conversation) if message.role == "user") + 1
-        beginning, turns = conversation[:first], [*conversation[first:]]
-        turns += Message("assistant", answer), Message("user", question)
-        while turns:
-            messages = (*beginning, *turns)
+        beginning, turns = conversation[:first], conversation[first:]
+        for start in range(0, max(1, len(turns)), 2):
+            messages = (*beginning, *turns[start:])
             if sum(count_tokens(message.text) for message in messages) <= limit_tokens:
                 return messages
-            turns = turns[2:]
         return ()
 
     def check(self, **texts: str) -> Messages:
@@ -212,7 +216,7 @@ def _read(name: str, folder: Path | None) -> str:
     if folder is not None and (folder / name).exists():
         path = folder / name
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the template {path}: {error}") from None
     unknown = set(_PLACE.findall(text)) - PLACES[name]

@@ -15,16 +15,18 @@ from cuda_l2.system.errors import UserError
 @functools.cache
 def compiled(source: Path, *flags: str) -> Path:
     """The program or library that `source` compiles to, rebuilt when it or a relative include changes."""
-    key = [_text(source), " ".join(flags).encode(), paths.compiler_name().encode(), _processor()]
+    compiler = paths.compiler_command()
+    key = [_text(source), " ".join(flags).encode(), " ".join(compiler).encode(), _processor()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     target = (paths.cache_dir() / "helpers").resolve() / f"{source.stem}-{digest}"
-    if target.exists():
-        return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        scratch.require_executable(target.parent)
+        if target.exists():
+            return target
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             out = Path(folder) / source.stem
-            command = [paths.compiler_name(), "-O2", "-std=gnu11", str(source), "-o", str(out), *flags]
+            command = [*compiler, "-O2", "-std=gnu11", str(source), "-o", str(out), *flags]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -33,11 +35,9 @@ def compiled(source: Path, *flags: str) -> Path:
                 )
             out.replace(target)
     except OSError as error:
-        if error.filename != paths.compiler_name():
+        if error.filename != compiler[0]:
             raise scratch.unwritable(error) from None
-        raise UserError(
-            f"no C compiler: {paths.compiler_name()!r} was not found; install gcc or clang, or set CC"
-        ) from None
+        raise UserError(f"no C compiler: {compiler[0]!r} was not found; install gcc or clang, or set CC") from None
     return target
 
 

@@ -1,10 +1,12 @@
 """Folders and settings from the environment; no other module reads it."""
 
 import os
+import shlex
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of the package's own files."""
+LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
 
 
 def cache_dir() -> Path:
@@ -21,14 +23,14 @@ def default_archive() -> Path:
     return data_dir() / "archive.db"
 
 
-def compiler_name() -> str:
-    """The C compiler to use: CC, as everywhere else."""
-    return os.environ.get("CC", "cc")
+def compiler_command() -> list[str]:
+    """The C compiler to use and its options: CC, as everywhere else."""
+    return _command("CC", "cc")
 
 
 def cxx_name() -> str:
-    """The C++ compiler to use: CXX, as everywhere else."""
-    return os.environ.get("CXX", "g++")
+    """The C++ compiler to use: CXX, as everywhere else, without its options."""
+    return _command("CXX", "g++")[0]
 
 
 def endpoint_key(variable: str) -> str:
@@ -39,6 +41,25 @@ def endpoint_key(variable: str) -> str:
 def endpoint_address() -> str:
     """The address of a language model that was named without one, as OpenAI's own client chooses it."""
     return os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+
+
+def certificates() -> tuple[str, str]:
+    """Name and value of the variable that says which authorities' certificates count; empty where none does."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        if os.environ.get(name):
+            return name, os.environ[name]
+    return "", ""
+
+
+def _command(variable: str, default: str) -> list[str]:
+    """As a shell splits it, without a launcher before it: the sandbox holds no cache of ccache's and no network."""
+    try:
+        words = shlex.split(os.environ.get(variable, ""))
+    except ValueError:  # a quote that is never closed
+        words = [os.environ[variable]]
+    while words and Path(words[0]).name in LAUNCHERS:
+        del words[0]
+    return words or [default]
 
 
 def _folder(own: str, xdg: str, home: str) -> Path:

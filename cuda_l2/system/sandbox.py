@@ -162,6 +162,7 @@ def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[byte
     it up, so that nothing stays behind.
     """
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C", "TMPDIR": "/tmp"}
+    environment["CCACHE_DISABLE"] = "1"  # where the compiler's name is a link to ccache, which has no cache there
     return subprocess.Popen(arguments, env=environment, process_group=0, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload,no-any-return]
 
 

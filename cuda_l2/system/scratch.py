@@ -1,6 +1,7 @@
 """Short-lived folders under the cache. What a killed process left behind goes when a later one starts."""
 
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -30,6 +31,15 @@ def remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:  # folders in folders, a thousand deep
         subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def require_executable(folder: Path) -> None:
+    """UserError where the folder lies on a mount from which no program runs and no library loads."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise UserError(
+            f"the cache {paths.cache_dir()} lies on a mount with noexec, from which no kernel can be loaded; set"
+            " CUDA_L2_CACHE to a folder on another"
+        )
 
 
 def unwritable(error: OSError) -> UserError:

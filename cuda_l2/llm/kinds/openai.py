@@ -4,10 +4,10 @@ Retries with backoff are the client's; the bound on an answer's size and the dea
 may keep neither.
 """
 
-import json
 import math
 import queue
 import re
+import sys
 import threading
 import time
 import urllib.parse
@@ -18,13 +18,18 @@ from typing import Any
 import httpx2
 import openai
 
+from cuda_l2.llm import completions, network
 from cuda_l2.llm._base import Model, Outcome, Reply, Request, one_line, without_system
+from cuda_l2.llm.completions import ErrorInBody, NotAnAnswer
+from cuda_l2.llm.limits import Limits, limits_in
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 
-MAX_BODY_BYTES = 4 << 20
-"""A server that sends more is not read any further."""
+MAX_BODY_BYTES, MAX_STREAM_BYTES = 4 << 20, 64 << 20
+"""A server that sends more is not read any further. A stream takes some 300 bytes a token."""
+LEAST_ANSWER = 256
+"""Tokens. Where a window leaves fewer beside the prompt, no question is sent."""
 LATE = "the time was up before the answer came; give more with --budget"
 NOT_SENT = Reply(Outcome.FAILED, reason="the time was up before this question was sent")
 NO_KEY = "none"
@@ -40,6 +45,10 @@ _HOST = re.compile(r"@(localhost$|\[|[^@]*[/:]|[\w-]+(\.[\w-]+)*\.[a-z]{2,}$|\d+
 """An address without its http://: read as part of the name, it would send the prompt to another server."""
 
 
+REFORMED = (400, 413, 422)
+"""Statuses of a refusal that another form of the question may avoid."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How a server wants to be asked, as far as it has said."""
@@ -47,6 +56,18 @@ class _Form:
     length_name: str = "max_tokens"
     temperature: bool = True
     system: bool = True
+    stream: bool = False
+    stream_usage: bool = True
+    """Whether a stream is to end with the number of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A refusal that another form of the question may avoid."""
+
+    said: str
+    reply: Reply
+    """For where no other form does."""
 
 
 class OpenAiModel(Model):
@@ -82,7 +103,8 @@ class OpenAiModel(Model):
         self._own_address = match.group(2) is None
         self._key, self._variable = key or NO_KEY, settings.key_variable
         self._retries, self._concurrency = settings.retries, settings.concurrency
-        self._form = _Form()
+        self._form, self._most_answer = _Form(), sys.maxsize
+        self._more_tokens = 1.0  # a prompt's tokens on the server over those that are counted here
         self._hint = "" if address.rstrip("/").endswith("/v1") else "; addresses usually end in /v1"
 
     def ask(
@@ -92,12 +114,13 @@ class OpenAiModel(Model):
         done: queue.SimpleQueue[tuple[int, Reply | BaseException]] = queue.SimpleQueue()
         for i in range(len(requests)):
             todo.put(i)
+        http = self._http()
         client = openai.OpenAI(
             base_url=self.where,
             api_key=self._key,
             max_retries=self._retries,
             timeout=httpx2.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-            http_client=(http := _Careful("" if self._own_address else self._key, follow_redirects=False)),
+            http_client=http,
         )
         asked: dict[int, int] = {}  # by which thread
 
@@ -133,6 +156,13 @@ class OpenAiModel(Model):
         for i in sorted(waiting):
             on_reply(i, self._late(http.failures.get(asked[i], "")) if i in asked else NOT_SENT)
 
+    def _http(self) -> "_Careful":
+        key = "" if self._own_address else self._key
+        try:
+            return _Careful(key, follow_redirects=False, transport=network.transport_to(self.where))
+        except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
+            raise network.unusable(error) from None
+
     def _late(self, failure: str | int) -> Reply:
         """The reply to a question without an answer at the deadline.
 
@@ -149,26 +179,66 @@ class OpenAiModel(Model):
 
     def _unreachable(self, cause: str) -> Reply:
         cause = one_line(self.without_secrets(cause), 120)
-        reason = f"cannot reach {self.where} ({cause}); is the server running, is the address right?"
+        proxy = network.proxy_to(self.where)
+        way = f" through the proxy that {proxy} names" if proxy else ""
+        reason = f"cannot reach {self.where}{way} ({cause}); is the server running, is the address right?"
         return Reply(Outcome.UNREACHABLE, reason=reason)
 
     def _one(self, client: openai.OpenAI, request: Request, deadline: float) -> Reply:
         start = time.perf_counter()
+        prompt_tokens = sum(self.count_tokens(message.text) for message in request.messages)
+        most = request.answer_tokens
         while True:
             form = self._form
-            reply = self._try(client, request, form, deadline)
-            if isinstance(reply, openai.BadRequestError) and self._adapt(str(reply), form):
-                continue
-            if isinstance(reply, openai.BadRequestError):
-                reply = self._failure(reply)
+            tokens = min(most, self._room(prompt_tokens))
+            if tokens < min(LEAST_ANSWER, request.answer_tokens):
+                return replace(self._too_long(prompt_tokens), seconds=time.perf_counter() - start)
+            reply = self._try(client, request, form, tokens, deadline)
+            if isinstance(reply, _Refused):
+                limits = limits_in(reply.said)
+                if limits is not None:
+                    self._learn(limits, prompt_tokens + tokens)
+                    if self._room(prompt_tokens) >= tokens:  # the server counts more tokens than are counted here
+                        most, self._more_tokens = tokens // 2, self._more_tokens * 1.25
+                    continue
+                if self._adapt(reply.said, form):
+                    continue
+                reply = reply.reply
             return replace(reply, seconds=time.perf_counter() - start)
 
+    def _room(self, prompt_tokens: int) -> int:
+        """Tokens for an answer beside such a prompt."""
+        if self.window is None:
+            return self._most_answer
+        return min(self._most_answer, self.window - math.ceil(self._more_tokens * prompt_tokens))
+
+    def _learn(self, limits: Limits, refused_tokens: int) -> None:
+        """Keep a limit that a refusal of so many tokens named; half of them where it named none."""
+        if limits.answer:
+            self._most_answer = min(self._most_answer, limits.answer)
+            self.note = f"answers are kept to the {self._most_answer:,} tokens that {self.where} allows"
+            return
+        window = limits.window or max(2 * LEAST_ANSWER, refused_tokens // 2)
+        self.window = min(window, self.window or window)
+        self.note = f"prompts and answers are kept to the window of {self.window:,} tokens that {self.where} has"
+
+    def _too_long(self, prompt_tokens: int) -> Reply:
+        reason = (
+            f"a prompt of about {prompt_tokens:,} tokens leaves no room for an answer in the window of"
+            f" {self.window:,} tokens that {self.where} has; lower --prompt-tokens"
+        )
+        return Reply(Outcome.TOO_LONG, reason=reason)
+
     def _try(
-        self, client: openai.OpenAI, request: Request, form: "_Form", deadline: float
-    ) -> "Reply | openai.BadRequestError":
-        options: dict[str, Any] = {form.length_name: request.answer_tokens}
+        self, client: openai.OpenAI, request: Request, form: "_Form", tokens: int, deadline: float
+    ) -> "Reply | _Refused":
+        options: dict[str, Any] = {form.length_name: tokens}
         if form.temperature:
             options["temperature"] = request.temperature
+        if form.stream:
+            options["stream"] = True
+            if form.stream_usage:
+                options["stream_options"] = {"include_usage": True}
         asked = request.messages if form.system else without_system(request.messages)
         messages: Any = [{"role": message.role, "content": message.text} for message in asked]
         body = bytearray()
@@ -182,15 +252,20 @@ class OpenAiModel(Model):
                     if time.perf_counter() > deadline:
                         return Reply(Outcome.TIMED_OUT, reason=LATE)
                 retries = int(response.retries_taken)
-            return replace(_reply(bytes(body)), retries=retries)
-        except openai.BadRequestError as error:
-            return error
+            return replace(completions.read(bytes(body)), retries=retries)
+        except openai.APIStatusError as error:
+            reply = self._failure(error)
+            return _Refused(str(error), reply) if error.status_code in REFORMED else reply
         except openai.OpenAIError as error:
             return self._failure(error)
+        except ErrorInBody as error:
+            said = one_line(self.without_secrets(str(error)), 200)
+            reply = self._by_status(error.status, said, quota="insufficient_quota" in said)
+            return replace(reply, billed=True) if error.begun else _Refused(str(error), reply)
         except httpx2.HTTPError as error:
             reason = one_line(f"{self.where} broke off: {error or type(error).__name__}")
             return Reply(Outcome.FAILED, reason=reason, billed=begun)
-        except _NotAnAnswer as error:
+        except NotAnAnswer as error:
             said = one_line(self.without_secrets(str(error)), 100)
             if body.lstrip()[:1] == b"<":
                 advice = f"{self.where} sent a web page, no chat completion ({said}){self._hint}"
@@ -204,6 +279,10 @@ class OpenAiModel(Model):
         """Whether a server refused a part of this form that it can do without; later requests go without it."""
         if "max_completion_tokens" in refusal and form.length_name == "max_tokens":
             self._form = replace(self._form, length_name="max_completion_tokens")
+        elif "stream_options" in refusal and form.stream and form.stream_usage:
+            self._form = replace(self._form, stream_usage=False)
+        elif re.search("stream", refusal, re.IGNORECASE) and not form.stream:
+            self._form = replace(self._form, stream=True)
         elif "temperature" in refusal and form.temperature:
             self._form = replace(self._form, temperature=False)
         elif re.search(r"\bsystem\b", refusal, re.IGNORECASE) and form.system:
@@ -221,12 +300,16 @@ class OpenAiModel(Model):
             return self._unreachable(str(error.__cause__ or error))
         if not isinstance(error, openai.APIStatusError):
             return Reply(Outcome.FAILED, reason=one_line(f"{self.where}: {self.without_secrets(str(error))}"))
-        status, said = error.status_code, one_line(self.without_secrets(str(error.message)), 200)
+        said = one_line(self.without_secrets(str(error.message)), 200)
+        if 300 <= error.status_code < 400:
+            there = one_line(self.without_secrets(error.response.headers.get("location", "elsewhere")), 120)
+            advice = f"{self.where} sends questions on to {there}; name that address if prompts may go there"
+            return Reply(Outcome.REFUSED, reason=advice)
+        return self._by_status(error.status_code, said, quota="insufficient_quota" in str(error.body))
+
+    def _by_status(self, status: int, said: str, *, quota: bool) -> Reply:
+        """The reply to an error, by HTTP's status or the one that a body of status 200 names; 0 for none."""
         match status:
-            case _ if 300 <= status < 400:
-                there = one_line(self.without_secrets(error.response.headers.get("location", "elsewhere")), 120)
-                advice = f"{self.where} sends questions on to {there}; name that address if prompts may go there"
-                return Reply(Outcome.REFUSED, reason=advice)
             case 401 | 403:
                 advice = f"{self.where} refuses the key ({said}); set {self._variable} to one that is valid there"
                 if self._key == NO_KEY:
@@ -235,18 +318,14 @@ class OpenAiModel(Model):
             case 404 | 405:
                 advice = f"{self.where} has no model {self._model}, or no chat ({said}){self._hint}"
                 return Reply(Outcome.REFUSED, reason=advice)
-            case 429 if "insufficient_quota" in str(error.body):
+            case _ if quota:
                 return Reply(Outcome.REFUSED, reason=f"{self.where}: the account's quota is spent ({said})")
             case 429:
                 advice = f"{self.where} limits the rate ({said}); lower --concurrency or raise --retries"
                 return Reply(Outcome.RATE_LIMITED, reason=advice, retries=self._retries)
             case 400 | 413 | 422:
                 return Reply(Outcome.REFUSED, reason=f"{self.where} refuses the request ({said})")
-        return Reply(Outcome.FAILED, reason=f"{self.where} failed ({said})", retries=self._retries)
-
-
-class _NotAnAnswer(Exception):
-    """The body of a response is not what the interface says."""
+        return Reply(Outcome.FAILED, reason=f"{self.where} failed ({said})", retries=self._retries if status else 0)
 
 
 class _Careful(httpx2.Client):  # type: ignore[misc]
@@ -278,56 +357,32 @@ class _Careful(httpx2.Client):  # type: ignore[misc]
             self.failures[threading.get_ident()] = response.status_code
         response.request = request  # openai's client reads there what it wanted
         assert isinstance(response.stream, httpx2.SyncByteStream)
-        response.stream = _Bounded(response.stream, response.headers.get("content-encoding", "identity"))
+        streams = "event-stream" in response.headers.get("content-type", "")
+        most = MAX_STREAM_BYTES if streams else MAX_BODY_BYTES
+        response.stream = _Bounded(response.stream, response.headers.get("content-encoding", "identity"), most)
         if not options.get("stream"):
             response.read()
         return response
 
 
 class _Bounded(httpx2.SyncByteStream):  # type: ignore[misc]
-    """A body as it comes, to MAX_BODY_BYTES."""
+    """A body as it comes, up to `most` bytes."""
 
-    def __init__(self, body: httpx2.SyncByteStream, encoding: str) -> None:
-        self._body, self._encoding = body, encoding
+    def __init__(self, body: httpx2.SyncByteStream, encoding: str, most: int) -> None:
+        self._body, self._encoding, self._most = body, encoding, most
 
     def __iter__(self) -> Iterator[bytes]:
         if self._encoding.strip().lower() != "identity":
-            raise _NotAnAnswer(f"packed as {self._encoding}, which nobody asked for")
+            raise NotAnAnswer(f"packed as {self._encoding}, which nobody asked for")
         size = 0
         for chunk in self._body:
             size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise _NotAnAnswer(f"more than {MAX_BODY_BYTES >> 20} MiB")
+            if size > self._most:
+                raise NotAnAnswer(f"more than {self._most >> 20} MiB")
             yield chunk
 
     def close(self) -> None:
         self._body.close()
-
-
-def _reply(body: bytes) -> Reply:
-    """The answer in the body of a response, read with as little faith as possible."""
-    try:
-        fields = json.loads(body)
-        choice = fields["choices"][0]
-        message = choice["message"]
-        usage = fields.get("usage") or {}
-        content = message.get("content")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise _NotAnAnswer(body.decode(errors="replace")) from None
-    if isinstance(content, list):  # parts, as some servers send them
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return Reply(
-        Outcome.ANSWERED,
-        text=content if isinstance(content, str) else "",
-        finish=str(choice.get("finish_reason") or ""),
-        prompt_tokens=_count(usage, "prompt_tokens"),
-        answer_tokens=_count(usage, "completion_tokens"),
-    )
-
-
-def _count(usage: Any, name: str) -> int:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and 0 <= value < 1 << 40 else 0
 
 
 MODEL = OpenAiModel

@@ -30,6 +30,7 @@ class CpuTarget(Target):
     cache_bytes: tuple[int, int, int]  # first level (data), second, third; of one core, 0 where there is none
     compiler: str = ""  # path
     compiler_version: str = ""
+    compiler_options: tuple[str, ...] = ()  # as in CC="gcc -m64"
 
     name = "cpu"
 
@@ -40,6 +41,7 @@ class CpuTarget(Target):
     @property
     def compile_flags(self) -> tuple[str, ...]:
         return (
+            *self.compiler_options,
             *("-O3", "-std=gnu11", NATIVE, "-ffp-contract=fast", "-fno-stack-protector", "-fPIC", "-shared"),
             *("-nostdlib", "-Wl,-z,noexecstack", "-Wl,-z,now"),
         )
@@ -80,7 +82,7 @@ class CpuTarget(Target):
 
 def find_compiler() -> tuple[str, str]:
     """Path and version of the C compiler, or a UserError that says how to get one."""
-    name = paths.compiler_name()
+    name, *_ = paths.compiler_command()
     path = shutil.which(name)
     if not path:
         raise UserError(f"no C compiler: {name!r} was not found; install gcc or clang, or set CC to one")
@@ -102,6 +104,7 @@ def detect() -> CpuTarget:
         cache_bytes=(_cache(1), _cache(2), _cache(3)),
         compiler=compiler,
         compiler_version=version,
+        compiler_options=tuple(paths.compiler_command()[1:]),
     )
 
 

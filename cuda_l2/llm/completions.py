@@ -1,0 +1,174 @@
+"""Reads a chat completion: a JSON object or an event stream, its text in whichever field an API puts it."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuda_l2.llm._base import Outcome, Reply, one_line
+
+_STREAM = re.compile(rb"\s*(data|event|id|retry)?:")
+_CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
+_CODE = re.compile(rf"```|~~~|{_CONTRACT.pattern}")
+_WITHHELD = ("content_filter", "safety", "refusal")
+"""Reasons to finish with which servers withhold an answer."""
+
+
+class NotAnAnswer(Exception):
+    """The body of a response is not what the interface says."""
+
+
+class ErrorInBody(Exception):
+    """A response with status 200 that holds an error.
+
+    status: HTTP's code for the error where the body names one, else 0; begun: whether text of an answer came before.
+    """
+
+    def __init__(self, said: str, status: int, *, begun: bool) -> None:
+        super().__init__(said)
+        self.status, self.begun = status, begun
+
+
+@dataclass
+class _Parts:
+    """An answer's fields so far, each joined over the events of a stream."""
+
+    content: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    finish: str = ""
+    calls: dict[int, str] = field(default_factory=dict)  # arguments of tool calls, by index
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    choices: int = 0
+
+    def add(self, fields: Any) -> None:
+        if not isinstance(fields, dict):
+            raise NotAnAnswer(json.dumps(fields))
+        choices = fields.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        self._require_no_error(fields, choice)
+        if isinstance(fields.get("usage"), dict):
+            self.usage = fields["usage"]
+        if not isinstance(choice, dict):
+            return
+        self.choices += 1
+        message = choice.get("delta") or choice.get("message") or {}
+        if not isinstance(message, dict):
+            raise NotAnAnswer(json.dumps(fields))
+        self._add_content(message.get("content") or choice.get("text"))
+        self.reasoning += _string(message.get("reasoning_content") or message.get("reasoning"))
+        self.refusal += _string(message.get("refusal"))
+        calls = message.get("tool_calls")
+        for i, call in enumerate(calls if isinstance(calls, list) else [{"function": message.get("function_call")}]):
+            self._add_call(i, call)
+        self.finish = _string(choice.get("finish_reason")) or self.finish
+
+    def text(self) -> str:
+        """What the model said: content and tool calls, and its reasoning where the code is found there alone."""
+        said = "\n\n".join(part for part in (self.content, *map(_code, self.calls.values())) if part.strip())
+        if not said or (_CONTRACT.search(self.reasoning) and not _CODE.search(said)):
+            said = f"{self.reasoning}\n\n{said}".strip()
+        return said
+
+    def _require_no_error(self, fields: dict[str, Any], choice: Any) -> None:
+        error = fields.get("error") or (choice.get("error") if isinstance(choice, dict) else None)
+        if not error and choice is None and "choices" not in fields:
+            error = fields.get("detail") or (fields if isinstance(fields.get("message"), str) else None)
+        if not error:
+            return
+        about = error if isinstance(error, dict) else {}
+        said = _string(about.get("message")) or (error if isinstance(error, str) else json.dumps(error))
+        code = next((about[name] for name in ("code", "status") if about.get(name)), fields.get("code"))
+        if isinstance(code, str) and not code.isdigit():
+            said = f"{said} ({code})"
+        status = int(str(code)) if re.fullmatch(r"\d{3}", str(code)) else 0
+        raise ErrorInBody(said, status, begun=bool(self.content or self.reasoning or self.calls))
+
+    def _add_content(self, content: Any) -> None:
+        """A text, or parts of several types, as some servers send them."""
+        for part in content if isinstance(content, list) else [content]:
+            if not isinstance(part, dict):
+                self.content += _string(part)
+                continue
+            kind = part.get("type")
+            if kind in ("thinking", "reasoning"):
+                inner = part.get(kind) or part.get("text")
+                pieces = inner if isinstance(inner, list) else [inner]
+                self.reasoning += "".join(_string(p.get("text") if isinstance(p, dict) else p) for p in pieces)
+            else:
+                self.content += _string(part.get("text"))
+                self.refusal += _string(part.get("refusal"))
+
+    def _add_call(self, position: int, call: Any) -> None:
+        if not isinstance(call, dict):
+            return
+        about = call.get("function") or call.get("custom")
+        given = about.get("arguments") or about.get("input") if isinstance(about, dict) else None
+        if given:
+            index = call.get("index", position)
+            index = index if isinstance(index, int) else position
+            self.calls[index] = self.calls.get(index, "") + (given if isinstance(given, str) else json.dumps(given))
+
+
+def read(body: bytes) -> Reply:
+    """The reply in a response's body; NotAnAnswer or ErrorInBody where it holds none."""
+    parts = _Parts()
+    try:
+        for fields in _events(body) if _STREAM.match(body) else [json.loads(body)]:
+            parts.add(fields)
+    except (ValueError, RecursionError):
+        raise NotAnAnswer(body.decode(errors="replace")) from None
+    if not parts.choices:
+        raise NotAnAnswer(body.decode(errors="replace"))
+    text = parts.text()
+    reason = ""
+    if not text and parts.refusal:
+        reason = f"the model declined to answer: {one_line(parts.refusal, 160)}"
+    elif not text and parts.finish in _WITHHELD:
+        reason = f"the server withheld the answer ({parts.finish})"
+    return Reply(
+        Outcome.DECLINED if reason else Outcome.ANSWERED,
+        text=text,
+        finish=parts.finish,
+        prompt_tokens=_count(parts.usage, "prompt_tokens"),
+        answer_tokens=_count(parts.usage, "completion_tokens"),
+        reason=reason,
+        billed=bool(reason),
+    )
+
+
+def _events(body: bytes) -> Iterator[Any]:
+    """The objects of a stream of server-sent events, as the HTML standard defines them."""
+    for event in re.split(r"\r\n\r\n|\n\n|\r\r", body.decode(errors="replace")):
+        lines = [line.partition(":")[2] for line in event.splitlines() if line.startswith("data:")]
+        data = "\n".join(line.removeprefix(" ") for line in lines).strip()
+        if data and data != "[DONE]":
+            yield json.loads(data)
+
+
+def _code(arguments: str) -> str:
+    """The texts of several lines among a tool call's arguments, each in a fence; the arguments as they are if none."""
+    try:
+        found = list(_strings(json.loads(arguments, strict=False)))
+    except (ValueError, RecursionError):  # cut off, or the plain input of a custom tool
+        found = [arguments.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")]
+    files = [text for text in found if "\n" in text.strip()]
+    return "\n\n".join(text if "```" in text else f"```\n{text}\n```" for text in files) or arguments
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _string(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) and 0 <= value < 1 << 40 else 0
