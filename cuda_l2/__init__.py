@@ -2,6 +2,7 @@
 
 result = cuda_l2.optimize("512x512x512", budget=60)
 result.kernel(a, b, out)
+result.save("512.json"); kernel = cuda_l2.load("512.json")    # in another process, or load("512x512x512")
 
 trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.reward
 """
@@ -10,18 +11,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cuda_l2.library.kernel import load
     from cuda_l2.optimizer import evaluate, optimize
     from cuda_l2.records import Gemm, Trial
     from cuda_l2.system.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Gemm", "Trial", "UserError", "evaluate", "optimize"]
+__all__ = ["Gemm", "Trial", "UserError", "evaluate", "load", "optimize"]
 
 _HOMES = {
     "Gemm": "cuda_l2.records",
     "Trial": "cuda_l2.records",
     "UserError": "cuda_l2.system.errors",
     "evaluate": "cuda_l2.optimizer",
+    "load": "cuda_l2.library.kernel",
     "optimize": "cuda_l2.optimizer",
 }
 
