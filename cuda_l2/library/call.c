@@ -46,12 +46,13 @@ typedef struct {
     void *product;
     int code, bits;
     struct operand a, b, c;
+    PyObject *like_c;
 } Call;
 
 /* From torch, once a process. */
 static const ExchangeApi *api;
 static PyTypeObject *tensor_type, *parameter_type;
-static PyObject *grad_enabled, *increment_version, *forward_ad, *level_name, *requires_grad_name;
+static PyObject *empty_like, *grad_enabled, *increment_version, *forward_ad, *level_name, *requires_grad_name;
 
 /* The tensor's address; NULL where it is not exactly what the kernel takes. */
 static char *address(const Call *call, const struct operand *wanted, PyObject *object) {
@@ -73,12 +74,12 @@ static int overlap(const char *x, int64_t x_bytes, const char *y, int64_t y_byte
     return x < y + y_bytes && y < x + x_bytes;
 }
 
-/* Whether gradients may have to be recorded: 1, 0, or -1 with an exception. */
-static int differentiates(PyObject *const *tensors) {
+/* Whether gradients of any of the tensors may have to be recorded: 1, 0, or -1 with an exception. */
+static int differentiates(PyObject *const *tensors, int count) {
     PyObject *level = PyDict_GetItemWithError(forward_ad, level_name);
     if (!level || PyLong_AsLong(level) >= 0) return PyErr_Occurred() ? -1 : 1;
     int any = 0;
-    for (int i = 0; i < 3 && !any; ++i) {
+    for (int i = 0; i < count && !any; ++i) {
         PyObject *value = PyObject_GetAttr(tensors[i], requires_grad_name);
         if (!value) return -1;
         any = value != Py_False;
@@ -92,40 +93,55 @@ static int differentiates(PyObject *const *tensors) {
     return any;
 }
 
-/* call(a, b, out): out, or None where the call is out of the ordinary. */
+/* call(a, b, c): c, which is made where it is None; None where the call is out of the ordinary. */
 static PyObject *call_tensors(PyObject *self, PyObject *const *tensors, size_t flags, PyObject *names) {
     Call *call = (Call *)self;
     if (PyVectorcall_NARGS(flags) != 3 || names) Py_RETURN_NONE;
     char *a = address(call, &call->a, tensors[0]), *b = a ? address(call, &call->b, tensors[1]) : NULL;
-    char *c = b ? address(call, &call->c, tensors[2]) : NULL;
-    if (!c || overlap(c, call->c.bytes, a, call->a.bytes) || overlap(c, call->c.bytes, b, call->b.bytes))
+    if (!b) Py_RETURN_NONE;
+    int given = tensors[2] != Py_None, recorded = differentiates(tensors, given ? 3 : 2);
+    if (recorded) return recorded < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *object = given ? Py_NewRef(tensors[2]) : PyObject_CallOneArg(empty_like, call->like_c);
+    if (!object) return NULL;
+    char *c = address(call, &call->c, object);
+    if (!c || overlap(c, call->c.bytes, a, call->a.bytes) || overlap(c, call->c.bytes, b, call->b.bytes)) {
+        Py_DECREF(object);
         Py_RETURN_NONE;
-    int recorded = differentiates(tensors);
-    if (recorded < 0) return NULL;
-    if (recorded) Py_RETURN_NONE;
-    /* who saved `out` for a backward pass learns that it has changed */
-    PyObject *done = PyObject_CallOneArg(increment_version, tensors[2]);
-    if (!done) return NULL;
-    Py_DECREF(done);
+    }
+    if (given) { /* who saved it for a backward pass learns that it has changed */
+        PyObject *done = PyObject_CallOneArg(increment_version, object);
+        Py_XDECREF(done);
+        if (!done) {
+            Py_DECREF(object);
+            return NULL;
+        }
+    }
     int error;
     Py_BEGIN_ALLOW_THREADS;
     error = call->run(call->product, a, b, c);
     Py_END_ALLOW_THREADS;
     if (error) {
+        Py_DECREF(object);
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return Py_NewRef(tensors[2]);
+    return object;
 }
 
-/* Call(run, product, code, bits, a, b, c): addresses as integers, an operand as (rows, columns, row stride, column stride,
- * bytes). */
+static void call_dealloc(PyObject *self) {
+    Py_XDECREF(((Call *)self)->like_c);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* Call(run, product, like c, code, bits, a, b, c): addresses as integers, an operand as (rows, columns, row stride,
+ * column stride, bytes). */
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     unsigned long long run, product;
+    PyObject *like_c;
     int code, bits;
     struct operand a, b, c;
-    if (!PyArg_ParseTuple(args, "KKii(LLLLL)(LLLLL)(LLLLL)", &run, &product, &code, &bits, &a.rows, &a.columns,
-                          &a.row_stride, &a.column_stride, &a.bytes, &b.rows, &b.columns, &b.row_stride,
+    if (!PyArg_ParseTuple(args, "KKOii(LLLLL)(LLLLL)(LLLLL)", &run, &product, &like_c, &code, &bits, &a.rows,
+                          &a.columns, &a.row_stride, &a.column_stride, &a.bytes, &b.rows, &b.columns, &b.row_stride,
                           &b.column_stride, &b.bytes, &c.rows, &c.columns, &c.row_stride, &c.column_stride, &c.bytes))
         return NULL;
     Call *call = (Call *)type->tp_alloc(type, 0);
@@ -133,6 +149,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     call->vectorcall = call_tensors;
     call->run = (run_fn)(uintptr_t)run;
     call->product = (void *)(uintptr_t)product;
+    call->like_c = Py_NewRef(like_c);
     call->code = code, call->bits = bits;
     call->a = a, call->b = b, call->c = c;
     return (PyObject *)call;
@@ -145,13 +162,14 @@ static PyTypeObject call_type = {
     .tp_vectorcall_offset = offsetof(Call, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_new = call_new,
+    .tp_dealloc = call_dealloc,
 };
 
-/* setup(Tensor, Parameter, exchange capsule, is_grad_enabled, increment_version, names of forward_ad) */
+/* setup(Tensor, Parameter, exchange capsule, empty_like, is_grad_enabled, increment_version, names of forward_ad) */
 static PyObject *setup(PyObject *module, PyObject *args) {
     PyObject *tensor, *parameter, *capsule;
-    if (!PyArg_ParseTuple(args, "O!O!OOOO!", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &grad_enabled,
-                          &increment_version, &PyDict_Type, &forward_ad))
+    if (!PyArg_ParseTuple(args, "O!O!OOOOO!", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule, &empty_like,
+                          &grad_enabled, &increment_version, &PyDict_Type, &forward_ad))
         return NULL;
     api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (!api) return NULL;

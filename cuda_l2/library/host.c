@@ -48,6 +48,12 @@ int product_call(const struct product *product, const void *a, const void *b, vo
     return error;
 }
 
+/* The same call many times over, without what surrounds it: what the kernel alone takes. */
+void product_repeat(const struct product *product, const void *a, const void *b, void *c, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+        product->entry(product->m, product->n, product->k, a, b, c, product->workspace, pool_parallel_for);
+}
+
 /* A kernel that computes nothing, to measure what a call costs. */
 void product_empty(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c, void *workspace,
                    void (*parallel_for)(int64_t, task_fn, void *)) {}

@@ -76,7 +76,7 @@ class Product:
         ValueError for tensors that do not fit, and for `out` that shares memory with A or B. Gradients flow to A and B
         through products that torch computes; `out` is then refused, as by torch's own functions.
         """
-        done = self._quick_call(a, b, torch.empty_like(self._like_c) if out is None else out)
+        done = self._quick_call(a, b, out)
         return self._careful_call(a, b, out) if done is None else done
 
     @property
@@ -84,14 +84,15 @@ class Product:
         """What a call costs beside the kernel, in microseconds."""
         return overhead_us(self.gemm)
 
-    def _in_c(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]:
+    def _in_c(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None]:
         """The call in C, which returns None where anything is out of the ordinary."""
         extension = _extension()
         if extension is None:
             return lambda a, b, c: None
         addresses = _address(self._host.product_call), ctypes.addressof(self._arguments)
         sizes = ((*operand.shape, *operand.strides, operand.bytes) for operand in (self._a, self._b, self._c))
-        call: Callable[..., torch.Tensor | None] = extension.Call(*addresses, *DLPACK_TYPES[self._a.dtype], *sizes)
+        dtype = DLPACK_TYPES[self._a.dtype]
+        call: Callable[..., torch.Tensor | None] = extension.Call(*addresses, self._like_c, *dtype, *sizes)
         return call
 
     def _careful_call(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -221,7 +222,7 @@ def _extension() -> ModuleType | None:
         loader.exec_module(module)
         module.setup(
             *(torch.Tensor, torch.nn.Parameter, exchange),
-            *(torch.is_grad_enabled, torch.autograd.graph.increment_version, vars(forward_ad)),
+            *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version, vars(forward_ad)),
         )
     except (UserError, ImportError, RuntimeError) as error:
         warnings.warn(f"calls of kernels are several microseconds slower: {error}", RuntimeWarning, stacklevel=2)
