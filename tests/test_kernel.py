@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from default_kernel import default_kernel
 
 import cuda_l2
-from cuda_l2.build import cpu
-from cuda_l2.families._base import families_for
 from cuda_l2.library import saved
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import find_compiler
 from cuda_l2.optimizer import Optimizer, Result, Settings
-from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
@@ -31,9 +29,7 @@ GEMM = Gemm.parse("70x50x90:tn")
 
 @pytest.fixture(scope="module")
 def kernel(target) -> Kernel:
-    space = FamilySpace(families_for(GEMM, target)[0], GEMM, target)
-    candidate = space.render(space.defaults()[0], "default")
-    return Kernel(GEMM, candidate, cpu.build(candidate, target), target.machine)
+    return default_kernel(GEMM, target)
 
 
 @pytest.fixture

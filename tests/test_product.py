@@ -6,27 +6,15 @@ import warnings
 
 import pytest
 import torch
+from default_kernel import default_kernel
 from torch.autograd import forward_ad
 
-from cuda_l2.build import cpu
-from cuda_l2.families.cpu_gemm import FAMILY
 from cuda_l2.library import product as library_product
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.library.product import overhead_us
-from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Gemm
 
 GEMM = Gemm.parse("70x50x90:tn")
-TWO_THREADS = 2
-
-
-def default_kernel(gemm, target, threads=TWO_THREADS) -> Kernel:
-    """The default kernel of a shape, with this number of threads."""
-    values = list(FAMILY.default(gemm, target))
-    names = [choice.name for choice in FAMILY.choices]
-    values[names.index("THREADS")] = threads
-    candidate = FamilySpace(FAMILY, gemm, target).render(tuple(values), "default")
-    return Kernel(gemm, candidate, cpu.build(candidate, target), target.machine)
 
 
 @pytest.fixture(scope="module")
