@@ -2,6 +2,7 @@
 
 result = cuda_l2.optimize("512x512x512", budget=60)
 result.kernel(a, b, out)
+result.save("512.json"); kernel = cuda_l2.load("512.json")    # in another process, or load("512x512x512")
 
 trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.reward
 """
@@ -13,17 +14,19 @@ from cuda_l2.version import __version__
 
 if TYPE_CHECKING:
     from cuda_l2.evaluator import evaluate
+    from cuda_l2.library.kernel import load
     from cuda_l2.optimizer import optimize
     from cuda_l2.records import Gemm, Trial
     from cuda_l2.system.errors import UserError
 
-__all__ = ["Gemm", "Trial", "UserError", "__version__", "evaluate", "optimize"]
+__all__ = ["Gemm", "Trial", "UserError", "__version__", "evaluate", "load", "optimize"]
 
 _HOMES = {
     "Gemm": "cuda_l2.records",
     "Trial": "cuda_l2.records",
     "UserError": "cuda_l2.system.errors",
     "evaluate": "cuda_l2.evaluator",
+    "load": "cuda_l2.library.kernel",
     "optimize": "cuda_l2.optimizer",
 }
 

@@ -232,6 +232,7 @@ def evaluate(
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
         rig.reports(task, [protocol])
         with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
-            candidates = [Candidate(text.removeprefix("\ufeff")) for text in ([source] if isinstance(source, str) else source)]
+            texts = [source] if isinstance(source, str) else source
+            candidates = [Candidate(text.removeprefix("\ufeff")) for text in texts]
             trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
     return trials[0] if isinstance(source, str) else trials

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import overload
 
@@ -50,9 +50,9 @@ class Result:
         """The reported winner; the best trial of the search where that was interrupted."""
         return next(iter(self.reports.values()), self.search.best)
 
-    @property
+    @cached_property
     def kernel(self) -> Kernel:
-        """The winner as a callable: kernel(a, b, out)."""
+        """The winner as a callable: kernel(a, b, out). One object, made at the first access."""
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.task}; search longer with --budget")
         if is_model(self.best.candidate.proposer):
@@ -66,7 +66,15 @@ class Result:
             raise UserError(
                 f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
             )
-        return Kernel(self.task, self.best.candidate, self.best.build)
+        return Kernel(self.task, self.best.candidate, self.best.build, self.best.machine)
+
+    def save(self, path: Path | str) -> None:
+        """Write the winner's source, task, contract and hash as JSON; `cuda_l2.load` reads it."""
+        self.kernel.save(path)
+
+    def export(self, folder: Path | str, name: str = "") -> Path:
+        """Write the winner as a shared library and its C header; the library's path. name: of the C function."""
+        return self.kernel.export(folder, name)
 
 
 class Optimizer:

@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
+import cuda_l2
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.library.kernel import POOL
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Fault, Worker
 from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.system import lock, paths
 from cuda_l2.system.native import compiled
+
+POOL = Path(cuda_l2.__file__).parent / "machine" / "cpu" / "pool.c"
 
 GEMM = Gemm(8, 4, 2)
 HEAD = "#include <stdint.h>\n#include <stdlib.h>\n#include <unistd.h>\n#include <sys/mman.h>\n#include <sys/socket.h>\n"

@@ -60,6 +60,21 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def link(candidate: Candidate, target: CpuTarget, helper: Path, work: Path) -> str:
+    """Compile a candidate that was built before together with an object file of ours into library.so in `work`.
+
+    The library hides the candidate's symbols. Returns the reason where the compiler fails; empty otherwise.
+    """
+    (work / SOURCE_NAME).write_text(candidate.source)
+    shutil.copyfile(helper, work / "helper.o")
+    flags = [flag for flag in target.compile_flags if flag != "-nostdlib"]
+    command = [target.compiler, *flags, "-fvisibility=hidden", "-pthread", SOURCE_NAME, "helper.o", "-o", "library.so"]
+    done = sandbox.run(sandbox.wrap(command, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
+    if done.status is None:
+        return f"the compiler did not finish within {TIMEOUT_S:.0f} s"
+    return _first_error(done.output, done.status) if done.status else ""
+
+
 def _entry(candidate: Candidate, target: CpuTarget) -> Path:
     flags = " ".join(target.compile_flags)
     version = cache.rules_version(rules, lexing, binary, contract, contract.cpu)

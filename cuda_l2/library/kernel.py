@@ -1,73 +1,69 @@
-"""A verified CPU kernel as a callable on torch tensors, in this process."""
+"""A verified CPU kernel as a callable on torch tensors, in this process; saved, loaded, exported."""
 
 import ctypes
-import functools
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from cuda_l2 import contract
-from cuda_l2.records import Build, Candidate, Gemm, Layout
-from cuda_l2.system.native import compiled
-
-POOL = Path(__file__).parents[1] / "machine" / "cpu" / "pool.c"
-ALIGN = 64
-WORKSPACE_ALIGN = 4096
-_LOCK = threading.Lock()
-"""The pool serves one kernel at a time."""
+from cuda_l2.library import saved
+from cuda_l2.library.product import Product
+from cuda_l2.library.saved import Saved
+from cuda_l2.records import Build, Candidate, Gemm
 
 
-class Kernel:
+class Kernel(Product):
     """Calls a candidate's compiled code: C = A B.
 
     The code runs in this process with this process's rights: load only what was verified and whose author you
-    trust as far as any native library's.
+    trust as far as any native library's. A kernel does not change: a copy is the kernel itself, and a pickle holds
+    its source.
     """
 
-    def __init__(self, gemm: Gemm, candidate: Candidate, build: Build) -> None:
+    def __init__(self, gemm: Gemm, candidate: Candidate, build: Build, machine: str = "") -> None:
+        """machine: identity of the one on which the kernel was verified and timed."""
+        self.candidate, self.artifact, self.machine = candidate, Path(build.artifact), machine
         terms = contract.parse_cpu(candidate.source)
-        self.gemm, self.candidate, self.artifact = gemm, candidate, Path(build.artifact)
-        self._pool = _pool(terms.threads)
-        self._function = getattr(ctypes.CDLL(str(self.artifact)), terms.entry)
-        self._function.restype = None
-        workspace = terms.workspace_bytes(gemm.m, gemm.n, gemm.k)
-        self._workspace = torch.empty(workspace + WORKSPACE_ALIGN, dtype=torch.uint8)
-        aligned = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
-        sizes = [ctypes.c_int64(size) for size in (gemm.m, gemm.n, gemm.k)]
-        self._sizes, self._tail = sizes, [ctypes.c_void_p(aligned), self._pool.pool_parallel_for]
+        entry = ctypes.CDLL(str(self.artifact))[terms.entry]
+        super().__init__(gemm, entry, terms.threads, terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """C for fp16 tensors A (M x K) and B (K x N); B column-major where the shape says tn. ValueError otherwise."""
-        gemm = self.gemm
-        _require(a, (gemm.m, gemm.k), (gemm.k, 1), "a")
-        _require(b, (gemm.k, gemm.n), (gemm.n, 1) if gemm.layout is Layout.NN else (1, gemm.k), "b")
-        if out is None:
-            out = torch.empty(gemm.m, gemm.n, dtype=torch.float16)
-        _require(out, (gemm.m, gemm.n), (gemm.n, 1), "out")
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, b, out)]
-        with _LOCK:
-            self._function(*self._sizes, *pointers, *self._tail)
-        return out
+    def save(self, path: Path | str) -> None:
+        """Write the kernel's source, task, contract and hash as JSON; `cuda_l2.load` reads it."""
+        saved.write(self._saved, Path(path))
 
+    def export(self, folder: Path | str, name: str = "") -> Path:
+        """Write a shared library and its C header; the library's path. name: of the C function and of both files."""
+        return saved.export(self._saved, Path(folder), name)
 
-def _require(tensor: torch.Tensor, shape: tuple[int, int], strides: tuple[int, int], name: str) -> None:
-    fits = all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=False))
-    if tensor.device.type == "cpu" and tensor.dtype is torch.float16 and tuple(tensor.shape) == shape and fits:
-        if tensor.data_ptr() % ALIGN == 0:
-            return
-        raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
-    raise ValueError(
-        f"{name} must be an fp16 CPU tensor of shape {shape} with strides {strides}, not"
-        f" {tensor.dtype} on {tensor.device} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-    )
+    def __reduce__(self) -> tuple[Callable[[str], "Kernel"], tuple[str]]:
+        return restore, (saved.to_text(self._saved),)
+
+    def __copy__(self) -> "Kernel":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Kernel":
+        return self
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.candidate.id} for {self.gemm}>"
+
+    @property
+    def _saved(self) -> Saved:
+        return Saved(self.gemm, self.candidate, self.machine)
 
 
-@functools.cache
-def _pool(threads: int) -> ctypes.CDLL:
-    """A thread pool of its own for each thread count; a copy of the library for each, since its state is static."""
-    library = ctypes.CDLL(str(compiled(POOL, "-shared", "-fPIC", "-pthread", f"-DPOOL_THREADS={threads}")))
-    error = library.pool_start(threads, 0)  # this process is the caller's: its threads are not ours to pin
-    if error:
-        raise RuntimeError(f"cannot start {threads} threads: error {error}")
-    return library
+def load(name: Path | str, *, archive: Path | str | None = None) -> Kernel:
+    """A kernel from the file that `Kernel.save` wrote, or the archive's best for a shape on this machine.
+
+    name: a path, or a shape as in 512x512x512:tn. archive: its file, where it is not the default one. The source is
+    compiled under the rules of the launch contract, and nothing else of the file runs. UserError where there is none.
+    """
+    return _built(saved.find(name, archive))
+
+
+def restore(text: str) -> Kernel:
+    """The kernel that a pickle holds as text; UserError where it cannot be built."""
+    return _built(saved.from_text(text))
+
+
+def _built(found: Saved) -> Kernel:
+    return Kernel(found.gemm, found.candidate, saved.built(found), found.machine)

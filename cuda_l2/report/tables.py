@@ -11,6 +11,7 @@ from rich.table import Table
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.families._base import all_families
+from cuda_l2.library.product import overhead_us
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, Trust, to_json
@@ -22,6 +23,8 @@ LEVEL_B = (
     "trust    B: host code, judged from outside by its results and our clock, its use of PyTorch self-reported; it"
     " enters no reward, archive, library or headline"
 )
+MUCH = 0.1
+"""Share of a kernel's time above which the cost of a call is reported."""
 
 
 def print_result(result: Result) -> None:
@@ -57,6 +60,8 @@ def print_result(result: Result) -> None:
         f"{_reached(result, timings[0])}; roofline bound {result.target.bound_us(result.task):.1f} us;"
         f" a call that does nothing takes {timings[0].empty_call_us:.2g} us"
     )
+    if said := _call_cost(result, timings[0]):
+        console.print(said)
     console.print(
         f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
         f" {search.known} known before, {search.repeated} repeated, rejected: {rejected}; {search.seconds:.0f} s,"
@@ -88,6 +93,21 @@ def _reached(result: Result, timing: Timing) -> str:
         return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
     reached = result.task.bytes / latency_us * 1e-3
     return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"
+
+
+def _call_cost(result: Result, timing: Timing) -> str:
+    """What a call from Python leaves of the speedup, where it costs much beside the kernel; empty elsewhere."""
+    if result.target.name != "cpu" or not isinstance(result.task, Gemm):
+        return ""
+    assert timing.candidate and timing.speedup
+    kernel_us, call_us = timing.candidate.latency_us.estimate, overhead_us(result.task)
+    if call_us <= MUCH * kernel_us:
+        return ""
+    left = timing.speedup.estimate * kernel_us / (kernel_us + call_us)
+    return (
+        f"a call from Python costs {call_us:.1f} us beside the kernel's {kernel_us:.1f} us:"
+        f" against torch, result.kernel gives {left:.2f}x instead of {timing.speedup.estimate:.2f}x"
+    )
 
 
 def launches_early(candidate: Candidate) -> bool:

@@ -1,0 +1,230 @@
+"""A compiled C function as C = A B on torch tensors: what a call checks, what it costs, gradients."""
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sysconfig
+import timeit
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from cuda_l2.records import Gemm, Layout
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.native import compiled
+
+HOST = Path(__file__).with_name("host.c")
+CALL = Path(__file__).with_name("call.c")
+MODULE = "cuda_l2_call"
+ALIGN = 64
+WORKSPACE_ALIGN = 4096
+DLPACK_TYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16)}
+"""DLPack's code and bits of an element type."""
+
+
+class Operand(NamedTuple):
+    """What a call demands of one tensor."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, int]
+    strides: tuple[int, int]  # in elements
+
+    @property
+    def bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+
+class _Arguments(ctypes.Structure):
+    """`struct product` of host.c."""
+
+    _fields_ = (
+        ("entry", ctypes.c_void_p),
+        *((size, ctypes.c_int64) for size in "mnk"),
+        ("workspace", ctypes.c_void_p),
+    )
+
+
+class Product:
+    """Calls a C function of the launch contract's signature on torch tensors.
+
+    Calls from several threads run one after the other. A forked process starts threads of its own.
+    """
+
+    def __init__(self, gemm: Gemm, entry: Any, threads: int, workspace_bytes: int) -> None:
+        """entry: a function of a loaded library. threads: on which parallel-for runs."""
+        self.gemm = gemm
+        self._entry = entry  # keeps its library loaded
+        self._a, self._b, self._c = operands(gemm)
+        self._like_c = torch.empty(self._c.shape, dtype=self._c.dtype)  # its pages are never touched
+        self._workspace = torch.empty(workspace_bytes + WORKSPACE_ALIGN, dtype=torch.uint8)
+        workspace = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
+        self._host = host(threads)
+        self._arguments = _Arguments(_address(entry), gemm.m, gemm.n, gemm.k, workspace)
+        self._quick_call = self._in_c()
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """C for fp16 tensors A (M x K) and B (K x N); B column-major where the shape says tn.
+
+        ValueError for tensors that do not fit, and for `out` that shares memory with A or B. Gradients flow to A and B
+        through products that torch computes; `out` is then refused, as by torch's own functions.
+        """
+        done = self._quick_call(a, b, out)
+        return self._careful_call(a, b, out) if done is None else done
+
+    @property
+    def call_overhead_us(self) -> float:
+        """What a call costs beside the kernel, in microseconds."""
+        return overhead_us(self.gemm)
+
+    def _in_c(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None]:
+        """The call in C, which returns None where anything is out of the ordinary."""
+        extension = _extension()
+        if extension is None:
+            return lambda a, b, c: None
+        addresses = _address(self._host.product_call), ctypes.addressof(self._arguments)
+        sizes = ((*operand.shape, *operand.strides, operand.bytes) for operand in (self._a, self._b, self._c))
+        dtype = DLPACK_TYPES[self._a.dtype]
+        call: Callable[..., torch.Tensor | None] = extension.Call(*addresses, self._like_c, *dtype, *sizes)
+        return call
+
+    def _careful_call(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """Says what is wrong with a call's tensors, records gradients, and calls without the extension."""
+        given = [(a, self._a), (b, self._b), (out, self._c)][: 2 if out is None else 3]
+        for tensor, operand in given:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{operand.name} must be a torch tensor, not {type(tensor).__name__}")
+        wants_gradients = any(tensor.requires_grad for tensor, _ in given if tensor is not None)
+        if (torch.is_grad_enabled() and wants_gradients) or forward_ad._current_level >= 0:
+            if out is not None:
+                raise ValueError(
+                    "out must be left out where gradients are recorded: call without it, or under torch.no_grad()"
+                )
+            product: torch.Tensor = _Differentiable.apply(a, b, self)  # type: ignore[no-untyped-call]
+            return product
+        return self._checked_call(a, b, torch.empty_like(self._like_c) if out is None else out)
+
+    def _checked_call(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """The call through ctypes; records no gradients."""
+        starts = [_start(tensor, operand) for tensor, operand in ((a, self._a), (b, self._b), (c, self._c))]
+        for start, operand in zip(starts[:2], (self._a, self._b), strict=True):
+            if start < starts[2] + self._c.bytes and starts[2] < start + operand.bytes:
+                raise ValueError(f"out must be apart from {operand.name}: they share memory")
+        torch.autograd.graph.increment_version(c)
+        error = self._host.product_call(ctypes.byref(self._arguments), *map(ctypes.c_void_p, starts))
+        if error:
+            raise OSError(error, os.strerror(error))
+        return c
+
+
+class _Differentiable(torch.autograd.Function):
+    """The kernel's product, with torch's own products for the gradients."""
+
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, product: Product) -> torch.Tensor:
+        return product._checked_call(a, b, torch.empty_like(product._like_c))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, Product], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        a, b = ctx.saved_tensors
+        wanted_a, wanted_b, _ = ctx.needs_input_grad
+        return grad @ b.mT if wanted_a else None, a.mT @ grad if wanted_b else None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent_a: torch.Tensor | None, tangent_b: torch.Tensor | None, _: None) -> Any:
+        a, b = ctx.saved_tensors
+        if tangent_a is None or tangent_b is None:
+            return a @ tangent_b if tangent_a is None else tangent_a @ b
+        return tangent_a @ b + a @ tangent_b
+
+
+def operands(gemm: Gemm) -> tuple[Operand, Operand, Operand]:
+    """A, B and C as a kernel of this shape takes them."""
+    a, b, c = (*gemm.inputs, *gemm.outputs)
+    strides_b = (gemm.n, 1) if gemm.layout is Layout.NN else (1, gemm.k)
+    return (
+        Operand("a", getattr(torch, a.dtype), (gemm.m, gemm.k), (gemm.k, 1)),
+        Operand("b", getattr(torch, b.dtype), (gemm.k, gemm.n), strides_b),
+        Operand("out", getattr(torch, c.dtype), (gemm.m, gemm.n), (gemm.n, 1)),
+    )
+
+
+@functools.cache
+def host(threads: int) -> ctypes.CDLL:
+    """A thread pool for each thread count; a copy of the library for each, since its state is static."""
+    return ctypes.CDLL(str(compiled(HOST, "-shared", "-fPIC", "-pthread", f"-DPOOL_THREADS={threads}")))
+
+
+@functools.cache
+def overhead_us(gemm: Gemm) -> float:
+    """What a call costs beside the kernel, in microseconds: the least of 50 means over calls of an empty function."""
+    empty = Product(gemm, host(1).product_empty, 1, 0)
+    a, b, c = (torch.empty_strided(x.shape, x.strides, dtype=x.dtype) for x in operands(gemm))
+    return min(timeit.repeat(lambda: empty(a, b, c), number=100, repeat=50)) / 100 * 1e6
+
+
+def _start(tensor: torch.Tensor, operand: Operand) -> int:
+    """Address of a tensor's first element; ValueError where it does not fit."""
+    name, dtype, shape, strides = operand
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, not {tensor.layout}")
+    lies = all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=False))
+    if not (tensor.device.type == "cpu" and tensor.dtype is dtype and tuple(tensor.shape) == shape and lies):
+        raise ValueError(
+            f"{name} must be a CPU tensor of {dtype}, shape {shape} and strides {strides},"
+            f" not of {tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+        )
+    if tensor.is_neg():
+        raise ValueError(f"{name} must hold its values as they are; {name}.resolve_neg() does")
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # inside torch.vmap and the like
+        start = 0
+    if not start:
+        raise ValueError(f"{name} must have memory of its own; inside torch.vmap or a trace, tensors have none")
+    if start % ALIGN:
+        raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
+    return start
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def _extension() -> ModuleType | None:
+    """The module that calls quickly; None, after one warning, where it cannot be had."""
+    include = Path(sysconfig.get_path("include"))
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    try:
+        if not (include / "Python.h").exists():
+            raise UserError(f"{include}/Python.h is missing: install Python's headers, as in apt install python3-dev")
+        if exchange is None:
+            raise UserError(f"torch {torch.__version__} lacks DLPack's C functions: install torch 2.10 or newer")
+        abi = sysconfig.get_config_var("SOABI")
+        path = str(compiled(CALL, "-shared", "-fPIC", f"-I{include}", f"-DPYTHON_ABI={abi}"))
+        loader = ExtensionFileLoader(MODULE, path)
+        spec = importlib.util.spec_from_loader(MODULE, loader)
+        assert spec
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        module.setup(
+            *(torch.Tensor, torch.nn.Parameter, exchange),
+            *(torch.empty_like, torch.is_grad_enabled, torch.autograd.graph.increment_version, vars(forward_ad)),
+        )
+    except (UserError, ImportError, RuntimeError) as error:
+        warnings.warn(f"calls of kernels are several microseconds slower: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    return module

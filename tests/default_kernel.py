@@ -1,0 +1,16 @@
+"""The default kernel of a shape, without a search."""
+
+from cuda_l2.build import cpu
+from cuda_l2.families.cpu_gemm import FAMILY
+from cuda_l2.library.kernel import Kernel
+from cuda_l2.machine.cpu.target import CpuTarget
+from cuda_l2.propose._base import FamilySpace
+from cuda_l2.records import Gemm
+
+
+def default_kernel(gemm: Gemm, target: CpuTarget, threads: int = 2) -> Kernel:
+    """It runs on this many threads, whatever the machine has."""
+    values = list(FAMILY.default(gemm, target))
+    values[[choice.name for choice in FAMILY.choices].index("THREADS")] = threads
+    candidate = FamilySpace(FAMILY, gemm, target).render(tuple(values), "default")
+    return Kernel(gemm, candidate, cpu.build(candidate, target), target.machine)

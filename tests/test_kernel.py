@@ -1,0 +1,242 @@
+"""A winner outlives its search: saved, loaded, pickled, copied, exported, found in the archive."""
+
+import copy
+import ctypes
+import json
+import multiprocessing
+import pickle
+import pickletools
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from default_kernel import default_kernel
+
+import cuda_l2
+from cuda_l2.library import saved
+from cuda_l2.library.kernel import Kernel
+from cuda_l2.machine.cpu.target import find_compiler
+from cuda_l2.optimizer import Optimizer, Result, Settings
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.search import Progress
+from cuda_l2.system.errors import UserError
+
+GEMM = Gemm.parse("70x50x90:tn")
+
+
+@pytest.fixture(scope="module")
+def kernel(target) -> Kernel:
+    return default_kernel(GEMM, target)
+
+
+@pytest.fixture
+def file(kernel, tmp_path) -> Path:
+    kernel.save(tmp_path / "winner.json")
+    return tmp_path / "winner.json"
+
+
+def operands() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(70, 90).half(), torch.randn(50, 90).half().t()
+
+
+def same(one: Kernel, other: Kernel) -> bool:
+    a, b = operands()
+    return torch.equal(one(a, b), other(a, b)) and (one.candidate, one.gemm) == (other.candidate, other.gemm)
+
+
+def rewritten(file: Path, **changes: object) -> Path:
+    """The file with other fields and the hash that they have."""
+    fields = json.loads(file.read_text()) | changes
+    del fields["sha256"]
+    file.write_text(json.dumps({**fields, "sha256": saved._digest(fields)}))
+    return file
+
+
+def test_a_saved_kernel_is_plain_json_with_source_task_contract_and_hash(kernel, file) -> None:
+    fields = json.loads(file.read_text())
+    assert fields["source"] == kernel.candidate.source and fields["task"] == "70x50x90:tn"
+    assert fields["contract"]["entry"] == "gemm" and fields["machine"] == kernel.machine
+    assert len(fields["sha256"]) == 64
+    assert same(cuda_l2.load(file), kernel) and same(cuda_l2.load(str(file)), kernel)
+
+
+def test_a_new_process_loads_without_a_search(kernel, file, tmp_path) -> None:
+    a, b = operands()
+    torch.save((a, b), tmp_path / "operands.pt")
+    script = (
+        "import sys, torch, cuda_l2\n"
+        "a, b = torch.load(sys.argv[2])\n"
+        "torch.save(cuda_l2.load(sys.argv[1])(a, b), sys.argv[3])\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('cuda_l2')))"
+    )
+    paths = [str(file), str(tmp_path / "operands.pt"), str(tmp_path / "c.pt")]
+    done = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(torch.load(tmp_path / "c.pt"), kernel(a, b))
+    assert "cuda_l2.library.kernel" in done.stdout.split() and "cuda_l2.search" not in done.stdout.split()
+
+
+@pytest.mark.parametrize("field", ["source", "task", "machine", "contract"])
+def test_a_file_that_was_changed_is_refused(file, field) -> None:
+    fields = json.loads(file.read_text())
+    fields[field] = {"entry": "other"} if field == "contract" else fields[field].replace("0", "1")
+    file.write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="was changed after it was written"):
+        cuda_l2.load(file)
+
+
+def test_a_contract_that_the_source_does_not_state_is_refused(file) -> None:
+    with pytest.raises(UserError, match="not the one that its source states"):
+        cuda_l2.load(rewritten(file, contract={"entry": "gemm", "threads": 1, "workspace": "0"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "\x00", '{"format": "cuda-l2 kernel, version 2"}', "cos\nsystem\n(S'true'\ntR."]
+)
+def test_what_is_no_saved_kernel_is_refused(tmp_path, text) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(UserError, match="not a saved kernel"):
+        cuda_l2.load(tmp_path / "other.json")
+
+
+def test_a_field_that_is_missing_is_named(file) -> None:
+    fields = json.loads(file.read_text())
+    del fields["task"], fields["sha256"]
+    file.write_text(json.dumps({**fields, "sha256": saved._digest(fields)}))
+    with pytest.raises(UserError, match="not a saved kernel: 'task'"):
+        cuda_l2.load(file)
+
+
+def test_code_that_would_run_when_loaded_is_refused_by_the_contracts_rules(file, kernel, tmp_path) -> None:
+    trace = tmp_path / "ran"
+    source = kernel.candidate.source + (
+        "\nextern int creat(const char *, int);\n"
+        f'__attribute__((constructor)) static void early(void) {{ creat("{trace}", 0600); }}\n'
+    )
+    with pytest.raises(UserError, match=r"does not build here: .*constructor"):
+        cuda_l2.load(rewritten(file, source=source))
+    assert not trace.exists()
+
+
+def test_a_pickle_names_one_function_and_holds_text(kernel) -> None:
+    data = pickle.dumps(kernel)
+    strings = [value for code, value, _ in pickletools.genops(data) if "UNICODE" in code.name]
+    assert strings == ["cuda_l2.library.kernel", "restore", saved.to_text(kernel._saved)]
+    assert same(pickle.loads(data), kernel)
+
+
+def test_a_pickle_that_was_changed_is_refused(kernel) -> None:
+    data = pickle.dumps(kernel).replace(b"70x50x90", b"70x50x91")
+    with pytest.raises(UserError, match="was changed"):
+        pickle.loads(data)
+
+
+def test_copies_are_the_kernel_itself(kernel) -> None:
+    module = torch.nn.Linear(90, 50)
+    module.kernel = kernel
+    assert copy.copy(kernel) is kernel and copy.deepcopy(module).kernel is kernel
+
+
+def _product(kernel: Kernel, a: torch.Tensor, b: torch.Tensor) -> list[list[float]]:
+    return kernel(a, b).tolist()
+
+
+def test_a_process_of_a_pool_gets_the_kernel(kernel) -> None:
+    a, b = operands()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(_product, (kernel, a.clone(), b.clone())) == kernel(a, b).tolist()
+
+
+def test_a_kernel_of_another_machine_loads_with_a_warning(file, kernel) -> None:
+    with pytest.warns(RuntimeWarning, match=r"verified and timed on cpu:other, and this is cpu:.*cuda_l2\.evaluate"):
+        assert cuda_l2.load(rewritten(file, machine="cpu:other")).candidate.id == kernel.candidate.id
+
+
+def test_without_a_compiler_loading_says_what_to_install(file, monkeypatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(saved, "detect", find_compiler)
+    with pytest.raises(UserError, match=r"no C compiler: 'no-such-compiler' was not found; install gcc or clang"):
+        cuda_l2.load(file)
+
+
+def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"there is no file 'nowhere\.json'; write a saved kernel's path, or a shape"):
+        cuda_l2.load("nowhere.json")
+    with pytest.raises(UserError, match="cannot read"):
+        cuda_l2.load(tmp_path)
+    with pytest.raises(UserError, match="cannot write"):
+        kernel.save(tmp_path / "nowhere" / "winner.json")
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> tuple[Result, Path]:
+    path = tmp_path_factory.mktemp("kernel") / "archive.db"
+    with Optimizer(Settings(trials=1, archive=path, protocol="offline", target="cpu")) as optimizer:
+        return optimizer.optimize(GEMM), path
+
+
+def test_a_results_kernel_is_one_object_and_is_saved_by_it(searched, tmp_path) -> None:
+    result, _ = searched
+    assert result.kernel is result.kernel
+    result.save(tmp_path / "winner.json")
+    assert same(cuda_l2.load(tmp_path / "winner.json"), result.kernel)
+    assert result.export(tmp_path, "winner") == tmp_path / "libwinner.so"
+
+
+def test_a_shape_loads_the_archives_best(searched, kernel) -> None:
+    result, path = searched
+    assert same(cuda_l2.load("70x50x90:tn", archive=path), result.kernel)
+    with pytest.raises(UserError, match=r"no kernel for 70x50x91.*run `cuda-l2 optimize 70x50x91` first"):
+        cuda_l2.load("70x50x91", archive=path)
+    with pytest.raises(UserError, match=r"there is no archive .*cuda-l2 optimize 70x50x90:tn"):
+        cuda_l2.load("70x50x90:tn", archive=path.with_name("none.db"))
+
+
+def test_what_a_model_wrote_is_not_loaded_from_the_archive(searched, archive) -> None:
+    result, _ = searched
+    written = Candidate(result.best.candidate.source, "openai:stub")
+    archive.append(replace(result.best, candidate=written))
+    with pytest.raises(UserError, match="that a schedule of this package wrote"):
+        cuda_l2.load("70x50x90:tn", archive=archive.path)
+
+
+def test_a_result_without_a_winner_has_no_kernel(target) -> None:
+    with pytest.raises(UserError, match="no correct kernel was found"):
+        _ = Result(GEMM, target, Progress(), {}, None).kernel
+
+
+def test_an_exported_library_computes_the_product_from_python_and_from_c(kernel, tmp_path) -> None:
+    library = kernel.export(tmp_path, "fast")
+    a, b = operands()
+    out = torch.empty(70, 50).half()
+    assert ctypes.CDLL(str(library)).fast(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, b, out))) == 0
+    assert torch.equal(out, kernel(a, b))
+    # a program with functions of the kernel's own names: the library calls its own
+    (tmp_path / "main.c").write_text(
+        '#include "fast.h"\n#include <stdio.h>\n#include <stdlib.h>\n'
+        "int gemm(void) { abort(); }\nint pool_start(void) { abort(); }\nint product_call(void) { abort(); }\n"
+        "static _Alignas(64) uint16_t a[70 * 90], b[90 * 50], c[70 * 50];\n"
+        "int main(void) {\n"
+        "    for (int i = 0; i < 70 * 90; ++i) a[i] = 0x3c00;\n"  # 1
+        "    for (int i = 0; i < 90 * 50; ++i) b[i] = 0x4000;\n"  # 2
+        "    if (fast(a, b, c)) return 1;\n"
+        '    printf("%x %x", c[0], c[70 * 50 - 1]);\n'
+        "    return 0;\n}\n"
+    )
+    compiler, _ = find_compiler()
+    flags = ["-rdynamic", f"-L{tmp_path}", "-lfast", "-pthread", f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run([compiler, tmp_path / "main.c", "-o", tmp_path / "main", *flags], check=True)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "59a0 59a0")  # 180
+
+
+def test_an_exported_function_needs_a_name_of_c(kernel, tmp_path) -> None:
+    with pytest.raises(UserError, match="cannot name a C function"):
+        kernel.export(tmp_path, "7; int x")
+    assert kernel.export(tmp_path).name == "libgemm_70x50x90_tn.so"
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write to"):
+        kernel.export(tmp_path / "file")

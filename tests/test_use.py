@@ -1,0 +1,94 @@
+"""docs/use.md: its layer is the example's and computes what torch's does; the cost of calls is reported where it counts."""
+
+import importlib.util
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from default_kernel import default_kernel
+
+from cuda_l2.optimizer import Result
+from cuda_l2.records import Arm, Gemm, Interval, Timing, TimingStatus
+from cuda_l2.report import tables
+from cuda_l2.search import Progress
+
+ROOT = Path(__file__).parents[1]
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def layer(target):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, 48).half()
+    kernels = [default_kernel(Gemm.parse(f"{rows}x48x96:tn"), target) for rows in (6, 32)]
+    return example("linear").FastLinear(linear, kernels)
+
+
+def test_the_documents_layer_is_the_examples() -> None:
+    text, source = ((ROOT / path).read_text() for path in ("docs/use.md", "examples/linear.py"))
+    shown = source[source.index("class FastLinear") : source.index("\n\n\ndef main")]
+    assert textwrap.indent(shown, "    ", lambda line: line.strip()) in text
+
+
+@pytest.mark.parametrize("shape", [(32, 96), (2, 3, 96), (6, 1, 96), (5, 96), (96,), (0, 96)], ids=str)
+def test_the_layer_computes_what_torchs_does_for_every_batch(layer, shape) -> None:
+    x = torch.randn(shape).half()
+    with torch.no_grad():
+        found, wanted = layer(x), layer.linear(x)
+    assert found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-2)
+
+
+def test_the_layer_calls_the_kernel_where_there_is_one_and_torch_where_it_cannot(layer, monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(layer.linear, "forward", lambda x: calls.append(x.shape) or torch.zeros(len(x), 48).half())
+    with torch.no_grad():
+        layer(torch.randn(32, 96).half())
+        assert calls == []
+        layer(torch.randn(33, 96).half())
+        layer(torch.randn(32 * 96 + 1).half()[1:].view(32, 96))  # begins at an odd address
+        assert calls == [(33, 96), (32, 96)]
+
+
+def test_the_layer_trains(layer) -> None:
+    x = torch.randn(32, 96).half()
+    parameters = list(layer.parameters())
+    ours, torchs = (torch.autograd.grad(f(x).sum(), parameters) for f in (layer, layer.linear))
+    for found, wanted in zip(ours, torchs, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_a_kernel_of_another_layer_is_refused(layer, target) -> None:
+    for shape in ("6x48x96", "6x96x48:tn"):
+        with pytest.raises(ValueError, match="the layer needs Mx48x96:tn"):
+            type(layer)(layer.linear, [layer.kernels[6], default_kernel(Gemm.parse(shape), target)])
+
+
+def test_the_table_of_call_costs_holds_every_way_against_the_kernel_alone(target) -> None:
+    tool = example("call_cost")
+    arms = tool.ways(tool.default_kernel(Gemm.parse("8x8x8:tn"), 1))
+    times = tool.sampled(arms, 2)
+    assert [len(means) for means in times.values()] == [2] * len(arms)
+    table = tool.table({"alone": [4.0, 2.0], "called": [5.0, 3.5]})
+    assert table.splitlines()[2:] == ["| alone | 3.00 | 2.00 | 0.00 |", "| called | 4.25 | 3.50 | 1.50 |"]
+
+
+def timing(kernel_us: float, speedup: float) -> Timing:
+    arm = Arm("candidate", Interval(kernel_us, kernel_us, kernel_us), 9, 9)
+    return Timing(TimingStatus.MEASURED, "offline", candidate=arm, speedup=Interval(speedup, speedup, speedup))
+
+
+def test_the_report_says_what_a_caller_gets_where_a_call_costs_much(target, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "overhead_us", lambda gemm: 1.0)
+    result = Result(Gemm(64, 64, 64), target, Progress(), {}, None)
+    said = tables._call_cost(result, timing(4.0, 5.0))
+    assert said.startswith("a call from Python costs 1.0 us beside the kernel's 4.0 us")
+    assert said.endswith("gives 4.00x instead of 5.00x")
+    assert tables._call_cost(result, timing(10.0, 5.0)) == ""
