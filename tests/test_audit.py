@@ -270,7 +270,7 @@ def test_a_late_check_comes_after_the_timing_and_decides(fails: bool, monkeypatc
         assert trial.verdict.check == "late" and trial.verdict.passed == ("five seeds",) and trial.reward < 0
     else:
         assert trial.status == "measured" and trial.verdict.passed == ("five seeds", "late")
-        assert trial.timing.conditions["other_work"]["of"] == len(os.sched_getaffinity(0))
+        assert trial.timing.conditions.other_work.of == len(os.sched_getaffinity(0))
 
 
 def test_what_torch_compile_makes_may_be_allowed(audit) -> None:

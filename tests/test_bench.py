@@ -19,6 +19,7 @@ from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
     Accumulate,
     Arm,
+    Conditions,
     Gemm,
     Interval,
     Layout,
@@ -155,8 +156,8 @@ def measured(shape: str, ours_us: float, baselines: dict[str, float], protocol: 
     timing = Timing(
         TimingStatus.MEASURED, protocol, candidate=subject, baselines=tuple(arms.values()), reference=reference,
         speedup=ratio[reference], speedups=tuple(ratio.items()), empty_call_us=0.51,
-        conditions={"sm_mhz": 1755, "sm_mhz_range": [1740, 1770], "power_w": 412.5, "limited_by": ["power cap"],
-                    "host_call_to_done_us": {CANDIDATE: 9.5, "cuBLAS NN": 9.0}},
+        conditions=Conditions(sm_mhz=1755, sm_mhz_range=(1740, 1770), power_w=412.5, limited_by=("power cap",),
+                              host_call_to_done_us={CANDIDATE: 9.5, "cuBLAS NN": 9.0}),
     )  # fmt: skip
     algorithm = {"id": 66, "tile": 20, "stages": 35, "split_k": 2, "reduction": "compute type", "workspace_bytes": 4096}
     arms_told = {name: {"arm": name, "kernels": ["gemm 4x4x1", "reduce 8x1x1"], **algorithm} for name in baselines}

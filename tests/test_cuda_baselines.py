@@ -14,7 +14,7 @@ from cuda_l2.machine.cuda import cupti
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import FRESH_S, Drift, GpuSample, GpuState
 from cuda_l2.measure.selection import Effort, select
-from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.records import Accumulate, Conditions, Gemm, Layout
 from cuda_l2.runs import choice_audit
 from cuda_l2.system.errors import UserError
 
@@ -207,7 +207,7 @@ def test_arms_at_different_clocks_are_a_drift() -> None:
         drift.add("candidate", number, sample(1930, "power cap"))
         drift.add("cuBLAS", number, sample(1980))
     assert "MHz during candidate" in drift.reason
-    assert drift.summary()["limited_by"] == ["power cap"]
+    assert drift.conditions().limited_by == ("power cap",)
 
 
 def test_a_clock_that_wanders_for_all_arms_alike_is_no_drift_but_one_arms_own_is() -> None:
@@ -247,7 +247,7 @@ def test_of_few_readings_all_must_agree() -> None:
 def test_one_arm_or_none_cannot_drift() -> None:
     drift = Drift()
     assert drift.reason == ""
-    assert drift.summary() == {}
+    assert drift.conditions() == Conditions()
     drift.add("candidate", 1, sample(1200))
     drift.add("candidate", 2, sample(1800))
     assert drift.reason == ""

@@ -224,8 +224,8 @@ def test_a_kernel_is_timed_beside_pytorch(judged: Any, protocol: str) -> None:
     names = [arm.name for arm in timing.baselines]
     assert names == ([EAGER_GRAPH] if protocol == "search" else list(ARMS))
     if protocol != "search":
-        assert timing.conditions["sm_mhz"] == 1500 and timing.max_difference < 1e-5
-        per_process = timing.conditions.get("empty_us", {}) or timing.conditions["host_call_to_done_us"]
+        assert timing.conditions.sm_mhz == 1500 and timing.max_difference < 1e-5
+        per_process = timing.conditions.empty_us or timing.conditions.host_call_to_done_us
         assert set(per_process) >= {"candidate"} and len(per_process) == (len(ARMS) + 2 if protocol == "server" else 2)
 
 
@@ -265,7 +265,7 @@ def test_an_arm_that_fails_or_errs_is_left_out(judged: Any, monkeypatch: pytest.
     monkeypatch.setattr(torch, "compile", compiled)
     _, bench, candidate, build = judged("honest")
     timing = bench.time(candidate, build, CUDA_PROTOCOLS["offline"])
-    left_out = timing.conditions["left out"]
+    left_out = timing.conditions.left_out
     assert left_out["torch.compile reduce-overhead"] == "RuntimeError: no graphs today"
     assert "out is off" in left_out["torch.compile"] and "out is off" in left_out[COMPILED_GRAPH]
     assert [arm.name for arm in timing.baselines] == [EAGER_GRAPH, "torch eager"]

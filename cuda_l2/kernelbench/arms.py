@@ -54,8 +54,8 @@ class ModelBaselines:
 
     @property
     def conditions(self) -> dict[str, str]:
-        """What a reader of the times needs to know."""
-        return {"torch threads": "spin" if self._arms[EAGER].spins else "sleep"}
+        """Fields of a timing's conditions that a reader of the times needs."""
+        return {"torch_threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
     def attach_task(self, arena: TaskArena, case: TaskCase) -> None:
         """Use this arena from now on; every arm runs once, on this case."""

@@ -125,7 +125,7 @@ class Auditor:
             begins("timing")
             set_weights = not session.own_weights
             timing = measure_modules(arms, self._book, protocol, session.onlooker, set_weights=set_weights)
-            timing.conditions.update({"left out": self._left_out} if self._left_out else {})
+            timing = replace(timing, conditions=replace(timing.conditions, left_out=dict(self._left_out)))
         if timing and timing.status is TimingStatus.MEASURED:
             after = verify(lambda: session, [check for check in checks if check.late], begins=begins)
             verdict = replace(after, passed=verdict.passed + after.passed, seconds=verdict.seconds + after.seconds)

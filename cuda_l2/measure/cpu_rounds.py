@@ -16,7 +16,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
-from cuda_l2.records import Timing
+from cuda_l2.records import Conditions, Timing
 from cuda_l2.system.errors import UserError
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
@@ -94,8 +94,8 @@ def measure_cpu(
     except (Fault, WrongOutput) as error:
         return failed(error, terms.protocol, start)
     timing = run.timing(empty_call_us, time.perf_counter() - start)
-    evicted = {"evicted_bytes": run.evicted.nbytes} if terms.protocol.evict else {}
-    return replace(timing, conditions={**evicted, **(others.conditions() if others else {})})
+    evicted = run.evicted.nbytes if terms.protocol.evict else None
+    return replace(timing, conditions=Conditions(evicted_bytes=evicted, other_work=others.found() if others else None))
 
 
 class _CpuRounds(Rounds):

@@ -65,7 +65,7 @@ class CudaTaskBaselines:
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What a reader of the times needs to know."""
+        """Fields of a timing's conditions that a reader of the times needs."""
         return {}
 
     def play(self, name: str, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:

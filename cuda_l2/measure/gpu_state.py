@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_l2.records import Conditions
 from cuda_l2.system.errors import UserError
 
 DRIFT_LIMIT = 0.015
@@ -124,20 +125,21 @@ class Drift:
         high, low = (f"{statistics.median(found[arm].sm_mhz for found in shared):.0f} MHz during {arm}" for arm in arms)
         return f"the SM clock drifted: {high}, {low}"
 
-    def summary(self) -> dict[str, Any]:
-        """For the environment of a record: medians over all arms, the clocks' range, what held them."""
+    def conditions(self) -> Conditions:
+        """Medians over all arms, the clocks' range, what held them, and whether they drifted."""
         samples = self._samples()
         if not samples:
-            return {}
-        return {
-            "sm_mhz": statistics.median(sample.sm_mhz for sample in samples),
-            "sm_mhz_range": [min(sample.sm_mhz for sample in samples), max(sample.sm_mhz for sample in samples)],
-            "memory_mhz": statistics.median(sample.memory_mhz for sample in samples),
-            "power_w": statistics.median(sample.power_w for sample in samples),
-            "temperature_c": statistics.median(sample.temperature_c for sample in samples),
-            "limited_by": sorted({reason for sample in samples for reason in sample.limited_by}),
-            "clock_spread_of_arms": self.spread,
-        }
+            return Conditions()
+        return Conditions(
+            sm_mhz=statistics.median(sample.sm_mhz for sample in samples),
+            sm_mhz_range=(min(sample.sm_mhz for sample in samples), max(sample.sm_mhz for sample in samples)),
+            memory_mhz=statistics.median(sample.memory_mhz for sample in samples),
+            power_w=statistics.median(sample.power_w for sample in samples),
+            temperature_c=statistics.median(sample.temperature_c for sample in samples),
+            limited_by=tuple(sorted({reason for sample in samples for reason in sample.limited_by})),
+            clock_spread_of_arms=self.spread,
+            drifted=self.reason,
+        )
 
     def _samples(self) -> list[GpuSample]:
         return [sample for arms in self._rounds.values() for sample in arms.values()]

@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -97,9 +97,8 @@ def _heater() -> Heater:
     return Heater()
 
 
-def _uneven(conditions: dict[str, Any]) -> str:
-    """Why the two processes do not launch alike, in one line; empty where they do."""
-    times = conditions.get("empty_us", {})
+def _uneven(times: Mapping[str, float]) -> str:
+    """Why two processes do not launch alike, in one line; empty where they do. times: of an empty kernel."""
     if times and max(times.values()) - min(times.values()) > LARGEST_EMPTY_DIFFERENCE_US:
         return "an empty kernel takes " + ", ".join(
             f"{us:.2f} us in the process of {name}" for name, us in times.items()
@@ -283,16 +282,14 @@ class GraphRounds(Rounds):
             return {name: self.timing(float("nan"), seconds, name) for name in subjects}
         empty, stream = self.worker.call("empty", self.timeout_s), self._stream.cuda_stream
         empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
-        conditions = self.drift.summary()
+        conditions = self.drift.conditions()
         if self.protocol.round_s:
-            conditions["empty_us"] = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
+            empty_us = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
             if self.slots:
-                conditions["empty_us"][CANDIDATE] = empty["graph_s"] * 1e6
+                empty_us[CANDIDATE] = empty["graph_s"] * 1e6
+            conditions = replace(conditions, empty_us=empty_us, drifted=conditions.drifted or _uneven(empty_us))
         else:  # under a trace a graph of empty kernels says nothing
-            conditions["host_call_to_done_us"] = self._host_us()
-        reason = self.drift.reason or _uneven(conditions)
-        if reason:
-            conditions["drifted"] = reason
+            conditions = replace(conditions, host_call_to_done_us=self._host_us())
         seconds = time.perf_counter() - start
         return {name: replace(self.timing(empty_s * 1e6, seconds, name), conditions=conditions) for name in subjects}
 

@@ -8,6 +8,7 @@ import os
 import select
 import struct
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cuda_l2.machine.cpu.task_arena import TaskArena
 from cuda_l2.measure import inductor
@@ -26,8 +27,8 @@ class TaskBaselines(TorchBaselines):
 
     names = (EAGER, COMPILED)
     program = ("-m", "cuda_l2.measure.task_worker")
-    conditions: Mapping[str, str] = {}
-    """What a reader of the times needs to know."""
+    conditions: Mapping[str, Any] = {}
+    """Fields of a timing's conditions that a reader of the times needs."""
 
     def __init__(self, threads: int) -> None:
         self.environment = {

@@ -87,7 +87,7 @@ def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[
     if strongest:
         ranked = ", ".join(f"{name} {count}" for name, count in strongest.most_common())
         lines += [f"{protocol}: the strongest baseline that reads B alike, and how often: {ranked}.", ""]
-    drifted = sum("drifted" in timing.conditions for _, timing in timings)
+    drifted = sum(bool(timing.conditions.drifted) for _, timing in timings)
     if drifted:
         lines += [
             f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",

@@ -125,7 +125,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     text += [f"{protocol}: the lowest of the plain launches: {shown}.", ""]
     families = Counter(kernel.family for m in measured if (kernel := chosen(m, dependent=False)))
     text += [f"{protocol}: families: " + ", ".join(f"{name} {n}" for name, n in families.most_common()) + ".", ""]
-    drifted = sum("drifted" in m.timing.conditions for m in measured if m.timing)
+    drifted = sum(bool(m.timing.conditions.drifted) for m in measured if m.timing)
     if drifted:
         text += [
             f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",

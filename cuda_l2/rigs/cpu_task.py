@@ -94,8 +94,8 @@ class CpuTaskBench(Bench):
         arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names}
         timeout_s = self._arena.slots * launch_timeout_s(self._task)
         timing = measure_cpu(open_candidate, arms, self._operands, Terms(protocol, self._rng, beat), timeout_s)
-        left_out = {"left out": dict(baselines.left_out)} if baselines.left_out else {}
-        return replace(timing, conditions={**timing.conditions, **baselines.conditions, **left_out})
+        conditions = replace(timing.conditions, left_out=dict(baselines.left_out), **baselines.conditions)
+        return replace(timing, conditions=conditions)
 
     def renew(self) -> None:
         """Every session and every sample has a process of its own anyway."""

@@ -122,9 +122,9 @@ class CudaTaskBench(Bench):
         names = names[:1] if protocol.selects else names
         parts = (rig.shared, baselines, names, kernel, operands, Terms(protocol, self._rng, beat))
         (timing,) = rig.steadily(lambda: {"": measure_cuda_task(*parts)}).values()
-        left = {"left out": left_out} if left_out and not protocol.selects else {}
-        told = {} if protocol.selects else baselines.conditions
-        return replace(timing, conditions={**timing.conditions, **told, **left})
+        if protocol.selects:
+            return timing
+        return replace(timing, conditions=replace(timing.conditions, left_out=left_out, **baselines.conditions))
 
     def _on_the_gpu(self, work: Callable[[], T]) -> T:
         """Without gradients and in the task's precision; UserError where the GPU's memory does not suffice."""
