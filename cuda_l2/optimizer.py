@@ -2,11 +2,11 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, OFFLINE, PAPER, SEARCH, SERVER
 from cuda_l2.propose._base import FamilySpace, Proposer, UnionSpace, proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
-from cuda_l2.review.checker import open_checker
+from cuda_l2.review.checker import Checker, open_checker
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.reward import RewardSettings
-from cuda_l2.rigs import ADAPTIVE, open_rig
+from cuda_l2.rigs import ADAPTIVE, Request, Rig, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.errors import UserError
@@ -103,33 +103,91 @@ class Result:
         return Kernel(self.task, self.best.candidate, self.best.build)
 
 
-class Optimizer:
-    """What several shapes share: the archive, the baselines' process, the machine. A context manager."""
+class Workbench:
+    """A machine with the archive of what was found on it: what several tasks share. A context manager."""
 
-    def __init__(self, settings: Settings = Settings()) -> None:
+    def __init__(
+        self, archive: Archive, rig: Rig, checker: Checker | None = None, *, trusts_models: bool = False
+    ) -> None:
+        """trusts_models: whether what models wrote in earlier searches may run where there is no sandbox."""
+        self.archive, self.rig, self.target = archive, rig, rig.target
+        self._checker, self._trusts_models = checker, trusts_models
+
+    def evaluator(self, task: Task) -> Evaluator:
+        """The stages for one task."""
+        return Evaluator(task, self.rig, checker=self._checker)
+
+    def choose(self, evaluator: Evaluator, found: Sequence[Trial] = ()) -> Trial:
+        """The fastest of what was found and what the archive knows, timed once more, so that no lucky timing wins."""
+        measured = {trial.candidate.id: trial for trial in found if trial.timing and trial.speedup}
+        stored = {
+            t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
+        }
+        known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
+        finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
+        protocol = self.rig.protocols[FINALS.name]
+        trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
+        best = max(trials, key=lambda trial: trial.speedup)
+        return best if best.speedup else finalists[0]
+
+    def report(
+        self, winner: Trial, protocols: Sequence[str], on_stage: Callable[[str], None], *, full: bool = True
+    ) -> Iterator[Trial]:
+        """Verify and time a winner anew, on inputs it has not met, under one protocol after the other.
+
+        full: also by the checks that are too slow for a search, once.
+        """
+        with self.evaluator(winner.task) as evaluator:
+            for name in protocols:
+                on_stage(name)
+                slow = full and name == protocols[0]
+                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=slow)
+                self.archive.append(trial)
+                yield trial
+
+    def close(self) -> None:
+        self.rig.close()
+        self.archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _may_run(self, candidate: Candidate) -> bool:
+        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
+        sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self._trusts_models
+        return sandboxed or not is_model(candidate.proposer)
+
+
+class Optimizer(Workbench):
+    """Searches for the best kernels of one task after another. A context manager."""
+
+    def __init__(self, settings: Settings = Settings(), request: Request | None = None) -> None:
+        """request: what is asked of the rig, beyond what the settings say."""
         self.settings = settings
         by_model = is_model(settings.policy)
         if not by_model:
             proposer_maker(settings.policy)
+        request = request or Request(retune=settings.retune, tuning=settings.tuning)
         self._rng = np.random.default_rng(settings.seed)
-        self.archive = Archive(Path(settings.archive or paths.default_archive()))
+        archive = Archive(Path(settings.archive or paths.default_archive()))
         self._model: ModelPolicy | None = None
         if by_model:
             from cuda_l2.propose import _model_policy  # noqa: PLC0415 - parts of it are optional
 
-            self._model = _model_policy.ModelPolicy(settings.policy, settings.model, self.archive.path)
-        self._checker = open_checker(settings.review, settings.model, self.archive.path)
+            self._model = _model_policy.ModelPolicy(settings.policy, settings.model, archive.path)
+        checker = open_checker(settings.review, settings.model, archive.path)
         self._profiles: dict[tuple[str, str], str] = {}  # by task and candidate
         self._profiles_here = True
-        self.rig = open_rig(settings.target)
-        self.rig.retunes = settings.retune
+        rig = open_rig(settings.target, request)
+        super().__init__(archive, rig, checker, trusts_models=settings.model.without_sandbox)
         try:
-            self.rig.tune_by(settings.tuning)
             self.rig.require_tools()
         except UserError:
             self.close()
             raise
-        self.target = self.rig.target
 
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine's memory or the budget, or cannot be timed as asked."""
@@ -149,12 +207,30 @@ class Optimizer:
     ) -> Result:
         """Search, choose among the finalists, report the winner."""
         self.require_feasible(task)
+        progress, winner = self.find(task, on_progress, on_stage)
+        reports: dict[str, Trial] = {}
+        try:
+            if winner is not None:
+                self._report(winner, reports, on_stage)
+        except KeyboardInterrupt:
+            progress.interrupted = True
+        result = Result(task, self.target, progress, reports, None)
+        if result.best:
+            result.source_path = self.save_source(result.best)
+        return result
+
+    def find(
+        self,
+        task: Task,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> tuple[Progress, Trial | None]:
+        """Search, then choose among the finalists; no winner where nothing is correct, or the search is interrupted."""
         settings, machine = self.settings, self.target.machine
         history = {trial.candidate.id: trial for trial in self.archive.trials(task, machine, SEARCH.name)}
         families = families_for(task, self.target)
         # a model can write for a shape that no family serves
         space = space_for(families, task, self.target) if families or not self._model else None
-        reports: dict[str, Trial] = {}
         winner: Trial | None = None
 
         def remember(progress: Progress) -> None:
@@ -183,23 +259,11 @@ class Optimizer:
             try:
                 if not progress.interrupted and progress.best is not None:
                     on_stage("choosing among the finalists")
-                    winner = self._choose(evaluator, progress)
+                    winner = self.choose(evaluator, progress.trials)
             except KeyboardInterrupt:
                 progress.interrupted = True
         progress.checker = self._checker.summary() if self._checker else ""
-        try:
-            if winner is not None:
-                self._report(winner, reports, on_stage)
-        except KeyboardInterrupt:
-            progress.interrupted = True
-        result = Result(task, self.target, progress, reports, None)
-        if result.best:
-            result.source_path = self._save_source(result.best)
-        return result
-
-    def evaluator(self, task: Task) -> Evaluator:
-        """The stages for one task."""
-        return Evaluator(task, self.rig, checker=self._checker)
+        return progress, winner
 
     def close(self) -> None:
         self.rig.close()
@@ -208,12 +272,6 @@ class Optimizer:
         if self._checker:
             self._checker.close()
         self.archive.close()
-
-    def __enter__(self) -> "Optimizer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _proposer(self, space: FamilySpace | UnionSpace, trials: Callable[[], list[Trial]]) -> Proposer:
         """The proposer asked for, going on from its kept state."""
@@ -256,39 +314,17 @@ class Optimizer:
         if state:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
-    def _choose(self, evaluator: Evaluator, progress: Progress) -> Trial:
-        """The fastest of the finalists, timed once more each, so that the luckiest timing does not win."""
-        measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
-        stored = {
-            t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
-        }
-        known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
-        finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
-        protocol = self.rig.protocols[FINALS.name]
-        trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
-        best = max(trials, key=lambda trial: trial.speedup)
-        return best if best.speedup else finalists[0]
-
-    def _may_run(self, candidate: Candidate) -> bool:
-        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
-        sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self.settings.model.without_sandbox
-        return sandboxed or not is_model(candidate.proposer)
-
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
-        """Verify and time the winner anew, on inputs it has not met, under the protocols to report; fills `reports`."""
+        """Fill `reports` with the winner's trials under the protocols to report."""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
-        with self.evaluator(winner.task) as evaluator:
-            for name in names:
-                on_stage(f"reporting: {name}")
-                full = name == names[0]  # the slow checks once
-                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=full)
-                self.archive.append(trial)
-                if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
-                    raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
-                if trial.timing and trial.timing.speedup:
-                    reports[name] = trial
+        for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}")):
+            if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
+                raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
+            if trial.timing and trial.timing.speedup:
+                reports[trial.protocol] = trial
 
-    def _save_source(self, trial: Trial) -> Path:
+    def save_source(self, trial: Trial) -> Path:
+        """Write a winner's source beside the archive."""
         folder = self.archive.path.resolve().parent / "kernels"
         path = folder / f"{re.sub('[:/]', '-', str(trial.task))}-{trial.candidate.id}{self.rig.suffix}"
         try:

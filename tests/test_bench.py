@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import run
 
+from cuda_l2.measure.baselines._base import named, product_baselines
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
     Accumulate,
@@ -35,7 +37,8 @@ from cuda_l2.report.grid_summary import cases, ratios, summary
 from cuda_l2.runs.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
 from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
 from cuda_l2.runs.run_file import Header
-from cuda_l2.runs.sweep import Sweep, SweepSettings
+from cuda_l2.runs.settings import SweepSettings
+from cuda_l2.runs.sweep import Sweep
 from cuda_l2.system.errors import UserError
 
 SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
@@ -579,17 +582,13 @@ def test_baselines_are_timed_alone_against_the_usual_strongest(rig) -> None:
         timing = opened.time_baselines(rig.protocols["offline"])
     assert timing.candidate.name == "torch widened, preallocated"
     assert {arm.name for arm in timing.baselines} == {"torch fp16", "torch widened"}
-    for name, ratio in timing.speedups:
-        theirs = next(arm for arm in timing.baselines if arm.name == name)
-        assert ratio.estimate == pytest.approx(
-            theirs.latency_us.estimate / timing.candidate.latency_us.estimate, rel=0.5
-        )
+    assert {name for name, _ in timing.speedups} == {arm.name for arm in timing.baselines}
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     archive = tmp_path_factory.mktemp("sweep") / "archive.db"
-    with Sweep(SweepSettings(target="cpu", archive=archive, arms=("torch widened, pre",))) as opened:
+    with Sweep(SweepSettings(target="cpu", archive=archive, arms="torch fp16")) as opened:
         yield opened
 
 
@@ -604,12 +603,12 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
             m = first[gemm]
             assert m.status == "measured" and m.verdict.status is VerdictStatus.CORRECT, m.reason
             assert m.family == "cpu_gemm" and m.schedule and m.kernel and m.protocol == m.timing.protocol == "offline"
-            assert [arm.name for arm in m.timing.baselines] == ["torch widened, preallocated"]
+            assert [arm.name for arm in m.timing.baselines] == ["torch fp16"]
             trials = kernels._kernels.archive.trials(gemm)
             assert {"search", "offline"} == {trial.protocol for trial in trials}
         assert kernels.pending([too_large, *gemms], results) == [too_large]  # what failed is tried again
         # another protocol later: the same kernel, taken from the archive
-        monkeypatch.setattr(kernels, "settings", SweepSettings(target="cpu", protocols=("offline", "server")))
+        monkeypatch.setattr(kernels, "settings", SweepSettings(target="cpu", protocols="offline,server"))
         searched = len(kernels._kernels.archive.trials(protocol="search"))
         assert kernels.pending(gemms, results) == gemms
         assert kernels.run(gemms, results)
@@ -623,7 +622,7 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
 
 
 def test_a_budget_searches(tmp_path) -> None:
-    settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget_s=4, arms=("torch widened, pre",))
+    settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget="4s", arms="torch fp16")
     gemm = Gemm(24, 20, 36)
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header([gemm])) as results:
         assert opened.run([gemm], results)
@@ -636,11 +635,12 @@ def test_a_budget_searches(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"protocols": ()}, "name a protocol.*offline"),
-        ({"protocols": ("offline", "search")}, "no protocol 'search'"),
-        ({"arms": ("torch fp16", "cuBLAS")}, "begins with 'cuBLAS'.*torch fp16"),
+        ({"protocols": ""}, "name a protocol.*offline"),
+        ({"protocols": "offline,search"}, "no protocol 'search'"),
+        ({"arms": "torch fp16,cuBLAS"}, "begins with 'cuBLAS'.*torch fp16"),
         ({"tuning": "paper"}, "--tuning needs one"),
         ({"tuning": "brief"}, "choose from adaptive, paper"),
+        ({"choices": Path("kept.gz")}, "--choices needs one"),
     ],
 )
 def test_what_no_machine_of_the_kind_has_ends_a_run_before_it_begins(settings, says) -> None:
@@ -661,18 +661,30 @@ def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:
         Sweep(SweepSettings(target="cpu", baselines_only=True)) as opened,
         ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results,
     ):
-        opened.rig.wanted_arms = ("nobody",)
+        opened.rig.request = replace(opened.rig.request, baselines=(named("cuBLAS NN"),))
         with pytest.raises(UserError, match=r"5 shapes in a row failed.*no baseline is left"):
             opened.run(gemms, results)
         assert [m.status for m in results.records] == ["failed"] * 5
         assert all("torch fp16" in m.reason for m in results.records)
 
 
+def test_a_library_meets_all_baselines_under_one_protocol_and_the_tuned_ones_under_the_others() -> None:
+    request, known = SweepSettings(target="cuda", library=SCHEDULES).request(), product_baselines("cuda")
+    offline, server = (request.reported(known, name) for name in ("offline", "server"))
+    assert [each.name for each in known if each not in offline] == ["torch.compile max-autotune"]
+    assert server == [each for each in offline if each.name.startswith("cuBLASLt-AutoTuning")]
+    chosen = SweepSettings(target="cuda", library=SCHEDULES, arms="cuBLAS NN,torch.matmul").request()
+    names = [each.name for each in chosen.reported(known, "server")]
+    assert names == ["torch.matmul", "torch.matmul, default switches", "cuBLAS NN"]
+    with pytest.raises(UserError, match="no baseline is left to time"):
+        SweepSettings(target="cuda", arms="torch.compile").request()
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 def test_baselines_over_a_grid_on_the_gpu(tmp_path) -> None:
     gemms = read_grid("64x64x64,256x512x128", list(Layout))
-    settings = SweepSettings(target="cuda", baselines_only=True, protocols=("offline", "rotating", "server"))
+    settings = SweepSettings(target="cuda", baselines_only=True, protocols="offline,rotating,server")
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results:
         assert opened.run(gemms, results)
     assert [m.status for m in results.records] == ["measured"] * 12, [m.reason for m in results.records]

@@ -31,6 +31,7 @@ from cuda_l2.commands.optimize import command as optimize
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.kernelbench import runner
+from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.cases import ForeignCases, other_sizes
 from cuda_l2.kernelbench.checkout import effort_for, read
 from cuda_l2.kernelbench.examined import Examined, Readiness
@@ -42,9 +43,8 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.measure.cuda_task_baselines import COMPILED_GRAPH, EAGER_GRAPH
+from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Tensor, TimingStatus
 from cuda_l2.rigs.cuda import CudaRig
@@ -54,6 +54,7 @@ from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import in_full_precision
 
+EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
 CHECKOUT = Path(__file__).with_name("kernelbench")
 EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget_flops=10**8)
 QUARTIC, SWISH = "kernelbench/level1/1", "kernelbench/level2/1"
@@ -236,7 +237,7 @@ def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypat
     )
     with pytest.raises(UserError, match=r"PyTorch cannot compute .* cannot be captured|off by"):
         stages.time(candidate, build, CUDA_PROTOCOLS["search"])
-    assert "off by" in baselines.left_out([EAGER])[EAGER] and not baselines._processes
+    assert "off by" in baselines.left_out([torch_eager.EAGER])[EAGER] and not baselines._processes
 
 
 class Graphs:

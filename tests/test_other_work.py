@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from cuda_l2 import cli
 from cuda_l2.measure import other_work
+from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import OtherWork, noticed
 from cuda_l2.records import BusyCores, Conditions
 from cuda_l2.system import process_tree
@@ -37,11 +37,10 @@ def counted(tmp_path, monkeypatch):
 def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> None:
     own_s, now = [100.0], [0.0]
     monkeypatch.setattr(process_tree, "cpu_seconds", lambda _: own_s[0])
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     cores = 2
     # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen
     counted(100, 0, 0, 5, 5, 0, 0, 0)
-    watch = OtherWork()
+    watch = OtherWork(Clock(lambda: now[0]))
     now[0] = 10.0
     counted(104, 1, 1, 90, 90, 1, 1, 2)  # ten seconds more on every core
     own_s[0] += 10.0 * cores - 5.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cuda_l2 import cli
+from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Arm, Conditions, Interval, Operation, Timing, TimingStatus, from_json
 from cuda_l2.report.tasks import _time
 from cuda_l2.rigs.cpu import CpuRig

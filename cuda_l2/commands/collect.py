@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import seconds
 
 if TYPE_CHECKING:
     from cuda_l2.corpus.holdout import HoldOut

@@ -8,9 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target, seconds
+from cuda_l2.commands._options import LANGUAGE_MODELS, REVIEWS, require_target
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
+from cuda_l2.system.values import seconds
 
 
 @Parameter(name="*")

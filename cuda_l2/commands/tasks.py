@@ -8,9 +8,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, require_writable, seconds
+from cuda_l2.commands._options import require_target, require_writable
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.plain import line_of
+from cuda_l2.system.values import seconds
 
 
 @Parameter(name="*")

@@ -11,6 +11,7 @@ import torch
 
 import cuda_l2
 from cuda_l2.kernelbench._base import CaseBook, ModuleSession, module_checks
+from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.examined import Readiness
 from cuda_l2.kernelbench.onlooker import Onlooker
 from cuda_l2.kernelbench.opened import Case, Effort, Entry, References
@@ -21,7 +22,6 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Build, BuildStatus, Candidate, Timing, TimingStatus, Trial, Verdict, VerdictStatus
 from cuda_l2.reward import count_tokens, reward
 from cuda_l2.system import sandbox

@@ -8,12 +8,12 @@ limited wanders by 10 % within a second, for all arms alike: clocks are compared
 import contextlib
 import itertools
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.records import Conditions
 from cuda_l2.system.errors import UserError
 
@@ -50,13 +50,14 @@ class GpuSample:
 class GpuState:
     """Reads one GPU's state through NVML. A context manager."""
 
-    def __init__(self, pci_bus_id: str = "") -> None:
+    def __init__(self, pci_bus_id: str = "", clock: Clock = CLOCK) -> None:
         """pci_bus_id as in 0000:1B:00.0; the first GPU where it is left out."""
         import pynvml  # noqa: PLC0415
 
         self._nvml: Any = pynvml
+        self._now = clock.now
         self._last: tuple[float, GpuSample] | None = None
-        """When it was read, by perf_counter, and what."""
+        """When it was read, by the clock, and what."""
         try:
             pynvml.nvmlInit()
             self._device = (
@@ -67,7 +68,7 @@ class GpuState:
 
     def sample(self) -> GpuSample:
         """The state now, or up to `FRESH_S` ago."""
-        now = time.perf_counter()
+        now = self._now()
         if self._last is None or now - self._last[0] > FRESH_S:
             self._last = now, self._read()
         return self._last[1]

@@ -1,9 +1,9 @@
 """What other processes, and other guests of a host, take of this process's cores while it measures."""
 
 import os
-import time
 from pathlib import Path
 
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.records import BusyCores, Conditions
 from cuda_l2.system import process_tree
 
@@ -15,16 +15,16 @@ NOTICED_CORES = 0.25
 class OtherWork:
     """Watches from here on."""
 
-    def __init__(self) -> None:
-        self._before = _taken()
-        self._began = time.monotonic()
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._now, self._before = clock.now, _taken()
+        self._began = self._now()
 
     def found(self) -> BusyCores | None:
         """How many of our cores others kept busy on average, those that a host gave to other guests included.
 
         None where the system does not say. Kernels count in hundredths of a second a core.
         """
-        seconds, now = time.monotonic() - self._began, _taken()
+        seconds, now = self._now() - self._began, _taken()
         if self._before is None or now is None or seconds <= 0:
             return None
         cores = max(0.0, now - self._before) / seconds
