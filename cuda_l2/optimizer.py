@@ -3,11 +3,11 @@
 import contextlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import overload
+from typing import Self, overload
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.propose._base import Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
 from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
+from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
-from cuda_l2.rigs import open_rig
+from cuda_l2.rigs import Request, Rig, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
@@ -77,29 +78,87 @@ class Result:
         return self.kernel.export(folder, name)
 
 
-class Optimizer:
-    """The archive, the rig, the policy and the checker that several tasks share. A context manager."""
+class Workbench:
+    """A machine and the archive of what was found on it, shared by several tasks. A context manager."""
 
-    def __init__(self, settings: Settings = Settings()) -> None:
+    def __init__(
+        self, archive: Archive, rig: Rig, checker: Checker | None = None, *, trusts_models: bool = False
+    ) -> None:
+        """trusts_models: whether what models wrote in earlier searches may run where there is no sandbox."""
+        self.archive, self.rig, self.target = archive, rig, rig.target
+        self._checker, self._trusts_models = checker, trusts_models
+
+    def evaluator(self, task: Task) -> Evaluator:
+        """The stages for one task."""
+        return Evaluator(task, self.rig, checker=self._checker)
+
+    def choose(self, evaluator: Evaluator, found: Sequence[Trial] = ()) -> Trial:
+        """The fastest of what was found and what the archive knows, timed once more, so that no lucky timing wins."""
+        measured = {trial.candidate.id: trial for trial in found if trial.timing and trial.speedup}
+        stored = {
+            t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
+        }
+        known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
+        finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
+        protocol = self.rig.protocols[FINALS.name]
+        trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
+        best = max(trials, key=lambda trial: trial.speedup)
+        return best if best.speedup else finalists[0]
+
+    def report(
+        self, winner: Trial, protocols: Sequence[str], on_stage: Callable[[str], None], *, full: bool = True
+    ) -> Iterator[Trial]:
+        """Verify and time a winner anew, on inputs it has not met, under one protocol after the other.
+
+        full: also by the checks that are too slow for a search, once.
+        """
+        with self.evaluator(winner.task) as evaluator:
+            for name in protocols:
+                on_stage(name)
+                slow = full and name == protocols[0]
+                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=slow)
+                self.archive.append(trial)
+                yield trial
+
+    def close(self) -> None:
+        self.rig.close()
+        self.archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _may_run(self, candidate: Candidate) -> bool:
+        """Not what a model wrote in an earlier search, where there is no sandbox any more."""
+        sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self._trusts_models
+        return sandboxed or not is_model(candidate.proposer)
+
+
+class Optimizer(Workbench):
+    """Searches for the best kernels of one task after another. A context manager."""
+
+    def __init__(self, settings: Settings = Settings(), request: Request | None = None) -> None:
+        """request: what is asked of the rig, beyond what the settings say."""
         self.settings = settings
         self._rng = np.random.default_rng(settings.seed)
         self._profiles: dict[tuple[str, str], str] = {}  # by task and candidate
         self._profiles_here = True
+        request = request or Request(retune=settings.retune, tuning=settings.tuning)
         with contextlib.ExitStack() as stack:
             if not is_model(settings.policy):
                 proposer_maker(settings.policy)  # an unknown name leaves no archive behind
-            self.archive = stack.enter_context(Archive(Path(settings.archive or paths.default_archive())))
-            self._policy = open_policy(settings.policy, settings.model, self.archive.path)
+            archive = stack.enter_context(Archive(Path(settings.archive or paths.default_archive())))
+            self._policy = open_policy(settings.policy, settings.model, archive.path)
             stack.callback(self._policy.close)
-            self._checker = open_checker(settings.review, settings.model, self.archive.path)
-            if self._checker:
-                stack.callback(self._checker.close)
-            self.rig = stack.enter_context(open_rig(settings.target))
-            self.rig.retunes = settings.retune
-            self.rig.tune_by(settings.tuning)
-            self.rig.require_tools()
+            checker = open_checker(settings.review, settings.model, archive.path)
+            if checker:
+                stack.callback(checker.close)
+            rig = stack.enter_context(open_rig(settings.target, request))
+            rig.require_tools()
             self._held = stack.pop_all()
-        self.target = self.rig.target
+        super().__init__(archive, rig, checker, trusts_models=settings.model.without_sandbox)
 
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine's memory or the budget, or cannot be timed as asked."""
@@ -119,8 +178,26 @@ class Optimizer:
     ) -> Result:
         """Search, choose among the finalists, report the winner."""
         self.require_feasible(task)
-        history = {t.candidate.id: t for t in self.archive.trials(task, self.target.machine, SEARCH.name)}
+        progress, winner = self.find(task, on_progress, on_stage)
         reports: dict[str, Trial] = {}
+        try:
+            if winner is not None:
+                self._report(winner, reports, on_stage)
+        except KeyboardInterrupt:
+            progress.interrupted = True
+        result = Result(task, self.target, progress, reports, None)
+        if result.best:
+            result.source_path = self.save_source(result.best)
+        return result
+
+    def find(
+        self,
+        task: Task,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_stage: Callable[[str], None] = lambda stage: None,
+    ) -> tuple[Progress, Trial | None]:
+        """Search, then choose among the finalists; no winner where nothing is correct, or the search is interrupted."""
+        history = {t.candidate.id: t for t in self.archive.trials(task, self.target.machine, SEARCH.name)}
         winner: Trial | None = None
 
         def remember(progress: Progress) -> None:
@@ -145,32 +222,14 @@ class Optimizer:
             try:
                 if not progress.interrupted and progress.best is not None:
                     on_stage("choosing among the finalists")
-                    winner = self._choose(evaluator, progress)
+                    winner = self.choose(evaluator, progress.trials)
             except KeyboardInterrupt:
                 progress.interrupted = True
         progress.checker = self._checker.summary() if self._checker else ""
-        try:
-            if winner is not None:
-                self._report(winner, reports, on_stage)
-        except KeyboardInterrupt:
-            progress.interrupted = True
-        result = Result(task, self.target, progress, reports, None)
-        if result.best:
-            result.source_path = self._save_source(result.best)
-        return result
-
-    def evaluator(self, task: Task) -> Evaluator:
-        """The stages for one task."""
-        return Evaluator(task, self.rig, checker=self._checker)
+        return progress, winner
 
     def close(self) -> None:
         self._held.close()
-
-    def __enter__(self) -> "Optimizer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _proposer(
         self,
@@ -208,39 +267,17 @@ class Optimizer:
         if state:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
-    def _choose(self, evaluator: Evaluator, progress: Progress) -> Trial:
-        """The fastest of the finalists after one more timing of each, so that the luckiest timing does not win."""
-        measured = {trial.candidate.id: trial for trial in progress.trials if trial.timing and trial.speedup}
-        stored = {
-            t.candidate.id: t for t in self.archive.best(evaluator.task, self.target.machine, SEARCH.name, FINALISTS)
-        }
-        known = [trial for trial in (stored | measured).values() if self._may_run(trial.candidate)]
-        finalists = sorted(known, key=lambda trial: trial.speedup, reverse=True)[:FINALISTS]
-        protocol = self.rig.protocols[FINALS.name]
-        trials = list(evaluator.evaluate([trial.candidate for trial in finalists], protocol))
-        best = max(trials, key=lambda trial: trial.speedup)
-        return best if best.speedup else finalists[0]
-
-    def _may_run(self, candidate: Candidate) -> bool:
-        """Whether this machine may run the candidate: a model's needs a sandbox, or the user's consent."""
-        sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self.settings.model.without_sandbox
-        return sandboxed or not is_model(candidate.proposer)
-
     def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
         """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`."""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
-        with self.evaluator(winner.task) as evaluator:
-            for name in names:
-                on_stage(f"reporting: {name}")
-                full = name == names[0]  # the slow checks once
-                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=full)
-                self.archive.append(trial)
-                if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
-                    raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
-                if trial.timing and trial.timing.speedup:
-                    reports[name] = trial
+        for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}")):
+            if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
+                raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
+            if trial.timing and trial.timing.speedup:
+                reports[trial.protocol] = trial
 
-    def _save_source(self, trial: Trial) -> Path:
+    def save_source(self, trial: Trial) -> Path:
+        """Write a winner's source beside the archive."""
         folder = self.archive.path.resolve().parent / "kernels"
         path = folder / f"{re.sub('[:/]', '-', str(trial.task))}-{trial.candidate.id}{self.rig.suffix}"
         try:

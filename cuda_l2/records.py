@@ -4,22 +4,17 @@ Every stage takes records and returns its own: propose -> Candidate, build -> Bu
 verify -> Verdict, measure -> Timing; a Trial is all of it for one candidate.
 """
 
-import dataclasses
 import enum
-import functools
 import hashlib
-import json
 import math
 import re
-import types
-import typing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from cuda_l2.system.errors import UserError
-
-T = TypeVar("T")
+from cuda_l2.system.record_json import from_json as from_json  # noqa: PLC0414 - part of what this module offers
+from cuda_l2.system.record_json import to_json as to_json  # noqa: PLC0414
 
 
 class Layout(enum.StrEnum):
@@ -347,6 +342,39 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class BusyCores:
+    """Cores that other work kept busy on average, of those that this process may use."""
+
+    cores: float
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a timing run met besides times. A field is None, or empty, where it was not measured."""
+
+    sm_mhz: float | None = None  # medians over all arms
+    sm_mhz_range: tuple[int, int] | None = None
+    memory_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    limited_by: tuple[str, ...] | None = None  # what held the clock down
+    clock_spread_of_arms: float | None = None  # how far apart two arms' SM clocks were, relative to the lower
+    drifted: str = ""  # why the run should be repeated, in one line
+    empty_us: dict[str, float] = field(default_factory=dict)  # an empty kernel's launch, by process
+    host_call_to_done_us: dict[str, float] = field(default_factory=dict)  # by arm, of a single launch
+    evicted_bytes: int | None = None  # written before every launch, so that caches hold nothing of it
+    other_work: BusyCores | None = None
+    left_out: dict[str, str] = field(default_factory=dict)  # baselines that cannot be timed, with reasons
+    torch_threads: str = ""  # what they do between parallel regions: spin or sleep
+    clocks: str = ""  # which clock times what, where arms differ
+    conversation_us: dict[str, float] = field(default_factory=dict)  # taken off a baseline's samples, by its process
+
+    STORED_AS: ClassVar = {"left_out": "left out", "torch_threads": "torch threads"}
+    SPARSE: ClassVar = True
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Interleaved times of the candidate and the baselines in one run."""
 
@@ -361,7 +389,7 @@ class Timing:
     max_difference: float = math.nan  # largest |fp32 reference - output| seen in timed outputs
     empty_call_us: float = math.nan  # the protocol's own cost of a call that does nothing
     seconds: float = 0.0
-    conditions: dict[str, Any] = field(default_factory=dict)  # clocks, power, temperature; what else the run saw
+    conditions: Conditions = Conditions()
 
     def __post_init__(self) -> None:
         measured = self.status is TimingStatus.MEASURED
@@ -447,38 +475,3 @@ class Trial:
             if record is not None:
                 return record.reason
         return self.build.reason
-
-
-def to_json(record: Any) -> str:
-    """A record as JSON text; NaN and infinities as Python's json writes them."""
-    return json.dumps(dataclasses.asdict(record), separators=(",", ":"))
-
-
-def from_json(kind: type[T], text: str) -> T:
-    """The record of this kind that `to_json` wrote."""
-    value: T = _restore(kind, json.loads(text))
-    return value
-
-
-_hints = functools.cache(typing.get_type_hints)
-
-
-def _restore(kind: Any, value: Any) -> Any:
-    """Rebuild `value` (plain JSON) as `kind` from its type annotations."""
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        return kind(**{name: _restore(hints[name], item) for name, item in value.items()})
-    origin, parameters = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        kinds = [p for p in parameters if p is not type(None)]
-        # of several records, the one that has these fields
-        return _restore(next(p for p in kinds if len(kinds) == 1 or set(value) <= set(p.__dataclass_fields__)), value)
-    if origin is tuple:
-        if parameters[-1] is Ellipsis:
-            return tuple(_restore(parameters[0], item) for item in value)
-        return tuple(_restore(p, item) for p, item in zip(parameters, value, strict=True))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind(value)
-    return value

@@ -1,6 +1,5 @@
 """Settings of searches and collections. Their fields are options of `cuda-l2 optimize` and `cuda-l2 collect`."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,23 +10,10 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.protocols import OFFLINE, PAPER, SERVER
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import seconds
 
 REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
 """Protocols under which a winner is reported, by the setting's word."""
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def seconds(text: str) -> float:
-    """`60`, `60s`, `2m`, `1.5h` in seconds; UserError where it is not a positive time."""
-    match = re.fullmatch(r"(-?[\d.]+)\s*(s|m|min|h)?", text.strip())
-    try:
-        value = float(match.group(1)) * _UNITS[match.group(2) or ""] if match else -1.0
-    except ValueError:
-        value = -1.0
-    if not value > 0:
-        raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {text!r}")
-    return value
-
 
 LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
 """How commands take `ModelSettings`."""

@@ -22,7 +22,7 @@ from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Gemm
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 
 ARM_S = 0.002
 

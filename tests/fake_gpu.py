@@ -25,7 +25,8 @@ from cuda_l2.machine.cuda.driver import LaunchError
 from cuda_l2.machine.cuda.helpers import Projection
 from cuda_l2.machine.cuda.segments import Copied, Segment
 from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
-from cuda_l2.measure import cuda_outputs, cuda_rounds, cuda_task_baselines, cuda_task_outputs, graph_rounds
+from cuda_l2.measure import cuda_outputs, cuda_task_baselines, cuda_task_outputs, graph_rounds, timed_memory
+from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
@@ -258,7 +259,7 @@ class Rig:
     """What a bench of a task asks of a rig. kernels: by the artifact's text."""
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
-        self.workers = Workers(kernels)
+        self.workers, self.clock = Workers(kernels), CLOCK
         self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
         self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
         self._task_baselines = cuda_task_baselines.CudaTaskBaselines()
@@ -274,9 +275,6 @@ class Rig:
 
     def rotated(self, task: object) -> int:
         return 6
-
-    def reported(self, arms: Sequence[str]) -> list[str]:
-        return list(arms)
 
     def retried(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -354,7 +352,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     for module in (_gpu, cuda_task_outputs):
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
-    monkeypatch.setattr(cuda_rounds, "Graph", Graph)
+    monkeypatch.setattr(timed_memory, "Graph", Graph)
     monkeypatch.setattr(cuda_outputs, "torch", _Torch())
     monkeypatch.setattr(cuda_worker_main, "Loaded", _Loaded)
     for module in (graph_rounds, cuda_worker_main):

@@ -298,7 +298,7 @@ def test_a_late_check_comes_before_and_after_the_timing_and_decides(fails: bool,
         assert trial.verdict.check == "late"
     else:
         assert trial.status == "measured"
-        assert trial.timing.conditions["other_work"]["of"] == len(os.sched_getaffinity(0))
+        assert trial.timing.conditions.other_work.of == len(os.sched_getaffinity(0))
 
 
 def test_what_torch_compile_makes_may_be_allowed(audit) -> None:

@@ -9,16 +9,19 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import run
 from waiting import wait_until
 
+from cuda_l2.measure.baselines._base import named, product_baselines
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
     Accumulate,
     Arm,
+    Conditions,
     Gemm,
     Interval,
     Layout,
@@ -34,7 +37,8 @@ from cuda_l2.report.grid_summary import cases, ratios, summary
 from cuda_l2.runs.grid import LEAST_OF_BUCKET, bucket, bucket_name, log2_mnk, read_grid, sample, shuffled
 from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, ResultsFile, set_aside
 from cuda_l2.runs.run_file import Header
-from cuda_l2.runs.sweep import Sweep, SweepSettings
+from cuda_l2.runs.settings import SweepSettings
+from cuda_l2.runs.sweep import Sweep
 from cuda_l2.system.errors import UserError
 
 SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
@@ -155,8 +159,8 @@ def measured(shape: str, ours_us: float, baselines: dict[str, float], protocol: 
     timing = Timing(
         TimingStatus.MEASURED, protocol, candidate=subject, baselines=tuple(arms.values()), reference=reference,
         speedup=ratio[reference], speedups=tuple(ratio.items()), empty_call_us=0.51,
-        conditions={"sm_mhz": 1755, "sm_mhz_range": [1740, 1770], "power_w": 412.5, "limited_by": ["power cap"],
-                    "host_call_to_done_us": {CANDIDATE: 9.5, "cuBLAS NN": 9.0}},
+        conditions=Conditions(sm_mhz=1755, sm_mhz_range=(1740, 1770), power_w=412.5, limited_by=("power cap",),
+                              host_call_to_done_us={CANDIDATE: 9.5, "cuBLAS NN": 9.0}),
     )  # fmt: skip
     algorithm = {"id": 66, "tile": 20, "stages": 35, "split_k": 2, "reduction": "compute type", "workspace_bytes": 4096}
     arms_told = {name: {"arm": name, "kernels": ["gemm 4x4x1", "reduce 8x1x1"], **algorithm} for name in baselines}
@@ -581,7 +585,7 @@ def test_baselines_are_timed_alone_against_the_usual_strongest(rig) -> None:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     archive = tmp_path_factory.mktemp("sweep") / "archive.db"
-    with Sweep(SweepSettings(target="cpu", archive=archive, arms=("torch widened, pre",))) as opened:
+    with Sweep(SweepSettings(target="cpu", archive=archive, arms="torch fp16")) as opened:
         yield opened
 
 
@@ -596,12 +600,12 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
             m = first[gemm]
             assert m.status == "measured" and m.verdict.status is VerdictStatus.CORRECT, m.reason
             assert m.family == "cpu_gemm" and m.schedule and m.kernel and m.protocol == m.timing.protocol == "offline"
-            assert [arm.name for arm in m.timing.baselines] == ["torch widened, preallocated"]
+            assert [arm.name for arm in m.timing.baselines] == ["torch fp16"]
             trials = kernels._kernels.archive.trials(gemm)
             assert {"search", "offline"} == {trial.protocol for trial in trials}
         assert kernels.pending([too_large, *gemms], results) == [too_large]  # what failed is tried again
         # another protocol later: the same kernel, taken from the archive
-        monkeypatch.setattr(kernels, "settings", SweepSettings(target="cpu", protocols=("offline", "server")))
+        monkeypatch.setattr(kernels, "settings", SweepSettings(target="cpu", protocols="offline,server"))
         searched = len(kernels._kernels.archive.trials(protocol="search"))
         assert kernels.pending(gemms, results) == gemms
         assert kernels.run(gemms, results)
@@ -615,7 +619,7 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
 
 
 def test_a_budget_searches(tmp_path) -> None:
-    settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget_s=4, arms=("torch widened, pre",))
+    settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget="4s", arms="torch fp16")
     gemm = Gemm(24, 20, 36)
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header([gemm])) as results:
         assert opened.run([gemm], results)
@@ -628,11 +632,12 @@ def test_a_budget_searches(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"protocols": ()}, "name a protocol.*offline"),
-        ({"protocols": ("offline", "search")}, "no protocol 'search'"),
-        ({"arms": ("torch fp16", "cuBLAS")}, "begins with 'cuBLAS'.*torch fp16"),
+        ({"protocols": ""}, "name a protocol.*offline"),
+        ({"protocols": "offline,search"}, "no protocol 'search'"),
+        ({"arms": "torch fp16,cuBLAS"}, "begins with 'cuBLAS'.*torch fp16"),
         ({"tuning": "paper"}, "--tuning needs one"),
         ({"tuning": "brief"}, "choose from adaptive, paper"),
+        ({"choices": Path("kept.gz")}, "--choices needs one"),
     ],
 )
 def test_what_no_machine_of_the_kind_has_ends_a_run_before_it_begins(settings, says) -> None:
@@ -653,17 +658,29 @@ def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:
         Sweep(SweepSettings(target="cpu", baselines_only=True)) as opened,
         ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results,
     ):
-        opened.rig.wanted_arms = ("nobody",)
+        opened.rig.request = replace(opened.rig.request, baselines=(named("cuBLAS NN"),))
         with pytest.raises(UserError, match=r"5 shapes in a row failed.*no baseline is left"):
             opened.run(gemms, results)
         assert [m.status for m in results.records] == ["failed"] * 5
         assert all("torch fp16" in m.reason for m in results.records)
 
 
+def test_a_library_meets_all_baselines_under_one_protocol_and_the_tuned_ones_under_the_others() -> None:
+    request, known = SweepSettings(target="cuda", library=SCHEDULES).request(), product_baselines("cuda")
+    offline, server = (request.reported(known, name) for name in ("offline", "server"))
+    assert [each.name for each in known if each not in offline] == ["torch.compile max-autotune"]
+    assert server == [each for each in offline if each.name.startswith("cuBLASLt-AutoTuning")]
+    chosen = SweepSettings(target="cuda", library=SCHEDULES, arms="cuBLAS NN,torch.matmul").request()
+    names = [each.name for each in chosen.reported(known, "server")]
+    assert names == ["torch.matmul", "torch.matmul, default switches", "cuBLAS NN"]
+    with pytest.raises(UserError, match="no baseline is left to time"):
+        SweepSettings(target="cuda", arms="torch.compile").request()
+
+
 @pytest.mark.gpu
 def test_baselines_over_a_grid_on_the_gpu(tmp_path) -> None:
     gemms = read_grid("64x64x64,256x512x128", list(Layout))
-    settings = SweepSettings(target="cuda", baselines_only=True, protocols=("offline", "rotating", "server"))
+    settings = SweepSettings(target="cuda", baselines_only=True, protocols="offline,rotating,server")
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header(gemms)) as results:
         assert opened.run(gemms, results)
     assert [m.status for m in results.records] == ["measured"] * 12, [m.reason for m in results.records]

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuda_l2.commands.choices import command
+from cuda_l2.commands.choices import ChoicesSettings, command
+from cuda_l2.measure.sampler import Samples
 from cuda_l2.records import Gemm, Layout
 from cuda_l2.runs import choice_audit
 from cuda_l2.system.errors import UserError
@@ -26,23 +27,26 @@ class Machine:
         rig = SimpleNamespace(
             target=SimpleNamespace(machine="gpu:a"),
             gpu="0000:00:00.0",
-            baselines=None,
+            libraries=None,
             environment=lambda: {"driver": self.driver, "peak_tflops": 790.0 + len(self.audited)},
             require_feasible=lambda gemm: None,
         )
-        monkeypatch.setattr("cuda_l2.rigs.open_rig", lambda name: contextlib.nullcontext(rig))
+        monkeypatch.setattr("cuda_l2.rigs.open_rig", lambda name, request: contextlib.nullcontext(rig))
         monkeypatch.setattr(choice_audit, "audit", self.audit)
 
-    def audit(self, baselines: None, gemm: Gemm) -> choice_audit.Audit:
+    def audit(self, libraries: None, gemm: Gemm) -> choice_audit.Audit:
         self.audited.append(gemm)
         if len(self.audited) == self.interrupted_at:
             raise KeyboardInterrupt
-        times = [[9.0, 9.0, 9.0], [10.0, 10.0, 10.0]]
-        audited = (choice_audit.compared(replace(gemm, layout=layout), layout, 0, times) for layout in Layout)
+        times: Samples[int] = Samples()
+        for number in range(3):
+            times.add(0, number, 9.0)
+            times.add(1, number, 10.0)
+        audited = (choice_audit.compared(replace(gemm, layout=layout), layout, 0, 2, times) for layout in Layout)
         return choice_audit.Audit(gemm, tuple(audited))
 
     def run(self, out: Path, *, fresh: bool = False) -> None:
-        command(grid=",".join(map(str, SHAPES)), out=out, fresh=fresh)
+        command(settings=ChoicesSettings(grid=",".join(map(str, SHAPES)), out=out, fresh=fresh))
 
 
 @pytest.fixture

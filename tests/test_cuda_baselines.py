@@ -8,18 +8,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cuda_l2.machine.cuda import cupti
+from cuda_l2.measure.baselines._base import library_baselines, named
+from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import FRESH_S, Drift, GpuSample, GpuState
+from cuda_l2.measure.sampler import Sampler, Samples
 from cuda_l2.measure.selection import Effort, select
-from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.records import Accumulate, Conditions, Gemm, Layout
 from cuda_l2.runs import choice_audit
-from cuda_l2.system.errors import UserError
 
-cuda_baselines = pytest.importorskip("cuda_l2.measure.cuda_baselines", reason="needs cuda-bindings")
+libraries_module = pytest.importorskip("cuda_l2.measure.libraries", reason="needs cuda-bindings")
 stored = pytest.importorskip("cuda_l2.measure.tuned", reason="needs cuda-bindings")
+tuning = pytest.importorskip("cuda_l2.measure.tuning", reason="needs cuda-bindings")
+
 LAG_CYCLES = 50_000_000
 """Some 30 ms of a GPU's clock: longer than the host takes to enqueue anything."""
 
@@ -47,64 +52,61 @@ def test_an_algorithm_needs_all_of_its_descriptor() -> None:
 # choosing
 
 
-def noisy(
-    times_us: Sequence[float], noise: float, drift: float = 0.0, seed: int = 0
-) -> tuple[Callable[[Sequence[int]], list[float]], list[int]]:
-    """A clock for `select`: these true times with relative noise and a slowdown a round; counts samples by arm."""
-    rng, counts, state = random.Random(seed), [0] * len(times_us), {"round": 0}
+class Noisy(Sampler[int]):
+    """Samples of arms with these true times, relative noise and a slowdown a round; counts samples by arm."""
 
-    def time_round(arms: Sequence[int]) -> list[float]:
-        state["round"] += 1
-        slower = (1 + drift) ** state["round"]
-        for arm in arms:
-            counts[arm] += 1
-        return [times_us[arm] * slower * (1 + rng.gauss(0, noise)) for arm in arms]
+    def __init__(self, times_us: Sequence[float], noise: float, drift: float = 0.0, seed: int = 0) -> None:
+        noises, self.counts = random.Random(seed), [0] * len(times_us)
 
-    return time_round, counts
+        def take(arm: int) -> float:
+            self.counts[arm] += 1
+            return times_us[arm] * (1 + drift) ** max(self.counts) * (1 + noises.gauss(0, noise))
+
+        super().__init__(take, np.random.default_rng(seed))
 
 
 def test_a_clear_winner_takes_the_first_rounds_alone() -> None:
-    time_round, counts = noisy([3.0, 2.0, 2.5, 4.0], noise=0.003)
-    chosen = select(time_round, 4, Effort())
+    sampler = Noisy([3.0, 2.0, 2.5, 4.0], noise=0.003)
+    chosen = select(sampler, 4, Effort())
     assert chosen.chosen == 1
     assert chosen.regret == 0
-    assert counts == [4] * 4  # one round warms up
+    assert sampler.counts == [4] * 4  # one round warms up
     assert chosen.rounds == (3,) * 4
 
 
 def test_close_arms_are_timed_again_and_others_are_not() -> None:
-    time_round, counts = noisy([2.02, 2.0, 3.0], noise=0.004)
-    chosen = select(time_round, 3, Effort())
+    sampler = Noisy([2.02, 2.0, 3.0], noise=0.004)
+    chosen = select(sampler, 3, Effort())
     assert chosen.chosen == 1
-    assert counts[2] == 4 < counts[0] == counts[1]
+    assert sampler.counts[2] == 4 < sampler.counts[0] == sampler.counts[1]
 
 
 def test_finalists_are_judged_by_their_later_rounds_alone() -> None:
     """An arm that wins while the chip is cold loses: clocks settle over the first rounds."""
-    state = {"round": 0}
+    cold, warm = [2.0, 2.02, 2.05, 2.06, 2.07, 2.4], [2.1, 2.02, 2.05, 2.06, 2.07, 2.4]
+    taken = [0] * 6
 
-    def time_round(arms: Sequence[int]) -> list[float]:
-        state["round"] += 1
-        cold = state["round"] <= 1 + Effort().first_rounds
-        return [{0: 2.0 if cold else 2.1, 1: 2.02, 2: 2.05, 3: 2.06, 4: 2.07, 5: 2.4}[arm] for arm in arms]
+    def take(arm: int) -> float:
+        taken[arm] += 1
+        return (cold if taken[arm] <= 1 + Effort().first_rounds else warm)[arm]
 
-    chosen = select(time_round, 6, Effort())
+    chosen = select(Sampler(take, np.random.default_rng(0)), 6, Effort())
     assert chosen.chosen == 1
     assert chosen.times_us[:2] == (2.1, 2.02)
     assert [rounds > Effort().first_rounds for rounds in chosen.rounds] == [True] * 4 + [False] * 2
 
 
 def test_equal_arms_end_once_no_choice_can_be_much_worse() -> None:
-    time_round, counts = noisy([2.0] * 6, noise=0.001)
-    chosen = select(time_round, 6, Effort())
+    sampler = Noisy([2.0] * 6, noise=0.001)
+    chosen = select(sampler, 6, Effort())
     assert chosen.regret <= Effort().clear
-    assert max(counts) < Effort().max_rounds
+    assert max(sampler.counts) < Effort().max_rounds
 
 
 def test_rounds_are_bounded_however_noisy() -> None:
-    time_round, counts = noisy([2.0, 2.0, 2.0], noise=0.05)
-    chosen = select(time_round, 3, Effort(near=1.5))
-    assert max(counts) <= 1 + Effort().first_rounds + Effort().max_rounds
+    sampler = Noisy([2.0, 2.0, 2.0], noise=0.05)
+    chosen = select(sampler, 3, Effort(near=1.5))
+    assert max(sampler.counts) <= 1 + Effort().first_rounds + Effort().max_rounds
     assert chosen.regret > 0
 
 
@@ -112,7 +114,7 @@ def test_rounds_are_bounded_however_noisy() -> None:
 def test_the_choice_is_within_one_percent_of_the_best_under_noise_and_drift(drift: float) -> None:
     truth = [2.10, 2.00, 2.015, 2.05, 2.6, 2.008, 3.1, 2.2]
     worst = max(
-        truth[select(noisy(truth, noise=0.006, drift=drift, seed=seed)[0], len(truth), Effort()).chosen] / min(truth)
+        truth[select(Noisy(truth, noise=0.006, drift=drift, seed=seed), len(truth), Effort()).chosen] / min(truth)
         for seed in range(200)
     )
     assert worst <= 1.01
@@ -123,7 +125,7 @@ def test_the_choice_is_within_one_percent_of_the_best_under_noise_and_drift(drif
 
 
 def test_one_arm_is_the_choice() -> None:
-    assert select(lambda arms: [1.0 for _ in arms], 1, Effort()).chosen == 0
+    assert select(Sampler(lambda arm: 1.0, np.random.default_rng(0)), 1, Effort()).chosen == 0
 
 
 # keeping
@@ -181,8 +183,11 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: Callable[[str
 def test_a_choice_is_right_within_one_percent_of_the_best() -> None:
     gemm = Gemm(4096, 4096, 4096)
     rounds = [10.0 + 0.1 * i for i in range(15)]  # the clock drifts for all alike
-    times = [[1.02 * us for us in rounds], rounds, [1.005 * us for us in rounds]]
-    wrong, close, best = (choice_audit.compared(gemm, Layout.TN, chosen, times) for chosen in (0, 2, 1))
+    times: Samples[int] = Samples()
+    for number, us in enumerate(rounds):
+        for arm, factor in enumerate((1.02, 1.0, 1.005)):
+            times.add(arm, number, factor * us)
+    wrong, close, best = (choice_audit.compared(gemm, Layout.TN, chosen, 3, times) for chosen in (0, 2, 1))
     assert not wrong.right and wrong.best == 1 and wrong.ratio.estimate == pytest.approx(1.02)
     assert close.right and best.right and best.ratio.high == 1
     assert wrong.row()["right"] == 0 and wrong.row()["layout"] == "tn" and tuple(wrong.row()) == choice_audit.COLUMNS
@@ -207,7 +212,7 @@ def test_arms_at_different_clocks_are_a_drift() -> None:
         drift.add("candidate", number, sample(1930, "power cap"))
         drift.add("cuBLAS", number, sample(1980))
     assert "MHz during candidate" in drift.reason
-    assert drift.summary()["limited_by"] == ["power cap"]
+    assert drift.conditions().limited_by == ("power cap",)
 
 
 def test_a_clock_that_wanders_for_all_arms_alike_is_no_drift_but_one_arms_own_is() -> None:
@@ -247,7 +252,7 @@ def test_of_few_readings_all_must_agree() -> None:
 def test_one_arm_or_none_cannot_drift() -> None:
     drift = Drift()
     assert drift.reason == ""
-    assert drift.summary() == {}
+    assert drift.conditions() == Conditions()
     drift.add("candidate", 1, sample(1200))
     drift.add("candidate", 2, sample(1800))
     assert drift.reason == ""
@@ -335,7 +340,7 @@ def test_a_handle_of_the_default_stream_is_taken_for_one(monkeypatch) -> None:  
 
 @pytest.fixture
 def nvidia(gpu):  # type: ignore[no-untyped-def]
-    return gpu.baselines
+    return gpu.libraries
 
 
 class Product:
@@ -349,7 +354,7 @@ class Product:
         self.b = torch.empty((gemm.k, gemm.n), **half).normal_()
         self.b_tn = self.b.t().contiguous()
         self.c = torch.empty((gemm.m, gemm.n), **half)
-        self.buffers = cuda_baselines.Buffers(*(t.data_ptr() for t in (self.a, self.b, self.b_tn, self.c)))
+        self.buffers = libraries_module.Buffers(*(t.data_ptr() for t in (self.a, self.b, self.b_tn, self.c)))
         self.expected = self.a.double() @ self.b.double()
         torch.cuda.synchronize()
 
@@ -373,11 +378,11 @@ def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -
     product = Product(gemm)
     nvidia.tune(gemm, product.buffers)
     limit = 4e-4 if gemm.accumulate is Accumulate.FP32 else 2e-2
-    names = [name for name in nvidia.arms(gemm) if name != cuda_baselines.COMPILED]
-    assert len(names) == (8 if gemm.accumulate is Accumulate.FP32 else 9)
-    stream = nvidia._stream
-    for name in names:
-        enqueue = on(nvidia.launcher(name, gemm), product.buffers)
+    baselines = [each for each in library_baselines(nvidia, gemm) if not each.compiled]
+    assert len(baselines) == (8 if gemm.accumulate is Accumulate.FP32 else 9)
+    stream = nvidia.stream
+    for baseline in baselines:
+        name, enqueue = baseline.name, on(baseline.launcher(nvidia, gemm), product.buffers)
 
         def once(enqueue: Callable[[int], None] = enqueue) -> None:
             enqueue(stream)
@@ -386,7 +391,7 @@ def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -
         assert product.error(once) < limit, name
         with graphs(stream, [repeated(enqueue, 3)]) as (graph,):
             assert product.error(graph.once) < limit, name
-        described = nvidia.describe(name, gemm)
+        described = baseline.describe(nvidia, gemm)
         assert described["kernels"], name
 
 
@@ -402,10 +407,10 @@ def test_every_arm_on_the_default_stream_waits_for_what_fills_its_operands(nvidi
     nvidia.tune(gemm, product.buffers)
     a, stream = product.a.clone(), torch.cuda.current_stream().cuda_stream
     assert stream == 0
-    for name in nvidia.arms(gemm):
-        if name == cuda_baselines.COMPILED:
+    for baseline in library_baselines(nvidia, gemm):
+        if baseline.compiled:
             continue
-        enqueue = on(nvidia.launcher(name, gemm), product.buffers)
+        name, enqueue = baseline.name, on(baseline.launcher(nvidia, gemm), product.buffers)
         enqueue(stream)  # what a library sets up on first use takes no time below
         product.a.fill_(float("nan"))
 
@@ -432,26 +437,16 @@ def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # t
         assert each.right
 
 
-def test_the_rig_tunes_as_it_is_told() -> None:
-    from cuda_l2.rigs.cuda import CudaRig  # noqa: PLC0415
-
-    rig = CudaRig.__new__(CudaRig)  # without a GPU
-    assert rig.tune_settings.method == "adaptive"
-    rig.tune_by("paper")
-    assert rig.tune_settings.method == "paper"
-    with pytest.raises(UserError, match="adaptive, paper"):
-        rig.tune_by("brief")
-    assert rig.tune_settings.method == "paper"
-
-
 @pytest.mark.gpu
 def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:  # type: ignore[no-untyped-def]
     gemm = Gemm(256, 256, 512)
-    tuned = nvidia.tune(gemm, Product(gemm).buffers, settings=stored.TuneSettings(paper=True))
+    del nvidia  # there is a GPU
+    with libraries_module.Libraries(stored.TuneSettings(paper=True), keeps=False) as libraries:
+        tuned = libraries.tune(gemm, Product(gemm).buffers)
     assert tuned.method == "paper"
     for layout in Layout:
         found = tuned.of(layout)
-        assert set(found.rounds) == {cuda_baselines.PAPER_ROUNDS}
+        assert set(found.rounds) == {tuning.PAPER_ROUNDS}
         assert found.times_us[found.chosen] == min(found.times_us) > 0
 
 
@@ -461,18 +456,19 @@ def test_traced_kernels_have_names_and_times(nvidia) -> None:  # type: ignore[no
 
     gemm = Gemm(512, 512, 512)
     product = Product(gemm)
-    enqueue = on(nvidia.launcher("cuBLAS NN", gemm), product.buffers)
-    enqueue(nvidia._stream)
-    wait(nvidia._stream)
+    cublas_nn = named("cuBLAS NN")
+    enqueue = on(cublas_nn.launcher(nvidia, gemm), product.buffers)
+    enqueue(nvidia.stream)
+    wait(nvidia.stream)
     with cupti.KernelTrace() as trace:
         for _ in range(3):
-            enqueue(nvidia._stream)
-        wait(nvidia._stream)
+            enqueue(nvidia.stream)
+        wait(nvidia.stream)
         spans = trace.spans()
         assert trace.spans() == []
         with pytest.raises(cupti.TraceError, match="already"):
             cupti.KernelTrace()
-    assert len(spans) == 3 * len(nvidia.describe("cuBLAS NN", gemm)["kernels"])
+    assert len(spans) == 3 * len(cublas_nn.describe(nvidia, gemm)["kernels"])
     assert all(0 < span.end_ns - span.start_ns < 1_000_000 for span in spans)
     assert len({span.name for span in spans}) <= 2
 
@@ -490,9 +486,8 @@ def test_a_reading_of_the_gpus_state_serves_for_a_moment(monkeypatch) -> None:
         "nvmlDeviceGetTemperature": lambda device, sensor: 50,
     }
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=RuntimeError, **named, **calls))
-    clock = iter([10.0, 10.0 + 0.9 * FRESH_S, 10.0 + 1.1 * FRESH_S])
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    with GpuState() as state:
+    times = iter([10.0, 10.0 + 0.9 * FRESH_S, 10.0 + 1.1 * FRESH_S])
+    with GpuState(clock=Clock(lambda: next(times))) as state:
         powers = [state.sample().power_w for _ in range(3)]
     assert powers == [1, 1, 2] and len(read) == 2
 

@@ -86,16 +86,17 @@ def test_memory_that_cannot_be_had_is_no_verdict(gpu: Any) -> None:
 
 @pytest.mark.gpu
 def test_what_is_made_for_a_size_is_forgotten_once_enough_others_came(gpu: Any) -> None:
-    from cuda_l2.measure.cuda_baselines import IDLE_SIZES  # noqa: PLC0415 - needs a GPU
+    from cuda_l2.measure.baselines._base import library_baselines  # noqa: PLC0415
+    from cuda_l2.measure.libraries import IDLE_SIZES  # noqa: PLC0415 - needs a GPU
     from cuda_l2.records import Gemm  # noqa: PLC0415
 
-    baselines, sizes = gpu.baselines, [Gemm(8, 8, 8 * i) for i in range(1, IDLE_SIZES + 3)]
+    libraries, sizes = gpu.libraries, [Gemm(8, 8, 8 * i) for i in range(1, IDLE_SIZES + 3)]
     with contextlib.ExitStack() as held:
         for gemm in sizes:
-            baselines.hold(gemm)
-            held.callback(baselines.release, gemm)
-            baselines.arms(gemm)
-        known = {gemm for gemm, _ in baselines._products}
+            libraries.hold(gemm)
+            held.callback(libraries.release, gemm)
+            library_baselines(libraries, gemm)
+        known = {gemm for gemm, _ in libraries._products}
         assert set(sizes) <= known, "nothing that is held is forgotten"
-    known = {gemm for gemm, _ in baselines._products}
+    known = {gemm for gemm, _ in libraries._products}
     assert len(known & set(sizes)) == IDLE_SIZES

@@ -1,9 +1,7 @@
 """Matrix products on a GPU: session, checks and rounds, with this machine's memory in place of a device's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,17 +9,19 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
+from clocks import ticking
 from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.device_arena import OUTSIDE
+from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.cuda_outputs import CudaOperands
-from cuda_l2.measure.cuda_rounds import measure_cuda
-from cuda_l2.measure.graph_rounds import Gpu
+from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
+from cuda_l2.measure.timed_memory import ProductMemory
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.verify import Cases, all_checks, verify
 from cuda_l2.verify._cuda import CudaReferences, CudaSession
@@ -29,11 +29,20 @@ from cuda_l2.verify._gpu import Facilities
 
 GEMM = Gemm(64, 48, 80)
 SOURCE = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_split")
-NAMES = ["torch.matmul", "cuBLAS NN"]
 
 
 def halves(address: int, *shape: int) -> np.ndarray:
     return memory(address, 2 * int(np.prod(shape))).view(np.float16).reshape(shape)
+
+
+class Library(LibraryProduct):
+    """A library that computes on this machine."""
+
+    def launcher(self, libraries: Any, gemm: Gemm) -> Any:
+        return lambda stream, a, b_nn, b_tn, c: product(a, b_nn, c)
+
+
+LIBRARIES = [Library("torch.matmul", 1), Library("cuBLAS", 2, layout=Layout.NN)]
 
 
 def product(a: int, b: int, c: int) -> None:
@@ -116,24 +125,19 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
 def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, status: str) -> None:
     workers, candidate, build = parts(body)
 
-    def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
-        product(a, b_nn, c)
-
-    baselines: Any = SimpleNamespace(launcher=lambda name, gemm: launch)
     chosen = CUDA_PROTOCOLS[protocol]
-    if chosen.measure_s:
-        chosen = replace(chosen, warmup_s=0.05, measure_s=0.1)
     with CudaArena(GEMM, 1 << 20, rotate=5 if chosen.rotates else 0) as arena:
         operands = CudaOperands(arena, torch.Generator().manual_seed(1), workers.helpers)
         gpu = Gpu(workers, SMS, L2_BYTES)
         kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
-        terms = Terms(chosen, np.random.default_rng(1))
-        timing = measure_cuda(gpu, baselines, NAMES, kernels, operands, terms)[CANDIDATE]
+        terms = Terms(chosen, np.random.default_rng(1), clock=ticking(0.5))
+        nothing: Any = None
+        timing = measure_cuda(gpu, LIBRARIES, kernels, ProductMemory(operands, nothing), terms)[CANDIDATE]
     if body is keeps_what_is_there and protocol in ("rotating", "server", "paper"):
         status = "measured"  # each output is met once, and poisoned before
     assert timing.status == status, timing.reason
     if status == "measured":
-        assert [arm.name for arm in timing.baselines] == NAMES
+        assert [arm.name for arm in timing.baselines] == ["torch.matmul", "cuBLAS NN"]
 
 
 def test_a_worker_lives_on_when_its_memory_goes(fake_gpu) -> None:  # noqa: F811 - the fixture

@@ -15,11 +15,14 @@ from cuda_l2 import tasks
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.device_arena import NOT_RESTORED, OUTSIDE
 from cuda_l2.machine.fills import SCRATCH_BYTE
-from cuda_l2.measure.cuda_task_baselines import ARMS, COMPILED_GRAPH, EAGER_GRAPH
+from cuda_l2.measure.baselines import torch_compile, torch_eager
+from cuda_l2.measure.baselines._base import TorchTask, baselines_of
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.rigs.cuda_task import CudaTaskBench
 
+EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
+ARMS = [each.name for each in baselines_of(TorchTask, "cuda")]
 TASK = tasks.parse("rms_norm:rows=10,columns=12")
 PROGRAMMATIC = RMS_NORM.replace("*/", 'edge = "programmatic"\n*/')
 
@@ -222,10 +225,10 @@ def test_a_kernel_is_timed_beside_pytorch(judged: Any, protocol: str) -> None:
     timing = bench.time(candidate, build, CUDA_PROTOCOLS[protocol])
     assert timing.candidate and timing.speedup, timing.reason
     names = [arm.name for arm in timing.baselines]
-    assert names == ([EAGER_GRAPH] if protocol == "search" else list(ARMS))
+    assert names == ([EAGER_GRAPH] if protocol == "search" else ARMS)
     if protocol != "search":
-        assert timing.conditions["sm_mhz"] == 1500 and timing.max_difference < 1e-5
-        per_process = timing.conditions.get("empty_us", {}) or timing.conditions["host_call_to_done_us"]
+        assert timing.conditions.sm_mhz == 1500 and timing.max_difference < 1e-5
+        per_process = timing.conditions.empty_us or timing.conditions.host_call_to_done_us
         assert set(per_process) >= {"candidate"} and len(per_process) == (len(ARMS) + 2 if protocol == "server" else 2)
 
 
@@ -233,7 +236,7 @@ def test_baselines_are_timed_alone(judged: Any) -> None:
     _, bench, _, _ = judged("honest")
     timing = bench.time_baselines(CUDA_PROTOCOLS["offline"])
     assert timing.candidate and timing.candidate.name == COMPILED_GRAPH
-    assert [arm.name for arm in timing.baselines] == list(ARMS[1:])
+    assert [arm.name for arm in timing.baselines] == ARMS[1:]
 
 
 @pytest.mark.parametrize(
@@ -265,22 +268,22 @@ def test_an_arm_that_fails_or_errs_is_left_out(judged: Any, monkeypatch: pytest.
     monkeypatch.setattr(torch, "compile", compiled)
     _, bench, candidate, build = judged("honest")
     timing = bench.time(candidate, build, CUDA_PROTOCOLS["offline"])
-    left_out = timing.conditions["left out"]
+    left_out = timing.conditions.left_out
     assert left_out["torch.compile reduce-overhead"] == "RuntimeError: no graphs today"
     assert "out is off" in left_out["torch.compile"] and "out is off" in left_out[COMPILED_GRAPH]
     assert [arm.name for arm in timing.baselines] == [EAGER_GRAPH, "torch eager"]
 
 
 def test_launches_that_share_outputs_never_meet_the_same_window_twice_running(judged: Any) -> None:
-    from cuda_l2.measure.cuda_task_rounds import CudaTaskRounds  # noqa: PLC0415
+    from cuda_l2.measure.timed_memory import TaskMemory  # noqa: PLC0415
 
     _, bench, _, _ = judged("honest")
     for several in (2, 3, 4):
-        rounds: Any = CudaTaskRounds.__new__(CudaTaskRounds)
-        rounds.arena, rounds.protocol = type("Arena", (), {"windows": several}), CUDA_PROTOCOLS["offline"]
-        rounds.rng = np.random.default_rng(several)
+        windows: Any = TaskMemory.__new__(TaskMemory)
+        windows.arena, windows.rotates = type("Arena", (), {"windows": several}), False
+        rng = np.random.default_rng(several)
         for count in (2, 4, 8, 64):
-            found = rounds.windows(count)
+            found = windows.windows(count, rng)
             assert len(found) == count and set(found) <= set(range(several))
             assert all(found[i] != found[i - 1] for i in range(count))  # nor from one replay to the next
     bench.close()

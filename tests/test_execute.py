@@ -203,7 +203,7 @@ from cuda_l2.system import lock, paths
 from cuda_l2.contract import CpuContract
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Worker
-from cuda_l2.measure.baselines import TorchBaselines
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Gemm
 baselines = TorchBaselines(1)
 arena = Arena(Gemm(8, 4, 2), slots=1, workspace_bytes=64)

@@ -47,10 +47,10 @@ def test_a_protocol_times_every_baseline(gpu, protocol) -> None:
     names = {arm.name for arm in timing.baselines}
     assert {"torch.matmul", "cuBLAS NN", "cuBLAS TN", "cuBLASLt-AutoTuning NN", "cuBLASLt-AutoTuning TN"} <= names
     assert timing.reference.endswith(("NN", "torch.matmul", "switches", "max-autotune"))  # B in the task's own layout
-    assert timing.conditions["sm_mhz"] > 0
+    assert timing.conditions.sm_mhz > 0
     assert 0.2 < timing.empty_call_us < 20
     if protocol == "server":
-        assert set(timing.conditions["host_call_to_done_us"]) == names | {"candidate", "empty kernel"}
+        assert set(timing.conditions.host_call_to_done_us) == names | {"candidate", "empty kernel"}
 
 
 def test_a_second_gpu_confirms_a_jump(gpu, monkeypatch) -> None:

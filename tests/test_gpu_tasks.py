@@ -9,6 +9,7 @@ import torch
 from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
+from cuda_l2.measure.baselines._base import TorchTask, baselines_of
 from cuda_l2.records import Candidate, Operation
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
@@ -34,17 +35,16 @@ def operation(text: str) -> Operation:
 
 @pytest.mark.parametrize("protocol", ["offline", "rotating", "server"])
 def test_a_protocol_times_every_baseline(gpu: Any, protocol: str) -> None:
-    from cuda_l2.measure.cuda_task_baselines import ARMS  # noqa: PLC0415 - needs cuda-bindings
-
+    arms = [each.name for each in baselines_of(TorchTask, "cuda")]
     with Evaluator(operation("rms_norm:rows=250,columns=1000"), gpu) as evaluator:
         (trial,) = evaluator.evaluate([Candidate(source("honest_rms_norm"))], gpu.protocols[protocol])
     timing = trial.timing
     assert timing and timing.candidate and timing.speedup, trial.reason
-    assert not timing.conditions.get("left out"), timing.conditions
-    assert [arm.name for arm in timing.baselines] == list(ARMS)
-    assert timing.conditions["sm_mhz"] > 0 and 0.2 < timing.empty_call_us < 20
+    assert not timing.conditions.left_out, timing.conditions
+    assert [arm.name for arm in timing.baselines] == arms
+    assert timing.conditions.sm_mhz > 0 and 0.2 < timing.empty_call_us < 20
     if protocol == "server":
-        assert set(timing.conditions["host_call_to_done_us"]) == {*ARMS, "candidate", "empty kernel"}
+        assert set(timing.conditions.host_call_to_done_us) == {*arms, "candidate", "empty kernel"}
 
 
 def test_one_source_serves_a_small_and_a_large_size(gpu: Any) -> None:

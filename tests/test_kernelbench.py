@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_l2.kernelbench import reference_server
+from cuda_l2.kernelbench import answer_files, reference_server
 from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.kernelbench.files import Entry, entries, entry_of
 from cuda_l2.kernelbench.opened import Effort, OpenedFile, _read_case, _read_examined, examine
@@ -625,7 +625,7 @@ def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(r
 
 
 def test_for_a_gpu_a_run_ends_with_whoever_asked_for_it(tmp_path) -> None:
-    (tmp_path / reference_server.TASK).write_text("open('begun', 'w').close()\nwhile True:\n    pass\n")
+    (tmp_path / answer_files.TASK).write_text("open('begun', 'w').close()\nwhile True:\n    pass\n")
     ours, theirs = socket.socketpair()
     program = Path(reference_server.__file__)
     command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(sys.path), "cuda"]

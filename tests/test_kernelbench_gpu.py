@@ -31,6 +31,7 @@ from cuda_l2.commands.optimize import command as optimize
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.kernelbench import runner
+from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.cases import ForeignCases, other_sizes
 from cuda_l2.kernelbench.checkout import effort_for, read
 from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
@@ -43,9 +44,8 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.measure.cuda_task_baselines import COMPILED_GRAPH, EAGER_GRAPH
+from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Tensor, TimingStatus
 from cuda_l2.rigs.cuda import CudaRig
@@ -55,6 +55,7 @@ from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import in_full_precision
 
+EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
 CHECKOUT = Path(__file__).with_name("kernelbench")
 EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget_flops=10**8)
 QUARTIC, SWISH = "kernelbench/level1/1", "kernelbench/level2/1"
@@ -192,10 +193,10 @@ def test_a_report_names_every_arm_or_says_why_it_is_left_out(opened: Any) -> Non
     timing = stages.time(candidate, build, CUDA_PROTOCOLS["offline"])
     assert timing.status is TimingStatus.MEASURED, timing.reason
     assert [arm.name for arm in timing.baselines] == [COMPILED, EAGER]
-    assert set(timing.conditions["left out"]) == {COMPILED_GRAPH, EAGER_GRAPH}
-    assert all("cannot be captured" in reason for reason in timing.conditions["left out"].values())
-    assert "the host's clock" in timing.conditions["clocks"] and "sm_mhz" in timing.conditions
-    assert timing.conditions["conversation_us"].keys() == {COMPILED, EAGER}
+    assert set(timing.conditions.left_out) == {COMPILED_GRAPH, EAGER_GRAPH}
+    assert all("cannot be captured" in reason for reason in timing.conditions.left_out.values())
+    assert "the host's clock" in timing.conditions.clocks and timing.conditions.sm_mhz
+    assert timing.conditions.conversation_us.keys() == {COMPILED, EAGER}
     assert all(arm.latency_us.estimate > 1 for arm in timing.baselines), "a launch on a CPU takes some us"
     alone = stages.time_baselines(CUDA_PROTOCOLS["offline"])
     assert alone.candidate and alone.candidate.name == COMPILED
@@ -237,7 +238,7 @@ def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypat
     )
     with pytest.raises(UserError, match=r"PyTorch cannot compute .* cannot be captured|off by"):
         stages.time(candidate, build, CUDA_PROTOCOLS["search"])
-    assert "off by" in baselines.left_out([EAGER])[EAGER] and not baselines._processes
+    assert "off by" in baselines.left_out([torch_eager.EAGER])[EAGER] and not baselines._processes
 
 
 class Graphs:
@@ -460,12 +461,12 @@ def test_a_kernel_for_a_file_is_measured(name: str, protocol: str, gpu: Any, eva
     (trial,) = evaluators(name).evaluate([Candidate(RIGHT[name])], gpu.protocols[protocol])
     assert trial.status == "measured", trial.reason
     timing, named = trial.timing, [arm for arm, _ in trial.timing.speedups]
-    assert not timing.conditions.get("left out"), timing.conditions
+    assert not timing.conditions.left_out, timing.conditions
     assert named == ([EAGER_GRAPH] if protocol == "search" else [COMPILED_GRAPH, EAGER_GRAPH, COMPILED, EAGER])
     if protocol != "search":
         times = {arm.name: arm.latency_us.estimate for arm in timing.baselines}
         assert 0.5 < times[EAGER_GRAPH] < times[EAGER], "a graph has no calls from Python"
-        assert all(us > 0 for us in timing.conditions["conversation_us"].values())
+        assert all(us > 0 for us in timing.conditions.conversation_us.values())
 
 
 @pytest.mark.gpu

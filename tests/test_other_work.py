@@ -3,14 +3,15 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from cuda_l2 import cli
 from cuda_l2.measure import other_work
+from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import OtherWork, noticed
+from cuda_l2.records import BusyCores, Conditions
 from cuda_l2.system import process_tree
 
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
@@ -36,31 +37,30 @@ def counted(tmp_path, monkeypatch):
 def test_what_others_take_is_counted_and_ours_is_not(counted, monkeypatch) -> None:
     own_s, now = [100.0], [0.0]
     monkeypatch.setattr(process_tree, "cpu_seconds", lambda _: own_s[0])
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     cores = 2
     # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen
     counted(100, 0, 0, 5, 5, 0, 0, 0)
-    watch = OtherWork()
+    watch = OtherWork(Clock(lambda: now[0]))
     now[0] = 10.0
     counted(104, 1, 1, 90, 90, 1, 1, 2)  # ten seconds more on every core
     own_s[0] += 10.0 * cores - 5.0
-    assert watch.conditions() == {"other_work": {"cores": 0.5, "of": cores}}
-    assert noticed(watch.conditions()) == (
+    assert watch.found() == BusyCores(0.5, cores)
+    assert noticed(Conditions(other_work=watch.found())) == (
         f"other work kept 0.5 of {cores} cores busy meanwhile: these times are less sure"
     )
     own_s[0] += 4.0
-    assert noticed(watch.conditions()) == "", "a tenth of a core is always taken"
+    assert noticed(Conditions(other_work=watch.found())) == "", "a tenth of a core is always taken"
     own_s[0] += 100.0
-    assert watch.conditions()["other_work"]["cores"] == 0.0, "clocks that do not agree"
+    assert watch.found().cores == 0.0, "clocks that do not agree"
 
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3\n", "cpu0 a b\n"])
 def test_a_system_that_counts_nothing_says_nothing(text, tmp_path, monkeypatch) -> None:
     (tmp_path / "stat").write_text(text)
     monkeypatch.setattr(other_work, "STAT", tmp_path / "stat")
-    assert OtherWork().conditions() == {} and noticed({}) == ""
+    assert OtherWork().found() is None and noticed(Conditions()) == ""
     monkeypatch.setattr(other_work, "STAT", tmp_path / "none")
-    assert OtherWork().conditions() == {}
+    assert OtherWork().found() is None
 
 
 def test_work_of_a_process_of_ours_is_our_own(counted) -> None:
@@ -69,7 +69,7 @@ def test_work_of_a_process_of_ours_is_our_own(counted) -> None:
     watch = OtherWork()
     subprocess.run([sys.executable, "-c", BURN], check=True)
     counted(100.2, 0, 0, 0, 0, 0, 0, 0)  # of each of two: less than what it took, and it has ended
-    assert watch.conditions()["other_work"]["cores"] == 0.0
+    assert watch.found().cores == 0.0
 
 
 def test_what_is_timed_for_a_report_says_so(capsys, monkeypatch) -> None:

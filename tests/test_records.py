@@ -1,6 +1,8 @@
 """records.py: shapes, invariants, and JSON that comes back as it was."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +11,9 @@ from cuda_l2.records import (
     Arm,
     Build,
     BuildStatus,
+    BusyCores,
     Candidate,
+    Conditions,
     Element,
     Gemm,
     Interval,
@@ -171,3 +175,17 @@ def test_a_trial_survives_json(task, verdict: Verdict | None) -> None:
     assert to_json(back) == to_json(trial)
     assert back.candidate == candidate and back.task == task
     assert timing is None or back.timing.speedups == timing.speedups
+
+
+def test_conditions_are_stored_without_what_was_not_measured_and_old_ones_are_read() -> None:
+    met = Conditions(sm_mhz_range=(1740, 1770), limited_by=(), other_work=BusyCores(0.5, 2), left_out={"x": "why"})
+    timing = replace(TIMING, conditions=met)
+    text = to_json(timing)
+    stored = {"sm_mhz_range": [1740, 1770], "limited_by": [], "other_work": {"cores": 0.5, "of": 2}}
+    assert json.loads(text)["conditions"] == stored | {"left out": {"x": "why"}}
+    assert from_json(Timing, text).conditions == met
+    old = {"sm_mhz": 1755, "left out": {"x": "why"}, "torch threads": "spin", "fan_rpm": 900}
+    fields = json.loads(text) | {"conditions": old}
+    found = from_json(Timing, json.dumps(fields)).conditions
+    assert found == Conditions(sm_mhz=1755, left_out={"x": "why"}, torch_threads="spin")
+    assert from_json(Timing, json.dumps(fields | {"conditions": {}})).conditions == Conditions()

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,9 @@ from cuda_l2.library.table import COLD, PLAIN, PoolRow, Row, pool_of, read_pool,
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import as_dependent
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool
-from cuda_l2.runs.survey import BUILDS, TIMES, Arm, Record, Survey, SurveySettings, _line, read_records, shapes_of
+from cuda_l2.runs.survey import BUILDS, TIMES, Arm, Record, Survey, _line, read_records
 from cuda_l2.system.errors import UserError
 
 HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
@@ -120,16 +122,17 @@ def test_records_survive_a_file_cut_off_anywhere(tmp_path: Path) -> None:
         read_records(path)
 
 
-def survey(folder: Path, gemms: tuple[Gemm, ...], **settings: object) -> Survey:
-    return Survey(SurveySettings(gemms, folder, **settings), HOPPER, lambda text: None)  # type: ignore[arg-type]
+def survey(folder: Path, grid: str, **settings: Any) -> Survey:
+    return Survey(SurveySettings(grid=grid, out=folder, **settings), HOPPER, lambda text: None)
 
 
 def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
-    gemms = shapes_of("64x64x64,128x64x64", list(Layout), [Accumulate.FP32], 0)
+    shapes = "64x64x64,128x64x64"
+    gemms = SurveySettings(grid=shapes).gemms()
     assert len(gemms) == 4
     rows = default_pool(gemms[:1], HOPPER, 1)[:1]
     write_pool(tmp_path / "given.csv", rows)
-    first = survey(tmp_path / "out", gemms, pool=tmp_path / "given.csv")
+    first = survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv")
     first.pool()
     first.load()
     assert [(g.m, g.n, g.k) for g in first.pending()] == list(dict.fromkeys((g.m, g.n, g.k) for g in gemms))
@@ -141,7 +144,7 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     assert all(Path(artifact).exists() for artifact in first.artifacts.values())
     header = json.dumps(first._header()).encode()
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((128, 64, 64))))
-    again = survey(tmp_path / "out", gemms)
+    again = survey(tmp_path / "out", shapes)
     again.pool()
     again.load()
     assert again.rows == rows and [(g.m, g.n, g.k) for g in again.pending()] == [(64, 64, 64)]
@@ -149,7 +152,7 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     best = Arm(0, Layout.NN, (), kernel, (1.0, math.nan), (1.0, math.nan))
     fp32 = Record((64, 64, 64), Accumulate.FP32, (best,))
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(fp32))
-    narrow = survey(tmp_path / "out", shapes_of("64x64x64", list(Layout), list(Accumulate), 0))
+    narrow = survey(tmp_path / "out", "64x64x64", accumulate="fp32,fp16")
     narrow.pool()
     narrow.load()
     assert [gemm.accumulate for gemm in narrow.pending()] == ["fp16"]
@@ -157,7 +160,7 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     assert set(narrow.artifacts) == {option.kernel for option in narrow._finalists[64, 64, 64]} == {kernel}
     write_pool(tmp_path / "given.csv", [*rows, dataclasses.replace(rows[0], layout=None)])
     with pytest.raises(UserError, match="another pool"):
-        survey(tmp_path / "out", gemms, pool=tmp_path / "given.csv").pool()
+        survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv").pool()
     (tmp_path / "out" / TIMES).write_bytes(header.replace(b"sm_90a", b"sm_80") + b"\n")
     with pytest.raises(UserError, match="another machine"):
         again.load()
@@ -174,7 +177,7 @@ def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
         chosen.append(Row(gemm, PLAIN, schedule.family.name, tuple(schedule.named.items()), 1.0 + len(chosen)))
     write_table(tmp_path / "table.csv", chosen[:1])
     ragged = Gemm.parse("250x256x256")  # the same pool compiles to kernels with bounds there
-    first = survey(tmp_path / "out", (gemm, ragged), table=tmp_path / "table.csv", cold=True)
+    first = survey(tmp_path / "out", f"{gemm},{ragged}", layouts="nn", table=tmp_path / "table.csv", state="cold")
     first.pool()
     first.load()
     first.build()
@@ -183,10 +186,10 @@ def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
     assert first._header()["cold"]
     write_table(tmp_path / "table.csv", chosen[1:])
     with pytest.raises(UserError, match="another pool"):
-        survey(tmp_path / "out", (gemm,), table=tmp_path / "table.csv").pool()
+        survey(tmp_path / "out", str(gemm), layouts="nn", table=tmp_path / "table.csv").pool()
     header = json.dumps(first._header()).encode()
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((256, 256, 256))))
-    warm = survey(tmp_path / "out", (gemm,))
+    warm = survey(tmp_path / "out", str(gemm), layouts="nn")
     warm.pool()
     with pytest.raises(UserError, match="another state of the cache"):
         warm.load()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cuda_l2 import cli
+from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Arm, Interval, Operation, Timing, TimingStatus, from_json
+from cuda_l2.records import Arm, Conditions, Interval, Operation, Timing, TimingStatus, from_json
 from cuda_l2.report.tasks import _time
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.system import sandbox
@@ -113,7 +113,7 @@ def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
     assert timing.baselines[0].rounds in (1, timing.candidate.rounds)  # 1 where it was far slower
     assert timing.speedup.low <= timing.speedup.estimate and timing.reference == EAGER
     assert timing.speedup.low > 0 or timing.baselines[0].rounds == 1
-    assert timing.conditions == {}
+    assert timing.conditions == Conditions()
 
 
 def test_a_compiler_that_fails_is_left_out_with_its_reason(monkeypatch, tmp_path) -> None:
@@ -123,7 +123,7 @@ def test_a_compiler_that_fails_is_left_out_with_its_reason(monkeypatch, tmp_path
     with CpuRig() as rig, rig.open(task, 1) as bench:
         timing = bench.time_baselines(SEARCH)
     assert timing.candidate.name == EAGER and not timing.baselines
-    assert timing.conditions["left out"][COMPILED]
+    assert timing.conditions.left_out[COMPILED]
 
 
 def test_a_time_without_an_interval_shows_none() -> None:

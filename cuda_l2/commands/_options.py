@@ -1,24 +1,13 @@
 """Readers of option values, and the end of an interrupted run, for several commands."""
 
-import enum
 import importlib
 import sys
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from cuda_l2.system.errors import UserError
 
 TARGETS = ("auto", "cpu", "cuda")
-
-E = TypeVar("E", bound=enum.StrEnum)
-
-
-def member(kind: type[E], text: str, what: str) -> E:
-    """The member of an enum that a text names; UserError where there is none. what: the noun for a member."""
-    try:
-        return kind(text.strip())
-    except ValueError:
-        raise UserError(f"there is no {what} {text.strip()!r}; choose from {', '.join(kind)}") from None
 
 
 def require_target(name: str) -> None:

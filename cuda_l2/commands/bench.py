@@ -13,12 +13,14 @@ from cyclopts import Parameter
 from cuda_l2.commands._options import end_interrupted, require_target, require_writable, tell
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.records import Accumulate, Gemm, Layout
-from cuda_l2.runs import grid
+from cuda_l2.measure.baselines._base import product_baselines
+from cuda_l2.records import Gemm
 from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
-from cuda_l2.settings import LANGUAGE_MODELS, Settings, seconds
+from cuda_l2.runs.settings import SweepSettings
+from cuda_l2.settings import LANGUAGE_MODELS, Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
+from cuda_l2.system.values import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,14 +32,13 @@ if TYPE_CHECKING:
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
 WITH_TASKS = ("tasks", "kernelbench", "trials", "model")
 """Settings for tasks, beside those."""
-SEARCHED = ("shapes", "grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
+SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
 """Settings that the table of searched shapes takes; all others go with a grid."""
-NO_SEARCH = ("0", "0s")
 
 
-@Parameter(name="*")
+@Parameter(name="*", negative=())
 @dataclass(frozen=True)
-class BenchSettings:
+class BenchSettings(SweepSettings):
     """How to run the benchmark."""
 
     tasks: str | None = None
@@ -50,55 +51,6 @@ class BenchSettings:
     trials: int | None = None
     """At most so many candidates a task."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
-    grid: str | None = None
-    """Many shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128:tn."""
-    sample: int | None = None
-    """So many sizes of the grid, stratified by size; of the paper's grid unless --grid names another."""
-    layout: str = "nn"
-    """B's layout in the grid: nn, tn, or both."""
-    accumulate: str = "fp32"
-    """The grid's least precision of sums: fp32 or fp16."""
-    protocols: str = "offline"
-    """Under which the grid is reported, as in offline,rotating,server."""
-    baselines_only: Annotated[bool, Parameter(negative=())] = False
-    """Time the baselines alone over the grid."""
-    arms: str = ""
-    """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out."""
-    compile: Annotated[bool, Parameter(negative=())] = False
-    """Time torch.compile's max-autotune too: seconds of tuning a shape."""
-    full: Annotated[bool, Parameter(negative=())] = False
-    """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
-    retune: Annotated[bool, Parameter(negative=())] = False
-    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
-    tuning: str = "adaptive"
-    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
-    (50 + 100 rounds of single launches, fresh operands each)."""
-    library: Path | None = None
-    """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
-    choices: Path | None = None
-    """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
-    fallback: Path | None = None
-    """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
-    part: str = "1/1"
-    """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
-    also: Annotated[tuple[Path, ...], Parameter(negative=())] = ()
-    """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
-    fresh: Annotated[bool, Parameter(negative=())] = False
-    """Move the results that --out holds aside and begin the grid anew."""
-    budget: str | None = None
-    """Time of search a shape: 60s, a task 20s, over a grid 0: the best that the archive knows or else the defaults."""
-    policy: str = "schedule"
-    """Who proposes."""
-    seed: int = 0
-    """Seed of the searches, and of the grid's sample and order."""
-    archive: Path | None = None
-    """File that keeps the trials; by default a fresh one in --out, for tasks archive.db there, over a grid the one that
-    `optimize` keeps."""
-    out: Path | None = None
-    """Folder for the results: bench-cpu, for tasks bench-tasks, for a grid bench-grid. An interrupted run over tasks or
-    a grid goes on from what it holds."""
-    target: str = "auto"
-    """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
 
 
 def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | None = None) -> None:
@@ -239,7 +191,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
 
 
 def _run_grid(settings: BenchSettings) -> None:
-    budget_s = 0.0 if settings.budget is None or settings.budget.strip() in NO_SEARCH else seconds(settings.budget)
+    budget_s = seconds(settings.budget or "") if settings.searches else 0.0
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
     if settings.fallback and not settings.library:
@@ -248,7 +200,7 @@ def _run_grid(settings: BenchSettings) -> None:
         raise UserError(
             "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
         )
-    gemms = _shapes(settings)
+    gemms = settings.gemms()
     number, parts = _part(settings.part)
     own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
     out = settings.out or Path("bench-grid")
@@ -257,36 +209,18 @@ def _run_grid(settings: BenchSettings) -> None:
     from cuda_l2.report.grid import write_tables, write_text
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.report.grid_summary import summary
-    from cuda_l2.runs.sweep import Sweep, SweepSettings
+    from cuda_l2.runs.sweep import Sweep
 
-    sweep_settings = SweepSettings(
-        protocols=_listed(settings.protocols),
-        baselines_only=settings.baselines_only,
-        budget_s=budget_s,
-        policy=settings.policy,
-        seed=settings.seed,
-        archive=settings.archive,
-        target=settings.target,
-        arms=_listed(settings.arms),
-        compiled=settings.compile,
-        full=settings.full,
-        retune=settings.retune,
-        tuning=settings.tuning,
-        library=settings.library,
-        fallback=settings.fallback,
-    )
-    with Sweep(sweep_settings) as sweep:
+    with Sweep(settings) as sweep:
         if settings.fresh:
             set_aside(out)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
             for folder in settings.also:
                 results.take_over(folder / RESULTS)
             pending = sweep.pending(own, results)
-            if settings.choices and settings.choices.exists():
-                sweep.rig.recall_choices(settings.choices, pending)
             tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
-                f" {len(own) - len(pending)} of them done before; under {', '.join(sweep_settings.protocols)};"
+                f" {len(own) - len(pending)} of them done before; under {', '.join(settings.protocol_names)};"
                 f" {_baselines(sweep.rig)}; results go to {out}"
             )
             finished = False
@@ -297,8 +231,7 @@ def _run_grid(settings: BenchSettings) -> None:
                 text = summary(results.header, results.records)
                 write_text(out / SUMMARY, text)
                 missing = write_tables(out, results.header, results.records)
-                if settings.choices:
-                    sweep.rig.keep_choices(settings.choices, gemms)
+                sweep.rig.keep_choices(gemms)
                 print(text)
     measured = len(gemms) - len(sweep.pending(gemms, results))
     print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
@@ -318,22 +251,9 @@ def _kernels(settings: BenchSettings, budget_s: float) -> str:
 
 
 def _baselines(rig: "Rig") -> str:
-    """Those that reports time, where a shape has them; names hold commas."""
-    names = rig.reported(rig.arms)
+    """The baselines that reports time, where a shape has them; names hold commas."""
+    names = [each.name for each in rig.request.reported(product_baselines(rig.target.name))]
     return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
-
-
-def _shapes(settings: BenchSettings) -> list[Gemm]:
-    """The grid's, in the order they are measured."""
-    layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(settings.layout)
-    if layouts is None:
-        raise UserError(f"there is no layout {settings.layout!r}; choose nn, tn or both")
-    if settings.accumulate not in list(Accumulate):
-        raise UserError(f"there is no accumulator {settings.accumulate!r}; choose fp32 or fp16")
-    gemms = grid.read_grid(settings.grid or grid.PAPER, layouts, Accumulate(settings.accumulate))
-    if settings.sample is not None:
-        gemms = grid.sample(gemms, settings.sample, settings.seed)
-    return grid.shuffled(gemms, settings.seed)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -342,8 +262,3 @@ def _part(text: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise UserError(f"{text!r} is no part of a grid: give one as 1/2, 2/2")
     return int(number), int(parts)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    """The parts of a list with commas, each once."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

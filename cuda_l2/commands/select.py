@@ -2,14 +2,12 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import member, require_cuda_packages, require_writable
-from cuda_l2.records import Accumulate, Layout
-from cuda_l2.settings import seconds
+from cuda_l2.commands._options import require_cuda_packages, require_writable
+from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
@@ -21,33 +19,13 @@ TABLE, SUMMARY, ENVIRONMENT = "schedules.csv", "summary.md", "environment.json"
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class SelectSettings:
+class SelectSettings(SurveySettings):
     """How to choose."""
 
-    grid: str = "paper"
-    """The shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128."""
-    accumulate: str = "fp32"
-    """Precision of sums: fp32, fp16, or both as in fp32,fp16; then the fp16 class also tries the best of the other."""
-    layouts: str = "nn,tn"
-    """B's layouts."""
-    state: Literal["warm", "cold"] = "warm"
-    """warm: launches back to back, plain and as dependents; cold: single ones with nothing cached, for servers."""
-    table: Path | None = None
-    """Dispatch table whose kernels, and no others, are the pool. Its rows stay where no new one takes their place."""
-    pool: Path | None = None
-    """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
-    known: Path | None = None
-    """CSV file of times to rank the pool by: the columns of a table, any number of schedules a shape; may be .gz."""
     most: int = 150
     """Distinct compiled kernels to keep at most."""
     weights: str = "1,0.6,0.5,0.3"
     """What the modes count: fp32 plain, fp32 dependent, fp16 plain, fp16 dependent."""
-    budget: str | None = None
-    """Time for timing, as in 400s; the next run goes on where it ended."""
-    seed: int = 0
-    """Of the order of shapes and kernels."""
-    out: Path = Path("selection")
-    """Folder for every stage's result. An interrupted run goes on from its pool and times."""
 
 
 def command(*, settings: SelectSettings | None = None) -> None:
@@ -58,26 +36,17 @@ def command(*, settings: SelectSettings | None = None) -> None:
     reporting.
     """
     settings = settings or SelectSettings()
-    layouts = [member(Layout, text, "layout") for text in settings.layouts.split(",")]
-    accumulates = [member(Accumulate, text, "accumulator") for text in settings.accumulate.split(",")]
+    settings.gemms()
     weights = _weights(settings.weights)
-    if settings.table and (settings.pool or settings.known):
-        raise UserError("--table takes the place of --pool and --known")
     if settings.most < 1:
         raise UserError(f"at least 1 kernel must be kept, not {settings.most}")
-    budget_s = seconds(settings.budget) if settings.budget else float("inf")
+    assert settings.budget_s > 0  # or the text is refused
     require_writable(settings.out / TABLE)
 
-    _select(settings, layouts, accumulates, weights, budget_s)
+    _select(settings, weights)
 
 
-def _select(
-    settings: SelectSettings,
-    layouts: list[Layout],
-    accumulates: list[Accumulate],
-    weights: tuple[float, ...],
-    budget_s: float,
-) -> None:
+def _select(settings: SelectSettings, weights: tuple[float, ...]) -> None:
     """Time what the folder holds no times of, then choose from all that are there."""
     require_cuda_packages()
 
@@ -87,20 +56,10 @@ def _select(
     from cuda_l2.machine.cuda import target as cuda
     from cuda_l2.report.grid import write_text
     from cuda_l2.runs import selection
-    from cuda_l2.runs.survey import Survey, SurveySettings, shapes_of
+    from cuda_l2.runs.survey import Survey
 
-    start, cold = time.monotonic(), settings.state == "cold"
-    wanted = SurveySettings(
-        shapes_of(settings.grid, layouts, accumulates, settings.seed),
-        settings.out,
-        pool=settings.pool,
-        known=settings.known,
-        table=settings.table,
-        budget_s=budget_s,
-        seed=settings.seed,
-        cold=cold,
-    )
-    survey = Survey(wanted, cuda.detect(), lambda text: print(text, file=sys.stderr, flush=True))
+    start, cold = time.monotonic(), settings.cold
+    survey = Survey(settings, cuda.detect(), lambda text: print(text, file=sys.stderr, flush=True))
     finished, interrupted = _timed(survey)
     shapes = counted(len(survey.records), "shape")
     print(f"{shapes} timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)

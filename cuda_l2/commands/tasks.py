@@ -9,9 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import require_target, require_writable
-from cuda_l2.settings import seconds
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
+from cuda_l2.system.values import seconds
 
 
 @Parameter(name="*")

@@ -19,11 +19,13 @@ from cuda_l2.kernelbench.opened import Call, Tensors
 from cuda_l2.kernelbench.process import LINE, Module, Resources
 from cuda_l2.machine.cpu.task_arena import TaskArena
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.measure.task_worker import COMPILED, EAGER
+from cuda_l2.measure.baselines import torch_compile, torch_eager
+from cuda_l2.measure.baselines._base import TorchBaseline
 from cuda_l2.records import Operation
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import TaskCase
 
+EAGER, COMPILED = torch_eager.EAGER.name, torch_compile.COMPILED.name
 LOAD_TIMEOUT_S = 600.0
 SPARE_ARENA_BYTES = 16 << 20
 ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
@@ -43,24 +45,22 @@ class ModelBaselines:
     An arm that cannot run, or whose result is wrong, is left out with its reason; UserError where eager is.
     """
 
-    names = (EAGER, COMPILED)
-
     def __init__(self, task: Operation, threads: int) -> None:
         self.task, self._known, self._threads = task, foreign(task), threads
-        self.task_arena: TaskArena | None = None
+        self.arena: TaskArena | None = None
         self.left_out: dict[str, str] = {}
         self._case: ForeignCase | None = None
         self._arms: dict[str, ModelArm] = {}
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Conditions of the times, for a reader."""
-        return {"torch threads": "spin" if self._arms[EAGER].spins else "sleep"}
+        """Fields of a timing's conditions that a reader of the times needs."""
+        return {"torch_threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
-    def attach_task(self, arena: TaskArena, case: TaskCase) -> None:
+    def attach(self, arena: TaskArena, case: TaskCase) -> None:
         """Use this arena from now on; every arm runs once, on this case."""
         assert isinstance(case, ForeignCase)
-        self.task_arena = arena
+        self.arena = arena
         for name, arm in list(self._arms.items()):
             reason = arm.tried(arena, case)
             if reason:
@@ -69,15 +69,16 @@ class ModelBaselines:
         if not self._arms:
             self._open_eager(arena, case)
 
-    def ready(self, *, compiles: bool) -> list[str]:
-        """The arms to time, the usual strongest first. compiles: with the compiled one: half a minute, once."""
-        assert self.task_arena is not None and self._case is not None
+    def ready(self, *, compiles: bool) -> list[TorchBaseline]:
+        """The baselines to time, the usual strongest first. compiles: with the compiled one: half a minute, once."""
+        assert self.arena is not None and self._case is not None
         if compiles and COMPILED not in (*self._arms, *self.left_out):
-            self._arms[COMPILED] = self._arm(COMPILED, self.task_arena, self._arms[EAGER].spins)
-            reason = self._arms[COMPILED].tried(self.task_arena, self._case)
+            self._arms[COMPILED] = self._arm(COMPILED, self.arena, self._arms[EAGER].spins)
+            reason = self._arms[COMPILED].tried(self.arena, self._case)
             if reason:
                 self._leave_out(COMPILED, self._arms[COMPILED], reason)
-        return [name for name in reversed(self.names) if name in self._arms and (compiles or name == EAGER)]
+        found = (torch_compile.COMPILED, torch_eager.EAGER)
+        return [each for each in found if each.name in self._arms and (compiles or not each.compiled)]
 
     def _open_eager(self, arena: TaskArena, case: ForeignCase) -> None:
         """Keep the faster of two processes: one whose threads spin, one whose threads sleep."""
@@ -105,8 +106,8 @@ class ModelBaselines:
         self._arms.pop(name).close()
         self.left_out[name] = reason
 
-    def arm(self, name: str) -> "ModelArm":
-        return self._arms[name]
+    def arm(self, baseline: TorchBaseline) -> "ModelArm":
+        return self._arms[baseline.name]
 
     def close(self) -> None:
         for arm in self._arms.values():

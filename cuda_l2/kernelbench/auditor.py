@@ -11,6 +11,7 @@ import torch
 
 import cuda_l2
 from cuda_l2.kernelbench._base import CaseBook, ModuleSession, module_checks
+from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.checkout import ready
 from cuda_l2.kernelbench.files import Entry
 from cuda_l2.kernelbench.opened import Effort, OpenedFile
@@ -21,7 +22,6 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Build, BuildStatus, Candidate, Timing, TimingStatus, Trial, Trust, Verdict, VerdictStatus
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -122,7 +122,7 @@ class Auditor:
             arms = {**self._timed_baselines(), CANDIDATE: session.module}
             begins("timing")
             timing = measure_modules(arms, self._book, protocol, set_weights=not session.own_weights)
-            timing.conditions.update({"left out": self._left_out} if self._left_out else {})
+            timing = replace(timing, conditions=replace(timing.conditions, left_out=dict(self._left_out)))
         if timing and timing.status is TimingStatus.MEASURED:
             session.timed = True
             after = verify(lambda: session, [check for check in checks if check.late], begins=begins)

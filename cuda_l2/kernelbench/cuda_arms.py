@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench.arms import LOAD_TIMEOUT_S, call_of, failing, shared_bytes
+from cuda_l2.kernelbench.arms import COMPILED, EAGER, LOAD_TIMEOUT_S, call_of, failing, shared_bytes
 from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import Call
@@ -21,10 +21,10 @@ from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
+from cuda_l2.measure.baselines._base import TorchTask
 from cuda_l2.measure.cuda_played import Played
-from cuda_l2.measure.cuda_task_baselines import COMPILED_GRAPH, EAGER_GRAPH, GRAPHS, CudaTaskBaselines, named
+from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, results_by_name
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Operation, VerdictStatus
 from cuda_l2.tasks.cases import TaskCase
 
@@ -43,8 +43,6 @@ class CudaModelBaselines(CudaTaskBaselines):
     An arm that cannot run or be captured, or whose result is wrong, is left out with its reason.
     """
 
-    names = (COMPILED_GRAPH, EAGER_GRAPH, COMPILED, EAGER)
-
     def __init__(self, task: Operation) -> None:
         super().__init__()
         self._known = foreign(task)
@@ -54,13 +52,17 @@ class CudaModelBaselines(CudaTaskBaselines):
         """Calls on the cases held, in the host's memory."""
 
     @property
+    def all(self) -> list[TorchTask]:
+        return [each for each in super().all if each.called.name in (EAGER, COMPILED)]
+
+    @property
     def conditions(self) -> Mapping[str, Any]:
         spent = {name: process.conversation_s * 1e6 for name, process in self._processes.items()}
         return {"clocks": CLOCKS, "conversation_us": spent}
 
-    def play(self, name: str, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
-        kind = GRAPHS.get(name, name)
-        return ModelPlayed(operands, windows, lambda: self._at(kind, operands), graph=name in GRAPHS)
+    def play(self, baseline: TorchTask, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
+        kind = baseline.called.name
+        return ModelPlayed(operands, windows, lambda: self._at(kind, operands), graph=baseline.graph_of is not None)
 
     def _at(self, kind: str, operands: CudaTaskOperands) -> "ModelProcess":
         """The process of an arm, with what the operands' windows hold now."""
@@ -81,17 +83,17 @@ class CudaModelBaselines(CudaTaskBaselines):
         self._processes[kind].hold(self._calls)
         return self._processes[kind]
 
-    def _try(self, name: str, operands: CudaTaskOperands) -> str:
-        played = self.play(name, operands, [0])
+    def _try(self, baseline: TorchTask, operands: CudaTaskOperands) -> str:
+        played = self.play(baseline, operands, [0])
         try:
             played.once()
-            reason = operands.violation(0, named(operands.cases.task, played.results))
+            reason = operands.violation(0, results_by_name(operands.cases.task, played.results))
         except Fault as fault:
             reason = fault.reason
         finally:
             played.destroy()
         if reason:
-            self._end(GRAPHS.get(name, name))  # where a capture failed nothing else may work
+            self._end(baseline.called.name)  # where a capture failed nothing else may work
         return reason
 
     def _end(self, kind: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench import reference_server
+from cuda_l2.kernelbench import answer_files, reference_server
 from cuda_l2.kernelbench.arguments import TENSOR
 from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
 from cuda_l2.kernelbench.files import Entry, read_source, revision_of
@@ -188,7 +188,7 @@ class OpenedFile:
             on_gpu = effort.device != "cpu"
             self._process = SandboxedPython(
                 Path(reference_server.__file__),
-                {reference_server.TASK: self._text},
+                {answer_files.TASK: self._text},
                 memory_bytes=effort.memory_bytes + SERVER_BYTES,
                 arguments=[effort.device],
                 devices=sandbox.gpu_devices() if on_gpu else (),
@@ -247,7 +247,7 @@ def examine(
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
     with _reading("result"):
-        examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
+        examined = from_json(Examined, _read(folder / answer_files.RESULT, MAX_RESULT_BYTES).decode())
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
         for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
@@ -266,7 +266,7 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
 def _said(folder: Path) -> str:
     """Why a run failed, as far as it says so, behind a colon."""
     try:
-        text = _read(folder / reference_server.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
+        text = _read(folder / answer_files.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
     except Exception:  # noqa: BLE001 - it need not say anything, nor anything that can be read
         return ""
     return f": {text}" if text.isprintable() and text else ""
@@ -317,7 +317,7 @@ def _read_sets(folder: Path, count: int) -> list[Tensors]:
 
 def _read_header(folder: Path) -> dict[str, Any]:
     """A run's JSON; Refused where it says that it gives nothing."""
-    header: dict[str, Any] = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
+    header: dict[str, Any] = json.loads(_read(folder / answer_files.RESULT, MAX_RESULT_BYTES))
     if "status" in header:
         raise Refused(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
     return header
@@ -336,10 +336,10 @@ def _reading(what: str) -> Iterator[None]:
 def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:
     """Tensors that lie one after the other, each by the two words before its type and shape; in one memory."""
     sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in listed]
-    places = [size + -size % reference_server.LINE for size in sizes]
-    data = sandbox.read_all_left(folder / reference_server.TENSORS, sum(places))
+    places = [size + -size % answer_files.LINE for size in sizes]
+    data = sandbox.read_all_left(folder / answer_files.TENSORS, sum(places))
     if data is None:
-        raise ValueError(f"no {reference_server.TENSORS} of their size")
+        raise ValueError(f"no {answer_files.TENSORS} of their size")
     found, offset = [], 0
     for (role, name, dtype, shape), size, taken in zip(listed, sizes, places, strict=True):
         kind = getattr(torch, dtype)

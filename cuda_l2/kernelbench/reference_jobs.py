@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from cuda_l2.kernelbench.answer_files import LINE, RESULT, TASK, TENSORS
 from cuda_l2.kernelbench.arguments import encode
 from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import Loaded
 from cuda_l2.kernelbench.reference import Limits, Reference, changed, examine, parameter_names, reference
-from cuda_l2.kernelbench.reference_server import LINE, RESULT, TASK, TENSORS
 from cuda_l2.records import to_json
 from cuda_l2.tasks.tolerance import widened
 from cuda_l2.tasks.values import Distribution

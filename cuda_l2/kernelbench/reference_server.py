@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-TASK, RESULT, TENSORS, ERROR = "task.py", "result.json", "tensors", "error"
-LINE = 64
-"""Tensors are left at multiples of 64 bytes, so that they can be used where they are read."""
+from cuda_l2.kernelbench.answer_files import ERROR, RESULT, TENSORS
+
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 

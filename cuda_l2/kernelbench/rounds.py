@@ -32,7 +32,7 @@ from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
-from cuda_l2.records import Timing
+from cuda_l2.records import Conditions, Timing
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
@@ -73,7 +73,7 @@ def measure_modules(
     finally:
         rounds.release()
     timing = rounds.timing(rounds.empty_call_us(), time.perf_counter() - start)
-    return replace(timing, conditions=others.conditions() if others else {})
+    return replace(timing, conditions=Conditions(other_work=others.found() if others else None))
 
 
 class _ModuleRounds(Rounds):

@@ -19,44 +19,53 @@ Place = Callable[[Gemm, str], Path]
 """Where the cache keeps the choice for a product, by the method it was made with."""
 
 
-def unpack(path: Path, machine: str, place: Place, gemms: Collection[Gemm]) -> None:
-    """Put a file's choices for these products, by any method, into the cache, unless something is there already.
+class Choices:
+    """A file's choices for one machine; it may not be there yet.
 
     UserError where it is no such file, or another machine's.
     """
-    held, lines = _read(path)
-    if held != machine:
-        raise UserError(f"{path} holds choices for {held}, not for {machine}: choose another file")
-    wanted = frozenset(gemms)
-    targets = {place(gemm, method): line for (gemm, method), line in lines.items() if gemm in wanted}
-    try:
-        found = {target: from_json(Tuned, line) for target, line in targets.items() if not target.exists()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _malformed(path, error) from None
-    for target, tuned in found.items():
+
+    def __init__(self, path: Path, machine: str) -> None:
+        self.path, self.machine = path, machine
+        self._lines = self._held()
+
+    def unpack(self, target: Path, gemm: Gemm, method: str) -> None:
+        """Put the choice for a product into the cache's file, unless something is there already."""
+        line = self._lines.get((gemm, method))
+        if line is None or target.exists():
+            return
+        try:
+            tuned = from_json(Tuned, line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _malformed(self.path, error) from None
         store(target, tuned)
 
+    def pack(self, place: Place, gemms: Collection[Gemm], method: str, *, renewed: bool = True) -> int:
+        """Write what the cache holds for these products, beside what was held for others; how many the file holds.
 
-def pack(path: Path, machine: str, place: Place, gemms: Collection[Gemm], method: str, *, renewed: bool = True) -> int:
-    """Write what the cache holds for these products to a file, which keeps what it held for others; how many it holds.
-
-    What it held for another machine goes. renewed: whether choices were made since the file was unpacked; if not, it
-    stays as it is where it has all of these products.
-    """
-    held, lines = _read(path) if path.exists() else ("", {})
-    kept = lines if held == machine else {}
-    if not renewed and all((gemm, method) in kept for gemm in gemms):
+        renewed: whether choices were made since the file was read; if not, it stays as it is where it has all of these.
+        """
+        kept = self._lines = self._held()  # another run may have added to it
+        if not renewed and all((gemm, method) in kept for gemm in gemms):
+            return len(kept)
+        made = {(gemm, method): recall(place(gemm, method), gemm, method) for gemm in gemms}
+        kept |= {key: to_json(tuned) for key, tuned in made.items() if tuned}
+        text = "\n".join([json.dumps({"kind": KIND, "machine": self.machine}), *kept.values()])
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
+            partial.write_bytes(gzip.compress(text.encode() + b"\n", mtime=0))
+            partial.replace(self.path)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from None
         return len(kept)
-    kept |= {(gemm, method): to_json(tuned) for gemm in gemms if (tuned := recall(place(gemm, method), gemm, method))}
-    text = "\n".join([json.dumps({"kind": KIND, "machine": machine}), *kept.values()])
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.new")
-        partial.write_bytes(gzip.compress(text.encode() + b"\n", mtime=0))
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    return len(kept)
+
+    def _held(self) -> dict[tuple[Gemm, str], str]:
+        """The file's lines by product and method."""
+        held, found = _read(self.path) if self.path.exists() else (self.machine, {})
+        if held != self.machine:
+            raise UserError(f"{self.path} holds choices for {held}, not for {self.machine}: choose another file")
+        return found
 
 
 def _read(path: Path) -> tuple[str, dict[tuple[Gemm, str], str]]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
-from cuda_l2.records import Timing
+from cuda_l2.records import Conditions, Timing
 from cuda_l2.system.errors import UserError
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
@@ -76,8 +75,9 @@ def measure_cpu(
 
     The reference is the strongest baseline of this run. timeout_s: of a sample's launches.
     """
-    start = time.perf_counter()
-    others = None if terms.protocol.selects else OtherWork()  # too short to tell, and nobody reads its digits
+    start = terms.clock.now()
+    # a search is too short to tell, and nobody reads its digits
+    others = None if terms.protocol.selects else OtherWork(terms.clock)
     arms: dict[str, Contestant] = dict(baselines)
     empty_call_us = float("nan")
     try:
@@ -92,10 +92,10 @@ def measure_cpu(
                 worker.thaw()
                 empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
     except (Fault, WrongOutput) as error:
-        return failed(error, terms.protocol, start)
-    timing = run.timing(empty_call_us, time.perf_counter() - start)
-    evicted = {"evicted_bytes": run.evicted.nbytes} if terms.protocol.evict else {}
-    return replace(timing, conditions={**evicted, **(others.conditions() if others else {})})
+        return failed(error, terms.protocol, start, terms.clock)
+    timing = run.timing(empty_call_us, terms.clock.now() - start)
+    evicted = run.evicted.nbytes if terms.protocol.evict else None
+    return replace(timing, conditions=Conditions(evicted_bytes=evicted, other_work=others.found() if others else None))
 
 
 class _CpuRounds(Rounds):
@@ -130,7 +130,7 @@ class _CpuRounds(Rounds):
         arm.freeze()
         self.evicted += 1
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
-        time.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
+        self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
         arm.thaw()
         seconds = arm.run(self.timeout_s) / count
         arm.freeze()

@@ -1,8 +1,8 @@
-"""What PyTorch itself needs for a task of our own on a GPU: eager and torch.compile, from Python and as CUDA graphs.
+"""PyTorch on one task other than a matrix product on a GPU: what it compiled, and its launches on windows.
 
-From Python an arm costs what calling it costs, as users pay it; in a CUDA graph of ours its kernels alone count, as
-with candidates. Precision is the task's: no TF32, no sums in fp16. An arm that cannot run or be captured, or whose
-results are wrong, is left out with its reason.
+From Python a baseline costs what calling it costs, as users pay it; in a CUDA graph of ours its kernels alone count, as
+with candidates. Precision is the task's: no TF32, no sums in fp16. One that cannot run or be captured, or whose results
+are wrong, is left out with its reason.
 """
 
 import warnings
@@ -11,22 +11,13 @@ from typing import Any
 
 import torch
 
+from cuda_l2.measure.baselines._base import TorchTask, baselines_of
 from cuda_l2.measure.cuda_played import Calls, Captured, Function, Played
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
-from cuda_l2.measure.task_worker import COMPILED, EAGER
 from cuda_l2.records import Operation
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
-from cuda_l2.tasks._base import definition
 
-REDUCED = "torch.compile reduce-overhead"
-EAGER_GRAPH, COMPILED_GRAPH = "torch eager in a CUDA graph", "torch.compile in a CUDA graph"
-GRAPHS = {EAGER_GRAPH: EAGER, COMPILED_GRAPH: COMPILED}
-"""What is captured."""
-ARMS = (COMPILED_GRAPH, EAGER_GRAPH, REDUCED, COMPILED, EAGER)
-"""The usual strongest first."""
-QUICK = (EAGER_GRAPH, EAGER)
-"""Of these the first that works stands for all in a search: no compiler runs."""
 WARM_CALLS = 3
 """Until torch.compile has compiled, and captured a graph of its own."""
 
@@ -34,96 +25,81 @@ WARM_CALLS = 3
 class CudaTaskBaselines:
     """PyTorch for one task at a time; what it compiled is kept until another task comes."""
 
-    names: tuple[str, ...] = ARMS
-    """Every arm that there may be."""
-
     def __init__(self) -> None:
         self._task: Operation | None = None
-        self._functions: dict[str, Function] = {}
+        self._functions: dict[TorchTask, Function] = {}
         self._left_out: dict[str, str] = {}
         self._tried: set[str] = set()
 
-    def arms(self, task: Operation, names: Sequence[str], operands: CudaTaskOperands) -> list[str]:
-        """Those of the names that compute the task, in their order. Compiles on first use."""
+    @property
+    def all(self) -> list[TorchTask]:
+        """Every baseline that there may be, the usual strongest first."""
+        return baselines_of(TorchTask, "cuda")
+
+    def arms(self, task: Operation, wanted: Sequence[TorchTask], operands: CudaTaskOperands) -> list[TorchTask]:
+        """Those that compute the task, in their order. Compiles on first use."""
         if task != self._task:
-            if self._functions.keys() - {EAGER}:
+            if any(baseline.compiled for baseline in self._functions):
                 torch.compiler.reset()  # imports the compiler, which takes seconds
             self._task, self._functions, self._left_out, self._tried = task, {}, {}, set()
-        if not set(names) <= self._tried:
+        if not {baseline.name for baseline in wanted} <= self._tried:
             operands.refresh()
-        for name in names:
-            if name not in self._tried:
-                reason = self._try(name, operands)
-                self._tried.add(name)
+        for baseline in wanted:
+            if baseline.name not in self._tried:
+                reason = self._try(baseline, operands)
+                self._tried.add(baseline.name)
                 if reason:
-                    self._left_out[name] = reason
-        return [name for name in names if name not in self._left_out]
+                    self._left_out[baseline.name] = reason
+        return [baseline for baseline in wanted if baseline.name not in self._left_out]
 
-    def left_out(self, names: Sequence[str]) -> dict[str, str]:
-        """Those of the names that were tried and do not compute the task, with reasons."""
-        return {name: self._left_out[name] for name in names if name in self._left_out}
+    def left_out(self, wanted: Sequence[TorchTask]) -> dict[str, str]:
+        """The names of those that were tried and do not compute the task, with reasons."""
+        return {each.name: self._left_out[each.name] for each in wanted if each.name in self._left_out}
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What a reader of the times needs to know."""
+        """Fields of a timing's conditions that a reader of the times needs."""
         return {}
 
-    def play(self, name: str, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
-        """An arm's launches on these windows."""
-        kind: type[Calls] = Captured if name in GRAPHS else Calls
+    def play(self, baseline: TorchTask, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
+        """A baseline's launches on these windows."""
+        kind: type[Calls] = Captured if baseline.graph_of else Calls
         given = {window: operands.arena.given(window) for window in set(windows)}
-        return kind(operands.stream, self._function(name), [given[window] for window in windows])
+        return kind(operands.stream, self._function(baseline), [given[window] for window in windows])
 
-    def _try(self, name: str, operands: CudaTaskOperands) -> str:
-        """Why an arm is left out, in one line; empty where it is not."""
+    def _try(self, baseline: TorchTask, operands: CudaTaskOperands) -> str:
+        """Why a baseline is left out, in one line; empty where it is not."""
         assert self._task is not None
         try:
             with torch.cuda.stream(operands.stream), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the compiler recommends TF32
                 for _ in range(WARM_CALLS):
-                    self._function(name)(**operands.arena.given())
-            played = self.play(name, operands, [0])
+                    self._function(baseline)(**operands.arena.given())
+            played = self.play(baseline, operands, [0])
             played.once()
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - compilers and captures fail in many ways
             return line_of(error)
         try:
-            return operands.violation(0, named(self._task, played.results))
+            return operands.violation(0, results_by_name(self._task, played.results))
         finally:
             played.destroy()
 
-    def _function(self, name: str) -> Function:
+    def _function(self, baseline: TorchTask) -> Function:
         assert self._task is not None
-        name = GRAPHS.get(name, name)
-        if name not in self._functions:
-            eager = definition(self._task.name).bind(dict(self._task.sizes))
-            if name == EAGER:
-                self._functions[name] = eager
-            elif name == COMPILED:
-                self._functions[name] = torch.compile(eager, dynamic=False)
-            else:
-                self._functions[name] = _by_steps(torch.compile(eager, dynamic=False, mode="reduce-overhead"))
-        return self._functions[name]
+        if baseline.called not in self._functions:
+            self._functions[baseline.called] = baseline.bind(self._task)
+        return self._functions[baseline.called]
 
 
-def require_some(task: Operation, names: Sequence[str], left_out: Mapping[str, str]) -> None:
+def require_some(task: Operation, baselines: Sequence[TorchTask], left_out: Mapping[str, str]) -> None:
     """UserError where no baseline is left."""
-    if not names:
+    if not baselines:
         reason = next(iter(left_out.values()), "none was asked for")
         raise UserError(f"PyTorch cannot compute {task} on this GPU: {reason}")
 
 
-def named(task: Operation, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def results_by_name(task: Operation, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Results by the names of the task's outputs."""
     return {output.name: result for output, result in zip(task.outputs, results, strict=True)}
-
-
-def _by_steps(compiled: Function) -> Function:
-    """Each call may overwrite the results of the one before, which is what a step is to torch's own CUDA graphs."""
-
-    def function(**tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        return compiled(**tensors)
-
-    return function

@@ -7,6 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -23,6 +24,11 @@ def switches(gemm: Gemm, *, default: bool = False) -> dict[str, bool]:
         "allow_fp16_reduced_precision_reduction": fp16 or default,
         "allow_fp16_accumulation": fp16,
     }
+
+
+def facts(gemm: Gemm, *, default: bool = False) -> dict[str, Any]:
+    """torch's version and switches, for the record of a baseline."""
+    return {"library": f"torch {torch.__version__}", "switches": switches(gemm, default=default)}
 
 
 def torch_matmul(gemm: Gemm, *, default: bool = False) -> Launch:

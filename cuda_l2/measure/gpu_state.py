@@ -8,12 +8,13 @@ limited wanders by 10 % within a second, for all arms alike: clocks are compared
 import contextlib
 import itertools
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.records import Conditions
 from cuda_l2.system.errors import UserError
 
 DRIFT_LIMIT = 0.015
@@ -49,13 +50,14 @@ class GpuSample:
 class GpuState:
     """Reads one GPU's state through NVML. A context manager."""
 
-    def __init__(self, pci_bus_id: str = "") -> None:
+    def __init__(self, pci_bus_id: str = "", clock: Clock = CLOCK) -> None:
         """pci_bus_id as in 0000:1B:00.0; the first GPU where it is left out."""
         import pynvml  # noqa: PLC0415
 
         self._nvml: Any = pynvml
+        self._now = clock.now
         self._last: tuple[float, GpuSample] | None = None
-        """When it was read, by perf_counter, and what."""
+        """When it was read, by the clock, and what."""
         try:
             pynvml.nvmlInit()
             self._device = (
@@ -66,7 +68,7 @@ class GpuState:
 
     def sample(self) -> GpuSample:
         """The state now, or up to `FRESH_S` ago."""
-        now = time.perf_counter()
+        now = self._now()
         if self._last is None or now - self._last[0] > FRESH_S:
             self._last = now, self._read()
         return self._last[1]
@@ -124,20 +126,21 @@ class Drift:
         high, low = (f"{statistics.median(found[arm].sm_mhz for found in shared):.0f} MHz during {arm}" for arm in arms)
         return f"the SM clock drifted: {high}, {low}"
 
-    def summary(self) -> dict[str, Any]:
-        """For the environment of a record: medians over all arms, the clocks' range, what held them."""
+    def conditions(self) -> Conditions:
+        """Medians over all arms, the clocks' range, what held them, and whether they drifted."""
         samples = self._samples()
         if not samples:
-            return {}
-        return {
-            "sm_mhz": statistics.median(sample.sm_mhz for sample in samples),
-            "sm_mhz_range": [min(sample.sm_mhz for sample in samples), max(sample.sm_mhz for sample in samples)],
-            "memory_mhz": statistics.median(sample.memory_mhz for sample in samples),
-            "power_w": statistics.median(sample.power_w for sample in samples),
-            "temperature_c": statistics.median(sample.temperature_c for sample in samples),
-            "limited_by": sorted({reason for sample in samples for reason in sample.limited_by}),
-            "clock_spread_of_arms": self.spread,
-        }
+            return Conditions()
+        return Conditions(
+            sm_mhz=statistics.median(sample.sm_mhz for sample in samples),
+            sm_mhz_range=(min(sample.sm_mhz for sample in samples), max(sample.sm_mhz for sample in samples)),
+            memory_mhz=statistics.median(sample.memory_mhz for sample in samples),
+            power_w=statistics.median(sample.power_w for sample in samples),
+            temperature_c=statistics.median(sample.temperature_c for sample in samples),
+            limited_by=tuple(sorted({reason for sample in samples for reason in sample.limited_by})),
+            clock_spread_of_arms=self.spread,
+            drifted=self.reason,
+        )
 
     def _samples(self) -> list[GpuSample]:
         return [sample for arms in self._rounds.values() for sample in arms.values()]

@@ -1,4 +1,4 @@
-"""Rounds on a GPU: graphs of back-to-back launches, or single ones on a cold cache, of whatever is computed.
+"""Rounds on a GPU: graphs of back-to-back launches, or single ones on a cold cache, of any task.
 
 The candidate is launched in its own process, the baselines in this one, on the same operands in the same memory, in
 turns. Device time: CUDA events around a replay, or CUPTI around a single launch.
@@ -6,14 +6,12 @@ turns. Device time: CUDA events around a replay, or CUPTI around a single launch
 
 import functools
 import math
-import time
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
-from typing import Protocol as Interface
 
 import torch
 from cuda.bindings import driver
@@ -21,15 +19,16 @@ from cuda.bindings import driver
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.cupti import KernelTrace
-from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
 from cuda_l2.machine.cuda.driver import Replays, bus_id, check
 from cuda_l2.machine.cuda.worker import CudaWorkers
+from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
-from cuda_l2.records import Build, Timing
+from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds, Terms, failed
+from cuda_l2.measure.timed_memory import Output, TimedMemory
+from cuda_l2.records import Timing
 from cuda_l2.system.errors import UserError
 
 MAX_LAUNCHES = 512
@@ -40,8 +39,6 @@ HEAVY_S = 30e-6
 heats they follow some of the same, and between samples the chip is kept at work."""
 MAX_WARM_LAUNCHES = 64
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
-Output = list[Any]
-"""As the worker takes one: buffer, offset, bytes, the word that poisons it, where it lies in a record."""
 
 
 @dataclass(frozen=True)
@@ -53,35 +50,29 @@ class Gpu:
     l2_bytes: int
 
 
-class TimedOperands(Interface):
-    """What the launches of a run work on."""
-
-    @property
-    def arena(self) -> DeviceArena: ...
-    @property
-    def stream(self) -> torch.cuda.Stream:
-        """Where the baselines run."""
-
-    def refresh(self) -> None:
-        """Others in the windows than in the round before."""
-
-    def require_untouched(self) -> None:
-        """WrongOutput where what baselines and kernels read is not what it was."""
-
-
-def measured(
-    gpu: Gpu, open_rounds: Callable[[], "GraphRounds"], names: Sequence[str], protocol: Protocol
+def measure_cuda(
+    gpu: Gpu,
+    baselines: Sequence[Baseline],
+    kernels: Mapping[str, Kernel],
+    memory: TimedMemory,
+    terms: Terms,
 ) -> dict[str, Timing]:
-    """The timings of rounds that are opened here; the same failure for each of these names where they fail."""
-    start = time.perf_counter()
+    """Time kernels that were found correct against baselines; one timing a kernel.
+
+    The reference is the strongest baseline of those that read B as one of the kernels does; the others are timed beside
+    them. Without kernels the first baseline stands in their place. Rounds end when the first kernel's ratio is known.
+    Where they fail, every kernel has the same failure.
+    """
+    start = terms.clock.now()
     rounds: GraphRounds | None = None
     try:
-        rounds = open_rounds()
+        rounds = GraphRounds(gpu, baselines, kernels, memory, terms)
         rounds.run()
         return rounds.finish(start)
     except (Fault, WrongOutput) as error:
         gpu.workers.renew()
-        return dict.fromkeys(names, failed(error, protocol, start))
+        names = list(kernels) or [baselines[0].name]
+        return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
     finally:
         if rounds:
             rounds.close()
@@ -97,9 +88,8 @@ def _heater() -> Heater:
     return Heater()
 
 
-def _uneven(conditions: dict[str, Any]) -> str:
-    """Why the two processes do not launch alike, in one line; empty where they do."""
-    times = conditions.get("empty_us", {})
+def _uneven(times: Mapping[str, float]) -> str:
+    """Why two processes do not launch alike, in one line; empty where they do. times: of an empty kernel."""
     if times and max(times.values()) - min(times.values()) > LARGEST_EMPTY_DIFFERENCE_US:
         return "an empty kernel takes " + ", ".join(
             f"{us:.2f} us in the process of {name}" for name, us in times.items()
@@ -123,23 +113,27 @@ def warm_launches(launch_s: float, count: int, heat_s: float) -> int:
 
 
 class GraphRounds(Rounds):
-    """What is timed lies in the windows of an arena; kernels are loaded in the worker's slots, in their order."""
-
-    draws_power = True
-    """Whether what is timed takes as much as the heater's products, which then run while results are looked at."""
+    """What is timed lies in the windows of a memory; kernels are loaded in the worker's slots, in their order."""
 
     def __init__(
         self,
         gpu: Gpu,
-        operands: TimedOperands,
-        arms: Sequence[str],
+        baselines: Sequence[Baseline],
+        kernels: Mapping[str, Kernel],
+        memory: TimedMemory,
         terms: Terms,
-        **roles: Any,
     ) -> None:
-        """roles: of the arms, as Rounds takes them."""
-        super().__init__(arms, terms, **roles)
-        protocol, arena, stream = terms.protocol, operands.arena, operands.stream
-        self._operands, self.device_arena, self._stream = operands, arena, stream
+        self._baselines = {baseline.name: baseline for baseline in baselines}
+        read = {kernel.layout for kernel in kernels.values()} or {memory.layout}
+        references = [baseline.name for baseline in baselines if baseline.reads(read)]
+        tuned = any(baseline.tuned for baseline in baselines)
+        seldom = [each.name for each in baselines if tuned and not (each.tuned or each.compiled)]
+        memory.begin(both_layouts=len(references) < len(baselines) or len(read) > 1)
+        subject = next(iter(kernels), baselines[0].name)
+        arms = [*self._baselines, *kernels]
+        super().__init__(arms, terms, references=references, subject=subject, kernels=kernels, seldom=seldom)
+        protocol, stream = terms.protocol, memory.stream
+        self._memory, self._stream = memory, stream
         self.drift = Drift()
         evicted_bytes = 2 * gpu.l2_bytes if protocol.evict else 0
         self.evicted = torch.empty(evicted_bytes, dtype=torch.uint8, device=stream.device)
@@ -148,72 +142,36 @@ class GraphRounds(Rounds):
         self.evictions = 0
         self._launch_s: dict[str, float] = {}
         """Of every arm, as last seen."""
-        self._sampled_at, self._pause_s = time.perf_counter(), 0.0
+        self._sampled_at, self._pause_s = self.clock.now(), 0.0
         """When the last sample ended, and how long after it the next one began."""
         self._heated = False
         """Whether the heater was set to work behind the last sample."""
-        self.slots = {name: slot for slot, name in enumerate(self.kernels)}
+        self.slots = {name: slot for slot, name in enumerate(kernels)}
         self._plans: dict[str, Plan] = {}
         if protocol.round_s:
             KernelTrace.detach()  # CUPTI slows what comes after it in the same process
-        self._workers, self.worker = gpu.workers, gpu.workers.get(arena, traced=not protocol.round_s)
+        self._workers = gpu.workers
+        self.worker = gpu.workers.get(memory.arena, traced=not protocol.round_s)
         self._trace: KernelTrace | None = None
         self.timeout_s = START_S
+        for name, kernel in kernels.items():
+            self._load(name, kernel, gpu.sms)
+        self.trace()
 
-    def load(self, name: str, build: Build, plan: Plan, places: Sequence[dict[str, Place]]) -> None:
+    def _load(self, name: str, kernel: Kernel, sms: int) -> None:
         """Load a kernel in its slot, bound to every window; its workspaces are laid out in the arena already."""
-        self._plans[name] = plan
-        self.worker.load(Path(build.artifact), plan, places, self.slots[name])
-        self.device_arena.fill_workspaces(plan, persistent=True, slot=self.slots[name])
+        slot = self.slots[name]
+        self._plans[name] = plan = self._memory.plan(kernel, sms)
+        self.worker.load(Path(kernel.build.artifact), plan, self._memory.places(plan, kernel, slot), slot)
+        self._memory.arena.fill_workspaces(plan, persistent=True, slot=slot)
 
     def trace(self) -> None:
         """Once all is loaded: have single launches traced, in both processes."""
         self.worker.call("traced", START_S, on=not self.protocol.round_s)
         self._trace = None if self.protocol.round_s else KernelTrace()
 
-    @property
-    @abstractmethod
-    def slowest_launch_s(self) -> float:
-        """A kernel's launch that takes longer is taken to hang."""
-
-    @property
-    @abstractmethod
-    def rotates(self) -> bool:
-        """Whether every window has an output of its own."""
-
-    @abstractmethod
-    def windows(self, count: int) -> list[int]:
-        """What so many launches work on, in their order."""
-
-    @abstractmethod
-    def written(self, window: int) -> list[Output]:
-        """A kernel's outputs in a window."""
-
-    @abstractmethod
-    def played(self, name: str, count: int) -> tuple[Replays, list[int]]:
-        """A baseline's launches and their windows; made on first use."""
-
-    @abstractmethod
-    def poison(self, name: str) -> None:
-        """Fill an arm's outputs with what nothing computes, and a kernel's scratch with garbage."""
-
-    @abstractmethod
-    def poison_between(self, name: str, window: int) -> Callable[[], None]:
-        """Enqueues the same for a baseline's output in one window."""
-
-    @abstractmethod
-    def check(self, name: str, windows: Sequence[int], element_wise: bool) -> float:
-        """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
-
-    @abstractmethod
-    def audit(self, name: str) -> None:
-        """A kernel's round like the timed ones, in which the outputs of many launches are kept and looked at.
-
-        Nothing tells the candidate that it is this round, so what it skips elsewhere it skips here.
-        """
-
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
-        self._operands.refresh()
+        self._memory.refresh()
 
     @property
     def most(self) -> int:
@@ -232,16 +190,16 @@ class GraphRounds(Rounds):
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         before = warm_launches(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
-        self.timeout_s = START_S + (before + count) * self.slowest_launch_s
+        self.timeout_s = START_S + (before + count) * self._memory.slowest_launch_s
         sequence = self._sequence(name, count)
-        self._pause_s = time.perf_counter() - self._sampled_at
+        self._pause_s = self.clock.now() - self._sampled_at
         if self._heated:
             _heater().pause_ended()
-        self.poison(name)
+        self._poison(name)
         torch.cuda.synchronize()
         seconds = self._replay(name, count, before) / count if self.protocol.round_s else self._single(name, count)
-        self._launch_s[name], self._sampled_at = seconds, time.perf_counter()
-        self._heated = seconds >= HEAVY_S and self.protocol.heat_s > 0 and self.draws_power
+        self._launch_s[name], self._sampled_at = seconds, self.clock.now()
+        self._heated = seconds >= HEAVY_S and self.protocol.heat_s > 0 and self._memory.draws_power
         if self._heated:
             _heater().run(self._pause_s)
         if not self.protocol.selects:
@@ -251,13 +209,13 @@ class GraphRounds(Rounds):
             return seconds  # a library's result is looked at less often where many candidates wait
         element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)
         # where they rotate, the outputs of the last few launches, else the last one's
-        looked = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self.rotates else [sequence[-1]]
+        looked = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._memory.rotates else [sequence[-1]]
         try:
-            difference = self.check(name, looked, element_wise)
+            difference = self._check(name, looked, element_wise)
         except WrongOutput as wrong:
             if name in self.kernels:
                 raise
-            self._operands.require_untouched()  # else it is the candidate that spoilt what both read
+            self._memory.require_untouched()  # else it is the candidate that spoilt what both read
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
@@ -268,47 +226,68 @@ class GraphRounds(Rounds):
     def finish(self, start: float) -> dict[str, Timing]:
         """Look at every launch of a round like the timed ones, at what must not have changed, and sum up.
 
-        start: when the measurement began, as perf_counter gives it.
+        start: when the measurement began, by the clock.
         """
-        self._operands.require_untouched()
+        self._memory.require_untouched()
         for name, slot in self.slots.items():
-            damage = self.device_arena.damage(self._plans[name], slot)
+            damage = self._memory.arena.damage(self._plans[name], slot)
             if damage:
                 raise WrongOutput(f"{damage} in a timed round")
             if self.protocol.round_s:
-                self.audit(name)
+                # a round like the timed ones: nothing tells the candidate which it is
+                self._memory.audit(partial(self._record, name))
         subjects = list(self.slots) or [self.subject]
         if self.protocol.selects:
-            seconds = time.perf_counter() - start
+            seconds = self.clock.now() - start
             return {name: self.timing(float("nan"), seconds, name) for name in subjects}
         empty, stream = self.worker.call("empty", self.timeout_s), self._stream.cuda_stream
         empty_s = empty["graph_s"] if self.protocol.round_s else empty["alone_s"]
-        conditions = self.drift.summary()
+        conditions = self.drift.conditions()
         if self.protocol.round_s:
-            conditions["empty_us"] = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
+            empty_us = {"baselines": self._workers.helpers.empty_s(stream) * 1e6}
             if self.slots:
-                conditions["empty_us"][CANDIDATE] = empty["graph_s"] * 1e6
+                empty_us[CANDIDATE] = empty["graph_s"] * 1e6
+            conditions = replace(conditions, empty_us=empty_us, drifted=conditions.drifted or _uneven(empty_us))
         else:  # under a trace a graph of empty kernels says nothing
-            conditions["host_call_to_done_us"] = self._host_us()
-        reason = self.drift.reason or _uneven(conditions)
-        if reason:
-            conditions["drifted"] = reason
-        seconds = time.perf_counter() - start
+            conditions = replace(conditions, host_call_to_done_us=self._host_us())
+        seconds = self.clock.now() - start
         return {name: replace(self.timing(empty_s * 1e6, seconds, name), conditions=conditions) for name in subjects}
 
     def close(self) -> None:
         if self._trace:
             self._trace.close()
 
-    def record(self, name: str, outputs: Callable[[int], list[Output]], stride: int, records: int) -> list[int]:
+    def _poison(self, name: str) -> None:
+        """Fill an arm's outputs with what nothing computes, and a kernel's scratch with garbage."""
+        if name in self.slots:
+            self._memory.poison_kernels_outputs()
+            self._memory.arena.fill_workspaces(self._plans[name], persistent=False, slot=self.slots[name])
+        else:
+            self._memory.poison_baselines_outputs()
+
+    def _check(self, name: str, windows: Sequence[int], element_wise: bool) -> float:
+        """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
+        if name in self.slots:
+            return self._memory.check_kernel(windows, element_wise)
+        return self._memory.check_baseline(self._baselines[name], windows, element_wise)
+
+    def _windows(self, count: int) -> list[int]:
+        return self._memory.windows(count, self.rng)
+
+    def _played(self, name: str, count: int) -> tuple[Replays, list[int]]:
+        """A baseline's launches and their windows; made on first use."""
+        return self._memory.played(self._baselines[name], count, self.rng)
+
+    def _record(self, name: str, stride: int, records: int) -> list[int]:
         """Launch a kernel as in its longest round and keep outputs, `stride` bytes each; the windows of those kept."""
         count = max(count for kernel, count in self._graphs if kernel == name)
-        sequence = self.windows(count)
+        sequence = self._windows(count)
         kept = sorted(int(i) for i in self.rng.permutation(count)[:records])
-        self.poison(name)
+        self._poison(name)
         torch.cuda.synchronize()
         terms: dict[str, Any] = {"bindings": sequence, "kept": kept, "slot": self.slots[name], "stride": stride}
-        self.worker.call("record", self.timeout_s, outputs=[outputs(sequence[i]) for i in kept], **terms)
+        outputs: list[list[Output]] = [self._memory.written(sequence[i]) for i in kept]
+        self.worker.call("record", self.timeout_s, outputs=outputs, **terms)
         return [sequence[i] for i in kept]
 
     def _host_us(self) -> dict[str, float]:
@@ -330,10 +309,10 @@ class GraphRounds(Rounds):
     def _sequence(self, name: str, count: int) -> list[int]:
         """The windows of an arm's launches; its graph is made with them."""
         if name not in self.slots:
-            return self.played(name, count)[1]
+            return self._played(name, count)[1]
         key = (name, count)
         if key not in self._graphs:
-            sequence = self.windows(count)
+            sequence = self._windows(count)
             answer = self.worker.call("capture", self.timeout_s, bindings=sequence, slot=self.slots[name])
             self._graphs[key] = (int(answer["graph"]), sequence)
         return self._graphs[key][1]
@@ -350,12 +329,12 @@ class GraphRounds(Rounds):
         self._sequence(name, unit)
         if name not in self.slots:
             self._workers.helpers.settle(self._stream.cuda_stream)
-            between = self.poison_between(name, window) if poisoned else None
-            first = self.played(name, unit)[0]
-            return self.played(name, count)[0].time(warm, between, first)[0]
+            between = self._memory.poisoning(window) if poisoned else None
+            first = self._played(name, unit)[0]
+            return self._played(name, count)[0].time(warm, between, first)[0]
         (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
         terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
-        terms["poisoned"] = self.written(window) if poisoned else []
+        terms["poisoned"] = self._memory.written(window) if poisoned else []
         return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
 
     def _single(self, name: str, count: int) -> float:
@@ -363,18 +342,18 @@ class GraphRounds(Rounds):
         self._sequence(name, count)
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         if name not in self.slots:
-            replays, _ = self.played(name, count)
+            replays, _ = self._played(name, count)
             self._evict()
             self._workers.helpers.settle(self._stream.cuda_stream)
             torch.cuda.synchronize()
-            time.sleep(gap)
+            self.clock.sleep(gap)
             if self._trace is None:
                 return replays.once()
             self._trace.clear()
             replays.once()
             return self._trace.span_s()
         self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
-        time.sleep(gap)
+        self.clock.sleep(gap)
         return float(self.worker.call("once", self.timeout_s, graph=self._graphs[name, count][0])["seconds"])
 
     def _evict(self) -> None:

@@ -1,11 +1,10 @@
 """What other processes, and other guests of a host, take of this process's cores while it measures."""
 
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.records import BusyCores, Conditions
 from cuda_l2.system import process_tree
 
 STAT = Path("/proc/stat")
@@ -16,28 +15,28 @@ NOTICED_CORES = 0.25
 class OtherWork:
     """Watches from here on."""
 
-    def __init__(self) -> None:
-        self._before = _taken()
-        self._began = time.monotonic()
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._now, self._before = clock.now, _taken()
+        self._began = self._now()
 
-    def conditions(self) -> dict[str, Any]:
-        """For a timing: how many of our cores others kept busy on average, those that a host gave to other guests too.
+    def found(self) -> BusyCores | None:
+        """How many of our cores others kept busy on average, those that a host gave to other guests included.
 
-        Nothing where the system does not say. Kernels count in hundredths of a second a core.
+        None where the system does not say. Kernels count in hundredths of a second a core.
         """
-        seconds, now = time.monotonic() - self._began, _taken()
+        seconds, now = self._now() - self._began, _taken()
         if self._before is None or now is None or seconds <= 0:
-            return {}
+            return None
         cores = max(0.0, now - self._before) / seconds
-        return {"other_work": {"cores": round(cores, 2), "of": len(os.sched_getaffinity(0))}}
+        return BusyCores(round(cores, 2), len(os.sched_getaffinity(0)))
 
 
-def noticed(conditions: Mapping[str, Any]) -> str:
-    """A line for a report, or nothing where others took too little to tell."""
-    found = conditions.get("other_work", {"cores": 0.0, "of": 0})
-    if found["cores"] < NOTICED_CORES:
+def noticed(conditions: Conditions) -> str:
+    """A line for a report, or nothing where other work took too little to mention."""
+    found = conditions.other_work
+    if found is None or found.cores < NOTICED_CORES:
         return ""
-    return f"other work kept {found['cores']:.1f} of {found['of']} cores busy meanwhile: these times are less sure"
+    return f"other work kept {found.cores:.1f} of {found.of} cores busy meanwhile: these times are less sure"
 
 
 def _taken() -> float | None:

@@ -10,17 +10,18 @@ import functools
 import itertools
 import multiprocessing
 import pickle
-import random
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import numpy as np
+
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.measure.sampler import Sampler, Samples
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.system.errors import MachineError
 
@@ -147,11 +148,10 @@ def _serve(pipe: Connection, turn: Any, seed: int, finalists: int, cold: bool) -
 
 
 class _Arm:
-    """One item under one edge: its graph and its samples."""
+    """One item under one edge, and its graph."""
 
     def __init__(self, index: int, edge: int, graph: Any, nodes: int) -> None:
         self.index, self.edge, self.graph, self.nodes = index, edge, graph, nodes
-        self.samples: list[float] = []
         self.first = float("nan")
 
 
@@ -165,7 +165,7 @@ class _Bench:
         from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
 
         self.torch, self.turn, self.finalists, self.alive = torch, turn, finalists, alive
-        self.rng = random.Random(seed)
+        self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -195,27 +195,30 @@ class _Bench:
             if time.monotonic() - began > PATIENCE_S / 4:
                 self.alive()
                 began = time.monotonic()
-        for _ in range(ROUNDS):
-            self._round(arms)
+        taken = self._rounds(arms, ROUNDS)
         for arm in arms:
-            samples[arm.index].first[arm.edge] = arm.first = min(arm.samples)
-            arm.samples.clear()
+            samples[arm.index].first[arm.edge] = arm.first = min(taken.of(arm))
         final, more = self._final(gemm, items, arms, guess_us)
-        for _ in range(5 if guess_us > LONG_US else self.final_rounds):
-            self._round(final)
+        taken = self._rounds(final, 5 if guess_us > LONG_US else self.final_rounds)
         for arm in final:
-            samples[arm.index].final[arm.edge] = median(arm.samples)
+            samples[arm.index].final[arm.edge] = taken.median(arm)
         self.turn.value = -1
         for arm in [*arms, *more]:
             arm.graph.destroy()
         return samples
 
-    def _round(self, arms: list[_Arm]) -> None:
-        self.rng.shuffle(arms)
-        for arm in arms:
+    def _rounds(self, arms: Sequence[_Arm], count: int) -> Samples[_Arm]:
+        """So many rounds of interleaved samples."""
+
+        def take(arm: _Arm) -> float:
             self.turn.value = arm.index
-            arm.samples.append(self._sample_us(arm))
-        self.alive()
+            return self._sample_us(arm)
+
+        sampler = Sampler(take, self.rng)
+        for _ in range(count):
+            sampler.round(arms)
+            self.alive()
+        return sampler.samples
 
     def _edges(self, item: Item, guess_us: float) -> Sequence[int]:
         """Which are timed in the first pass."""

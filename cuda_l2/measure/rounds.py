@@ -1,7 +1,5 @@
 """The rounds of a timing run: all arms in random order, intervals over paired rounds, few looks at them."""
 
-import statistics
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.measure.intervals import mean_interval, median_interval
+from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.measure.intervals import median_interval
 from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus
 
 CANDIDATE = "candidate"
@@ -26,11 +26,11 @@ LOOKS_S = (0.003, 0.01, 0.03)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A candidate that was built; layout: in which it reads B."""
+    """A candidate that was built; layout: in which it reads B, where it has one."""
 
     candidate: Candidate
     build: Build
-    layout: Layout
+    layout: Layout = Layout.NN
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,15 @@ class Terms:
     protocol: Protocol
     rng: np.random.Generator
     beat: float = 0.0
+    clock: Clock = CLOCK
 
 
-def failed(error: Exception, protocol: Protocol, start: float) -> Timing:
-    """The timing of a measurement that a fault or a wrong output ended. start: when it began, by perf_counter."""
+def failed(error: Exception, protocol: Protocol, start: float, clock: Clock = CLOCK) -> Timing:
+    """The timing of a measurement that a fault or a wrong output ended. start: when it began, by the clock."""
     status = TimingStatus.WRONG_OUTPUT
     if isinstance(error, Fault) and str(error.status) in list(TimingStatus):
         status = TimingStatus(error.status)  # a fault ends verification and timing under the same names
-    return Timing(status, protocol.name, reason=str(error), seconds=time.perf_counter() - start)
+    return Timing(status, protocol.name, reason=str(error), seconds=clock.now() - start)
 
 
 class Rounds(ABC):
@@ -73,12 +74,14 @@ class Rounds(ABC):
         seldom: Collection[str] = (),
     ) -> None:
         self.arms, self.subject, self.kernels, self.seldom = list(arms), subject, kernels, seldom
-        self.protocol, self.rng, self.beat = terms.protocol, terms.rng, terms.beat
+        self.protocol, self.rng, self.beat, self.clock = terms.protocol, terms.rng, terms.beat, terms.clock
         others = [[name for name in names if name != subject and name not in kernels] for names in (references, arms)]
         self.references = others[0] or others[1] or [subject]
-        self.samples: dict[str, list[float]] = {name: [] for name in arms}  # seconds a launch
-        self.rounds: dict[str, list[int]] = {name: [] for name in arms}
-        """Numbers of the rounds that an arm's samples are of; 0 before the first."""
+        self._count = 1
+        """Launches of a sample in the rounds."""
+        self._sampler: Sampler[str] = Sampler(lambda name: self.sample(name, self._count), self.rng)
+        self.samples = self._sampler.samples
+        """Seconds a launch. What is left out of the rounds has one sample, of round 0."""
         self.launches = dict.fromkeys(arms, 0)
         self.differences: dict[str, float] = {}
         """Of every kernel: the largest of an element of its timed outputs from the reference."""
@@ -147,23 +150,24 @@ class Rounds(ABC):
         for pause_s in LOOKS_S:  # a machine that was busy for a moment must not cost a run its strongest baseline
             short = [name for name in slow() if once[name] < SHORT_S]
             if short:
-                time.sleep(pause_s)
+                self.clock.sleep(pause_s)
             for name in short:
                 again(name)
         left_out = slow()
         active = [name for name in self.arms if name not in left_out]
         for name in self.arms:
             if name not in active:
-                self._add(name, 0, once[name], 1)
+                self.samples.add(name, 0, once[name])
+                self.launches[name] += 1
         fastest = min(once.values())
         count = self.count(self.round_s(fastest) / fastest) if protocol.round_s else 1
         parts = self.parts(count)
-        count //= parts
-        started = time.perf_counter()
-        while time.perf_counter() - started < protocol.warmup_s:
+        self._count = count = count // parts
+        started = self.clock.now()
+        while self.clock.now() - started < protocol.warmup_s:
             for name in active:
                 self.sample(name, count)
-        started = time.perf_counter()
+        started = self.clock.now()
         every = self.seldom_every(fastest)
         # few looks at the interval: stopping at the first tight one of many would make it too narrow
         looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
@@ -171,16 +175,12 @@ class Rounds(ABC):
             self.number, self.check_elements = number, number % protocol.check_every == 0
             names = [name for name in active if name not in self.seldom or number % every == 1 % every]
             self.begin_round(names, parts * count)
-            taken: dict[str, list[float]] = {name: [] for name in names}
-            for _ in range(parts):
-                for index in self.rng.permutation(len(names)):
-                    name = names[int(index)]
-                    taken[name].append(self.sample(name, count))
-            for name, seconds in taken.items():
-                self._add(name, number, statistics.fmean(seconds), parts * count)
+            self._sampler.round(names, parts=parts)
+            for name in names:
+                self.launches[name] += parts * count
             self.end_round()
             if protocol.measure_s:
-                if time.perf_counter() - started >= protocol.measure_s and number >= protocol.min_rounds:
+                if self.clock.now() - started >= protocol.measure_s and number >= protocol.min_rounds:
                     break
             elif number in looks:
                 ratio = self.ratio(self.reference())
@@ -189,30 +189,19 @@ class Rounds(ABC):
 
     def reference(self) -> str:
         """The strongest baseline so far."""
-        return min(self.references, key=lambda name: statistics.median(self.samples[name]))
+        return min(self.references, key=self.samples.median)
 
     def ratio(self, baseline: str, subject: str = "") -> Interval:
         """t_baseline / t_subject over the rounds that both were sampled in."""
-        subject = subject or self.subject
-        ours, theirs = (dict(zip(self.rounds[name], self.samples[name], strict=True)) for name in (subject, baseline))
-        paired = [seconds / ours[number] for number, seconds in theirs.items() if number in ours]
-        if not paired:  # one was timed once
-            middle = statistics.median(theirs.values()) / statistics.median(ours.values())
-            return Interval(middle, -float("inf"), float("inf"))
-        return (mean_interval if self.protocol.mean else median_interval)(paired)
-
-    def _add(self, name: str, number: int, seconds: float, launches: int) -> None:
-        self.samples[name].append(seconds)
-        self.rounds[name].append(number)
-        self.launches[name] += launches
+        return self.samples.ratio(baseline, subject or self.subject, mean=self.protocol.mean)
 
     def timing(self, empty_call_us: float, seconds: float, subject: str = "") -> Timing:
         """What was found about the subject, or about another of the kernels timed beside it."""
         subject = subject or self.subject
-        arms = {
-            name: Arm(name, median_interval([s * 1e6 for s in samples]), len(samples), self.launches[name])
-            for name, samples in self.samples.items()
-        }
+        arms = {}
+        for name in self.arms:
+            times_us = [s * 1e6 for s in self.samples.of(name)]
+            arms[name] = Arm(name, median_interval(times_us), len(times_us), self.launches[name])
         reference = self.reference()
         names = [name for name in arms if name != subject and name not in self.kernels]
         return Timing(

@@ -1,125 +1,108 @@
-"""The CPU baselines, run by torch in a process of their own on the same shared memory as candidates.
+"""Torch's baselines on the CPU, in a process of their own on the memory that candidates use.
 
-Started by `measure.baselines`. Messages on standard input are a 4-byte length and JSON; length 0 means
+Started by `measure.torch_baselines`. Messages on standard input are a 4-byte length and JSON; length 0 means
 "run what was prepared". Each is acknowledged by one byte, as candidates' runners do, so that both sides of a
 ratio pay the same for the conversation.
 """
 
+import contextlib
 import json
 import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+from cuda_l2 import tasks
+from cuda_l2.measure.baselines._base import Function, TorchBaseline, named
+from cuda_l2.records import Layout, Task, Tensor
+from cuda_l2.system.text import line_of
+
+Views = dict[str, torch.Tensor]
 
 
-def half(gemm: dict[str, Any]) -> Launch:
-    """torch.matmul as it stands, fp16 in and out."""
-    return lambda a, b, c: torch.matmul(a, b, out=c)
-
-
-def widened(gemm: dict[str, Any]) -> Launch:
-    """torch.matmul on operands widened to fp32, one expression, conversions counted."""
-    return lambda a, b, c: c.copy_(torch.matmul(a.float(), b.float()))
-
-
-def preallocated(gemm: dict[str, Any]) -> Launch:
-    """The same with the widened buffers allocated beforehand."""
-    m, n, k = gemm["m"], gemm["n"], gemm["k"]
-    a32, b32, c32 = torch.empty(m, k), torch.empty(k, n), torch.empty(m, n)
-    if gemm["layout"] == "tn":
-        b32 = torch.empty(n, k).t()
-
-    def launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-        a32.copy_(a)
-        b32.copy_(b)
-        torch.mm(a32, b32, out=c32)
-        c.copy_(c32)
-
-    return launch
-
-
-ARMS: dict[str, Callable[[dict[str, Any]], Launch]] = {
-    "torch fp16": half,
-    "torch widened": widened,
-    "torch widened, preallocated": preallocated,
-}
-
-
-class GemmArms:
-    """What the arms of a matrix product work on."""
+class Worker:
+    """The task, its baselines, and the launches that are prepared."""
 
     def __init__(self) -> None:
-        self.memory = torch.empty(0, dtype=torch.float16)
-        self.gemm: dict[str, Any] = {}
-        self.launches: dict[str, Launch] = {}
-        self.launch: Launch = half({})
-        self.prepared: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._mode = contextlib.ExitStack()
+        self._functions: dict[str, Function] = {}
+        self._function: Function = dict
+        self._calls: list[Views] = []
+        self._outputs: Views = {}
+        """Where the result of the last call belongs, if it returns new tensors."""
+        self._results: Any = ()
 
     def handle(self, message: dict[str, Any]) -> bytes:
-        if message["op"] == "attach":
-            self.gemm, self.launches = message, {}
-            self.memory = attached(message).view(torch.float16)
-        else:
-            name = message["arm"]
-            if name not in self.launches:
-                self.launches[name] = ARMS[name](self.gemm)
-            self.launch = self.launches[name]
-            self.prepared = [_views(self.memory, self.gemm, call) for call in message["calls"]]
+        match message["op"]:
+            case "attach":
+                self._attach(message)
+            case "prepare":
+                self._prepare(message)
+            case "try":
+                try:
+                    self._prepare(message)
+                    self.run()
+                except Exception as error:  # noqa: BLE001 - a compiler fails in many ways
+                    reason = line_of(error).encode()
+                    return b"X" + struct.pack("i", len(reason)) + reason
+                self._collect()
+            case "collect":
+                self._collect()
         return b"D"
 
     def run(self) -> None:
-        for a, b, c in self.prepared:
-            self.launch(a, b, c)
+        function = self._function
+        for tensors in self._calls:
+            self._results = function(**tensors)
+
+    def _attach(self, message: dict[str, Any]) -> None:
+        os.environ.update(message["environment"])  # Inductor reads them when it is first used
+        self._task, self._functions = tasks.parse(message["task"]), {}
+        self._calls, self._outputs, self._results = [], {}, ()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        self._memory = _attached(message)
+
+    def _prepare(self, message: dict[str, Any]) -> None:
+        name = message["arm"]
+        baseline = named(name)
+        assert isinstance(baseline, TorchBaseline)
+        self._mode.close()
+        self._mode.enter_context(torch.inference_mode() if baseline.in_place else torch.no_grad())
+        if name not in self._functions:
+            self._functions[name] = baseline.bind(self._task)
+        self._function, task = self._functions[name], self._task
+        given = [*task.inputs, *task.weights, *(task.outputs if baseline.in_place else ())]
+        self._calls = [self._views(given, call) for call in message["calls"]]
+        self._outputs = {} if baseline.in_place else self._views(task.outputs, message["calls"][-1])
+
+    def _collect(self) -> None:
+        for place, result in zip(self._outputs.values(), self._results, strict=True):
+            place.copy_(result)
+        self._results = ()
+
+    def _views(self, tensors: Iterable[Tensor], offsets: dict[str, int]) -> Views:
+        """Tensors of one launch at byte offsets into the shared memory."""
+        return {tensor.name: _view(self._memory, self._task, tensor, offsets[tensor.name]) for tensor in tensors}
 
 
-def serve(acknowledge: int, handle: Callable[[dict[str, Any]], bytes], run: Callable[[], None]) -> None:
-    """Answer messages until standard input closes; torch needs no gradients here."""
-    os.write(acknowledge, b"R")
-    while True:
-        header = _read(4)
-        if not header:
-            return
-        (length,) = struct.unpack("i", header)
-        if length:
-            os.write(acknowledge, handle(json.loads(_read(length))))
-        else:
-            run()
-            os.write(acknowledge, b"D")
+def _view(memory: torch.Tensor, task: Task, tensor: Tensor, offset: int) -> torch.Tensor:
+    words = memory[offset : offset + tensor.bytes].view(getattr(torch, tensor.dtype))
+    if tensor.name == "b" and getattr(task, "layout", None) is Layout.TN:
+        return words.reshape(tensor.shape[::-1]).t()
+    return words.reshape(tensor.shape)
 
 
-def attached(message: dict[str, Any]) -> torch.Tensor:
+def _attached(message: dict[str, Any]) -> torch.Tensor:
     """The shared memory that a message names, as bytes."""
     descriptor = os.open(message["path"], os.O_RDWR)
     memory = torch.frombuffer(mmap.mmap(descriptor, message["size"]), dtype=torch.uint8)
     os.close(descriptor)
     return memory
-
-
-def main() -> None:
-    torch.set_num_threads(int(sys.argv[1]))
-    arms = GemmArms()
-    with torch.inference_mode():
-        serve(int(sys.argv[2]), arms.handle, arms.run)
-
-
-def _views(
-    memory: torch.Tensor, gemm: dict[str, Any], offsets: list[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A, B and C of one launch at byte offsets into the arena."""
-    m, n, k = gemm["m"], gemm["n"], gemm["k"]
-    a, b, c = (offset // 2 for offset in offsets)
-    b_strides = (n, 1) if gemm["layout"] == "nn" else (1, k)
-    return (
-        memory.as_strided((m, k), (k, 1), a),
-        memory.as_strided((k, n), b_strides, b),
-        memory.as_strided((m, n), (n, 1), c),
-    )
 
 
 def _read(size: int) -> bytes:
@@ -130,6 +113,23 @@ def _read(size: int) -> bytes:
             return b""
         data += part
     return data
+
+
+def main() -> None:
+    """Answer messages until standard input closes."""
+    torch.set_num_threads(int(sys.argv[1]))
+    acknowledge, worker = int(sys.argv[2]), Worker()
+    os.write(acknowledge, b"R")
+    while True:
+        header = _read(4)
+        if not header:
+            return
+        (length,) = struct.unpack("i", header)
+        if length:
+            os.write(acknowledge, worker.handle(json.loads(_read(length))))
+        else:
+            worker.run()
+            os.write(acknowledge, b"D")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import json
 import math
 from collections.abc import Iterable
 
+from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
+from cuda_l2.records import Arm, Gemm, Interval, Timing
 
 Cell = str | int | float | None
 Row = dict[str, Cell]
@@ -18,15 +19,9 @@ def arms_of(timing: Timing) -> dict[str, Arm]:
     return {arm.name: arm for arm in (*subject, *timing.baselines)}
 
 
-def class_of(arm: str) -> tuple[str, Layout | None]:
-    """A baseline's name without its layout, and the layout in which it reads B: the task's own where it has none."""
-    kind, _, layout = arm.rpartition(" ")
-    return (kind, Layout[layout]) if layout in Layout.__members__ else (arm, None)
-
-
 def same_layout(arms: Iterable[str], gemm: Gemm) -> list[str]:
     """The baselines that read B as the task lays it out."""
-    return [arm for arm in arms if class_of(arm)[1] in (None, gemm.layout)]
+    return [arm for arm in arms if named(arm).reads([gemm.layout])]
 
 
 def fastest(arms: dict[str, Arm], names: Iterable[str]) -> str:

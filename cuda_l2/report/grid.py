@@ -129,14 +129,15 @@ def _described(prefix: str, described: dict[str, Any]) -> Row:
 def _conditions(timing: Timing) -> Row:
     conditions = timing.conditions
     row: Row = {"empty_call_us": cell(timing.empty_call_us)}
-    row |= {name: cell(conditions[name]) for name in CONDITIONS if name in conditions}
-    if "sm_mhz_range" in conditions:
-        row["sm_mhz_low"], row["sm_mhz_high"] = conditions["sm_mhz_range"]
-    if "limited_by" in conditions:
-        row["limited_by"] = " ".join(name.replace(" ", "-") for name in conditions["limited_by"])
-    for name, empty_us in conditions.get("empty_us", {}).items():
+    found = {name: getattr(conditions, name) for name in CONDITIONS}
+    row |= {name: cell(value) for name, value in found.items() if value not in (None, "")}
+    if conditions.sm_mhz_range:
+        row["sm_mhz_low"], row["sm_mhz_high"] = conditions.sm_mhz_range
+    if conditions.limited_by is not None:
+        row["limited_by"] = " ".join(name.replace(" ", "-") for name in conditions.limited_by)
+    for name, empty_us in conditions.empty_us.items():
         row[f"empty_kernel_us_{OURS if name == CANDIDATE else column(name)}"] = cell(empty_us)
-    for name, host_us in conditions.get("host_call_to_done_us", {}).items():
+    for name, host_us in conditions.host_call_to_done_us.items():
         row[f"{OURS if name == CANDIDATE else column(name)}.host_us"] = cell(host_us)
     return row
 

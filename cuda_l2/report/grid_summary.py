@@ -5,19 +5,21 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from cuda_l2.measure.cuda_arms import AUTOTUNED, BLAS, COMPILED, HEURISTIC, TORCH
+from cuda_l2.measure.baselines import cublas, cublaslt_autotuned, cublaslt_heuristic, max_autotune, torch_matmul
+from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import library
-from cuda_l2.report.arms import arms_of, class_of, fastest, same_layout
+from cuda_l2.report.arms import arms_of, fastest, same_layout
 from cuda_l2.runs.grid import bucket, bucket_name
 from cuda_l2.runs.results import MEASURED, Measurement
 from cuda_l2.runs.run_file import Header
 from cuda_l2.system.text import counted
 
-STRENGTHS = (HEURISTIC, BLAS, TORCH, COMPILED)
-"""Baselines whose times are told over the autotuned one's."""
+AUTOTUNED, HEURISTIC = cublaslt_autotuned.KIND, cublaslt_heuristic.KIND
+STRENGTHS = (HEURISTIC, cublas.KIND, torch_matmul.KIND, max_autotune.KIND)
+"""Kinds of baselines whose times are compared with the autotuned one's."""
 TFLOPS = "TFLOP/s autotuned, better layout"
 MAX = "max"
 REASONS_SHOWN = 3
@@ -38,7 +40,7 @@ def summary(header: Header, measurements: Sequence[Measurement]) -> str:
 
 
 def ratios(cases: Iterable[Case], kind: str = "") -> dict[str, Ratios]:
-    """By comparison: ours against the strongest baseline, or one class of them.
+    """By comparison: ours against the strongest baseline, or one kind of them.
 
     NN and TN: ours and the baseline read B alike. max, where both layouts were run: our faster one against the
     baseline's faster one.
@@ -87,7 +89,7 @@ def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[
     if strongest:
         ranked = ", ".join(f"{name} {count}" for name, count in strongest.most_common())
         lines += [f"{protocol}: the strongest baseline that reads B alike, and how often: {ranked}.", ""]
-    drifted = sum("drifted" in timing.conditions for _, timing in timings)
+    drifted = sum(bool(timing.conditions.drifted) for _, timing in timings)
     if drifted:
         lines += [
             f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",
@@ -110,7 +112,7 @@ def _by_class(protocol: str, found: Sequence[Case]) -> list[str]:
     """Ours against every class of baselines, all shapes together."""
     names = [name for case in found for _, timing in case.values() for name, _ in timing.speedups]
     lines = []
-    for kind in dict.fromkeys(class_of(name)[0] for name in names):
+    for kind in dict.fromkeys(named(name).kind for name in names):
         for comparison, pairs in ratios(found, kind).items():
             lines.append(f"| {kind} | {comparison} | {_statistics([ratio for _, ratio in pairs])} |")
     if not lines:
@@ -197,7 +199,7 @@ def _better_layouts(case: Case, kind: str) -> tuple[int, Interval] | None:
     arms, others = arms_of(timing), arms_of(other)
     names = _named(dict(timing.speedups), kind)
     # what reads B as the task lays it out met the other layout in the other run alone
-    elsewhere = [name for name in _named(dict(other.speedups), kind) if class_of(name)[1] is None]
+    elsewhere = [name for name in _named(dict(other.speedups), kind) if named(name).layout is None]
     if not names or not timing.candidate:
         return None
     arm = fastest(arms, names)
@@ -218,8 +220,8 @@ def _unpaired(theirs: Interval, ours: Interval) -> Interval:
 
 
 def _named(arms: Iterable[str], kind: str) -> list[str]:
-    """The arms of one class; all where it is empty."""
-    return [arm for arm in arms if not kind or class_of(arm)[0] == kind]
+    """The baselines of one kind; all where it is empty."""
+    return [arm for arm in arms if not kind or named(arm).kind == kind]
 
 
 def _time(arms: dict[str, Arm], names: Sequence[str]) -> float:

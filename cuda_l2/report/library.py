@@ -8,11 +8,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from cuda_l2.measure.cuda_arms import AUTOTUNED
+from cuda_l2.measure.baselines._base import Baseline, named
+from cuda_l2.measure.baselines.cublaslt_autotuned import KIND as AUTOTUNED
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.records import Interval, Layout
-from cuda_l2.report.arms import Row, arms_of, class_of, fastest, interval_cells
+from cuda_l2.report.arms import Row, arms_of, fastest, interval_cells
 from cuda_l2.runs.grid import log2_mnk
 from cuda_l2.runs.results import MEASURED, KernelFigures, Measurement
 from cuda_l2.system.text import counted
@@ -23,6 +25,17 @@ WORST_SHOWN = 10
 
 Ratios = list[tuple[Measurement, Interval]]
 """t_baseline / t_ours of every shape."""
+
+Of = Callable[[Baseline], bool]
+"""Which baselines a kernel is compared with."""
+
+
+def tuned(baseline: Baseline) -> bool:
+    return baseline.tuned
+
+
+def any_of_them(baseline: Baseline) -> bool:
+    return True
 
 
 def kernel_name(kernel: KernelFigures) -> str:
@@ -53,23 +66,14 @@ def chosen(measurement: Measurement, layout: Layout | None = None, *, dependent:
 def ratio(
     measurement: Measurement,
     kernel: KernelFigures | None,
-    kind: str = AUTOTUNED,
+    of: Of = tuned,
     layout: Layout | None = None,
-    *,
-    exact: bool = False,
 ) -> Interval | None:
-    """t_baseline / t_kernel for the fastest baseline of a kind, of one layout or both; None where there is none.
-
-    exact: not of kinds whose names only begin so.
-    """
+    """t_baseline / t_kernel for the fastest of these baselines, of one layout or both; None where there is none."""
     if not kernel or not measurement.timing:
         return None
     arms, ratios = arms_of(measurement.timing), dict(kernel.speedups)
-    names = []
-    for name in ratios:
-        of, reads = class_of(name)
-        if (of == kind if exact else of.startswith(kind)) and layout in (None, reads or layout):
-            names.append(name)
+    names = [name for name in _chosen(ratios, of) if layout is None or named(name).reads([layout])]
     return ratios[fastest(arms, names)] if names else None
 
 
@@ -114,7 +118,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
             served = [(m, Interval(1, 1, 1) if m.falls_back[index] else value) for m, value in ratios]
             count = counted(sum(m.falls_back[index] for m in measured), "shape")
             text += _by_size(f"{protocol}, {title} launches, cuBLASLt where chosen beforehand: {count}", served)
-    strongest = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False), kind=""))
+    strongest = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False), any_of_them))
     text += _by_size(f"{protocol}, plain launches against the fastest of all baselines of the run", strongest)
     text += _totals(protocol, measured)
     text += _by_layout(protocol, measured)
@@ -125,7 +129,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     text += [f"{protocol}: the lowest of the plain launches: {shown}.", ""]
     families = Counter(kernel.family for m in measured if (kernel := chosen(m, dependent=False)))
     text += [f"{protocol}: families: " + ", ".join(f"{name} {n}" for name, n in families.most_common()) + ".", ""]
-    drifted = sum("drifted" in m.timing.conditions for m in measured if m.timing)
+    drifted = sum(bool(m.timing.conditions.drifted) for m in measured if m.timing)
     if drifted:
         text += [
             f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",
@@ -157,18 +161,22 @@ def _true_fp16(protocol: str, plain: Ratios) -> list[str]:
     if not served:
         return []
     won = sorted((each for each in served if each[1].low > 1), key=lambda each: -each[1].estimate)
-    named = []
+    shown = []
     for m, value, kernel in won:
         error = relative_error(m, kernel)  # not kept by earlier versions
-        named.append(f"{m.gemm} {value.estimate:.3f}" + ("" if math.isnan(error) else f" {error:.2%}"))
+        shown.append(f"{m.gemm} {value.estimate:.3f}" + ("" if math.isnan(error) else f" {error:.2%}"))
     return [
         f"{protocol}: sums in fp16 serve {len(served)} of {counted(len(plain), 'shape')} as plain launches, and win"
         f" {len(won)}"
         " (interval above 1). Speedup, and the largest error of an output over its RMS:",
         "",
-        ", ".join(named) + ".",
+        ", ".join(shown) + ".",
         "",
     ]
+
+
+def _chosen(names: Iterable[str], of: Of) -> list[str]:
+    return [name for name in names if of(named(name))]
 
 
 def _totals(protocol: str, measured: Sequence[Measurement]) -> list[str]:
@@ -176,13 +184,13 @@ def _totals(protocol: str, measured: Sequence[Measurement]) -> list[str]:
     pairs = [(m, kernel) for m in measured if m.timing and (kernel := chosen(m, dependent=False))]
     ours = sum(kernel.latency_us.estimate for _, kernel in pairs)
     told = []
-    for kind in (AUTOTUNED, ""):
+    for of, title in ((tuned, AUTOTUNED), (any_of_them, "the fastest of all baselines")):
         theirs = 0.0
         for m, _ in pairs:
             assert m.timing
-            arms = {name: arm for name, arm in arms_of(m.timing).items() if name.startswith(kind)}
-            theirs += arms[fastest(arms, arms)].latency_us.estimate
-        told.append(f"{kind or 'the fastest of all baselines'} {theirs / ours:.3f}")
+            arms = arms_of(m.timing)
+            theirs += arms[fastest(arms, _chosen(arms, of))].latency_us.estimate
+        told.append(f"{title} {theirs / ours:.3f}")
     return [f"{protocol}: one launch of each shape, all together, over our plain ones: {', '.join(told)}.", ""]
 
 
@@ -196,12 +204,16 @@ def _by_layout(protocol: str, measured: Sequence[Measurement]) -> list[str]:
     return [*text, ""] if len(text) > 4 else []
 
 
+def _is_kind(kind: str, baseline: Baseline) -> bool:
+    return baseline.kind == kind
+
+
 def _by_baseline(protocol: str, measured: Sequence[Measurement]) -> list[str]:
-    kinds = dict.fromkeys(class_of(name)[0] for m in measured for name, _ in m.kernels[0].speedups)
+    kinds = dict.fromkeys(named(name).kind for m in measured for name, _ in m.kernels[0].speedups)
     text = [f"### {protocol}: plain launches against each baseline's faster layout", ""]
     text += ["| baseline | " + HEAD, "|---" * 7 + "|"]
     for kind in kinds:
-        found = [ratio(m, chosen(m, dependent=False), kind, exact=True) for m in measured]
+        found = [ratio(m, chosen(m, dependent=False), partial(_is_kind, kind)) for m in measured]
         text.append(f"| {kind} | {_statistics([value for value in found if value])} |")
     return [*text, ""]
 

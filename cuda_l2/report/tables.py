@@ -73,8 +73,8 @@ def print_result(result: Result) -> None:
         reviewed = ", ".join(f"{count} {status}" for status, count in sorted(search.reviews.items()))
         console.print(f"jumps in reward, reviewed: {reviewed}" + (f"; {search.checker}" if search.checker else ""))
     for timing in timings:
-        if "drifted" in timing.conditions:
-            console.print(f"{timing.protocol}, after repetitions too: {timing.conditions['drifted']}")
+        if timing.conditions.drifted:
+            console.print(f"{timing.protocol}, after repetitions too: {timing.conditions.drifted}")
         if busy := noticed(timing.conditions):
             console.print(f"{timing.protocol}: {busy}")
     if search.interrupted:

@@ -50,7 +50,7 @@ def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: T
     if timing and timing.candidate:
         for arm in (timing.candidate, *timing.baselines):
             console.print(f"  {arm.name:<14} {_time(arm)} over {counted(arm.rounds, 'round')} ({timing.protocol})")
-        for name, reason in timing.conditions.get("left out", {}).items():
+        for name, reason in timing.conditions.left_out.items():
             console.print(f"  {name:<14} left out: {reason}")
         if busy := noticed(timing.conditions):
             console.print(f"  {busy}")

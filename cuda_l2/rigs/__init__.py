@@ -1,19 +1,19 @@
 """A rig: one machine's build, verify and measure, set up once for many shapes."""
 
 from cuda_l2 import machine
-from cuda_l2.rigs._base import ADAPTIVE, Bench, Rig
+from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
 
 
-def open_rig(name: str = "auto") -> Rig:
+def open_rig(name: str = "auto", request: Request = Request()) -> Rig:
     """The rig of a target: cpu, cuda, or auto for the GPU where there is one. UserError where it cannot be used."""
     target = machine.detect(name)  # says what is missing, before anything that needs it is imported
     if target.name == "cuda":
         from cuda_l2.rigs.cuda import CudaRig  # noqa: PLC0415 - needs packages that CPU users need not have
 
-        return CudaRig()
+        return CudaRig(request)
     from cuda_l2.rigs.cpu import CpuRig  # noqa: PLC0415 - torch loads only where it is needed
 
-    return CpuRig()
+    return CpuRig(request)
 
 
-__all__ = ["ADAPTIVE", "Bench", "Rig", "open_rig"]
+__all__ = ["ADAPTIVE", "Bench", "Request", "Rig", "open_rig"]

@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cuda_l2.machine._base import Target
+from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
@@ -16,6 +17,33 @@ ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
 TUNINGS = (ADAPTIVE, PAPER_TUNING)
 """How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
 rounds of single ones."""
+
+B = TypeVar("B", bound=Baseline)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of a rig when it is opened, for all tasks alike."""
+
+    baselines: tuple[Baseline, ...] = ()  # of reports on matrix products; all where empty
+    in_full: tuple[str, ...] = ()  # protocols with all of these; under others the tuned ones alone. All where empty
+    retune: bool = False  # algorithms that earlier runs chose are chosen anew
+    tuning: str = ADAPTIVE  # how they are timed: one of TUNINGS
+    choices: Path | None = None  # file of chosen algorithms, used where it has them; it may not be there yet
+
+    def __post_init__(self) -> None:
+        if self.tuning not in TUNINGS:
+            raise UserError(f"there is no way of tuning {self.tuning!r}; choose from {', '.join(TUNINGS)}")
+
+    def reported(self, available: Sequence[B], protocol: str = "") -> list[B]:
+        """The baselines that a report times, of those that are available; UserError where none is left."""
+        wanted = [each for each in available if not self.baselines or each in self.baselines]
+        tuned = [each for each in wanted if each.tuned]
+        if tuned and self.in_full and protocol not in self.in_full:
+            wanted = tuned
+        if not wanted:
+            raise UserError(f"no baseline is left to time: choose from {', '.join(each.name for each in available)}")
+        return wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +115,7 @@ class Rig(ABC):
     """Candidates a search proposes at once."""
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
-    arms: tuple[str, ...]
-    """All names that baselines may have here; not every shape has every one."""
-    retunes = False
-    """Whether choices of baselines that were stored earlier are made anew."""
-    wanted_arms: tuple[str, ...] = ()
-    """Beginnings of the names of baselines that reports time; all where empty."""
-    unwanted_arms: tuple[str, ...] = ()
-    """Beginnings of the names of baselines that reports leave out."""
+    request: Request
 
     @abstractmethod
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
@@ -118,23 +139,12 @@ class Rig(ABC):
     def environment(self) -> dict[str, Any]:
         """What a reader needs to judge a figure."""
 
-    def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
+    def describe(self, gemm: Gemm, baseline: Baseline) -> dict[str, Any]:
         """What a baseline that was timed for this shape runs, as far as the target can tell."""
         return {}
 
-    def tune_by(self, method: str) -> None:
-        """How baselines that choose among algorithms time them: one of TUNINGS. UserError where it cannot be."""
-        if method not in TUNINGS:
-            raise UserError(f"there is no way of tuning {method!r}; choose from {', '.join(TUNINGS)}")
-        if method != ADAPTIVE:
-            raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
-
-    def recall_choices(self, path: Path, gemms: Iterable[Gemm]) -> None:
-        """Let baselines use the algorithms that a file names for these tasks. UserError where it cannot be."""
-        raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
-
-    def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
-        """Add the algorithms that baselines have for these tasks to a file; how many products it holds then."""
+    def keep_choices(self, gemms: Iterable[Gemm]) -> int:
+        """Add the algorithms chosen for these tasks to the request's file; how many products it holds then."""
         return 0
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
@@ -146,15 +156,6 @@ class Rig(ABC):
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 - where builds disturb there is none
         """Begin to build what will be asked for later."""
-
-    def reported(self, arms: Sequence[str]) -> list[str]:
-        """Those of the baselines that reports time; UserError where none is left."""
-        chosen = [
-            arm for arm in arms if arm.startswith(self.wanted_arms or "") and not arm.startswith(self.unwanted_arms)
-        ]
-        if not chosen:
-            raise UserError(f"no baseline is left to time: choose from {', '.join(arms)}")
-        return chosen
 
     @abstractmethod
     def close(self) -> None: ...

@@ -16,15 +16,16 @@ from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.arena import Arena, operand_bytes
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
-from cuda_l2.measure.baselines import PREALLOCATED, TorchBaselines
+from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, strongest_first
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import measure_cpu
 from cuda_l2.measure.outputs import Operands
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import Terms
-from cuda_l2.measure.task_baselines import TaskBaselines
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Build, Candidate, Gemm, Operation, Task, Timing, Verdict
 from cuda_l2.rigs import cpu_task
-from cuda_l2.rigs._base import Bench, Rig
+from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
 from cuda_l2.rigs.cpu_task import CpuTaskBench
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
@@ -48,35 +49,32 @@ class CpuRig(Rig):
     target: CpuTarget
     suffix = ".c"
     builds_disturb = True
-    arms = TorchBaselines.names
 
-    def __init__(self) -> None:
+    def __init__(self, request: Request = Request(), clock: Clock = CLOCK) -> None:
+        if request.tuning != ADAPTIVE:
+            raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
+        if request.choices:
+            raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
+        self.request, self.clock = request, clock
         self.target = cpu.detect()
         self.target.ceilings()  # measured while the machine is still idle
         self.protocols = CPU_PROTOCOLS
-        self.baselines = TorchBaselines(self.target.cores)
-        self._task_baselines: TaskBaselines | None = None
+        self.baselines = TorchBaselines(self.target.cores, clock)
         self._models = KeptBaselines(lambda task: ModelBaselines(task, self.target.cores), MOST_MODELS)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
         if isinstance(task, Operation):
-            return CpuTaskBench(self.target, partial(self._baselines_of, task), task, seed)
+            return CpuTaskBench(self, partial(self._baselines_of, task), task, seed)
         self.require_feasible(task)
         return CpuBench(self, task, seed)
 
-    def _baselines_of(self, task: Operation) -> TaskBaselines | ModelBaselines:
+    def _baselines_of(self, task: Operation) -> TorchBaselines | ModelBaselines:
         """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
         if not is_foreign(task.name):
-            return self.task_baselines()
+            return self.baselines
         return self._models.get(task)
-
-    def task_baselines(self) -> TaskBaselines:
-        """PyTorch's process for tasks of our own, started when it is first asked for."""
-        if self._task_baselines is None:
-            self._task_baselines = TaskBaselines(self.target.cores)
-        return self._task_baselines
 
     def require_feasible(self, task: Task) -> None:
         if isinstance(task, Operation):
@@ -102,8 +100,6 @@ class CpuRig(Rig):
     def close(self) -> None:
         torch.set_num_threads(self._threads)
         self.baselines.close()
-        if self._task_baselines:
-            self._task_baselines.close()
         self._models.close()
 
 
@@ -137,9 +133,8 @@ class CpuBench(Bench):
             baselines.attach(arena)
         if self._operands is None:
             self._operands = Operands(arena, self._rng)
-        names = [PREALLOCATED]  # the usual strongest
-        if not protocol.selects:
-            names = sorted(self._rig.reported(baselines.names), key=lambda name: name != PREALLOCATED)
+        chosen = strongest_first(baselines_of(TorchProduct, "cpu"), gemm)
+        chosen = chosen[:1] if protocol.selects else strongest_first(self._rig.request.reported(chosen), gemm)
 
         def open_candidate() -> Worker:
             assert candidate and build
@@ -147,8 +142,11 @@ class CpuBench(Bench):
             arena.poison_workspace(called.workspace_bytes(gemm.m, gemm.n, gemm.k))
             return Worker(arena, Path(build.artifact), called)
 
-        arms = {name: baselines.arm(name) for name in names}
-        terms, timeout_s = Terms(protocol, self._rng, beat), 5.0 + 64 * gemm.flops / SLOWEST_GFLOPS * 1e-9
+        arms = {baseline.name: baselines.arm(baseline) for baseline in chosen}
+        terms, timeout_s = (
+            Terms(protocol, self._rng, beat, self._rig.clock),
+            5.0 + 64 * gemm.flops / SLOWEST_GFLOPS * 1e-9,
+        )
         return measure_cpu(open_candidate if candidate else None, arms, self._operands, terms, timeout_s)
 
     def renew(self) -> None:

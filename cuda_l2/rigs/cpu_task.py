@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,14 +12,14 @@ from cuda_l2 import contract
 from cuda_l2.build.cpu import build_all
 from cuda_l2.kernelbench.arms import ModelBaselines
 from cuda_l2.kernelbench.cases import ForeignCases
-from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
+from cuda_l2.machine.cpu.target import available_memory_bytes
 from cuda_l2.machine.cpu.task_arena import TaskArena, TaskMemory
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Terms
-from cuda_l2.measure.task_baselines import TaskBaselines
 from cuda_l2.measure.task_outputs import FreshWorker, TaskOperands, launches_that_fit
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
 from cuda_l2.system.errors import UserError
@@ -27,6 +28,9 @@ from cuda_l2.tasks.cases import OwnCases, TaskCases
 from cuda_l2.verify import verify
 from cuda_l2.verify._cpu_task import CpuTaskSession, launch_timeout_s
 from cuda_l2.verify.tasks._base import task_checks
+
+if TYPE_CHECKING:
+    from cuda_l2.rigs.cpu import CpuRig
 
 SLOT_BYTES = 32 << 20
 """Tensors of all launches of a timed round together take at most this, one launch more."""
@@ -41,13 +45,13 @@ class CpuTaskBench(Bench):
 
     def __init__(
         self,
-        target: CpuTarget,
-        open_baselines: Callable[[], TaskBaselines | ModelBaselines],
+        rig: "CpuRig",
+        open_baselines: Callable[[], TorchBaselines | ModelBaselines],
         task: Operation,
         seed: int,
     ) -> None:
         require_feasible(task)
-        self._target, self._open_baselines, self._task = target, open_baselines, task
+        self._rig, self._open_baselines, self._task = rig, open_baselines, task
         self._draw(seed)
 
     def _draw(self, seed: int) -> None:
@@ -58,12 +62,12 @@ class CpuTaskBench(Bench):
         self._arena = TaskArena(
             [task, *self._cases.others],
             slots=launches_that_fit(task, SLOT_BYTES, MAX_SLOTS),
-            workspace_bytes=WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * self._target.cores,
+            workspace_bytes=WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * self._rig.target.cores,
         )
         self._operands = TaskOperands(self._arena, self._cases, self._rng)
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
-        return iter(build_all(candidates, self._target))
+        return iter(build_all(candidates, self._rig.target))
 
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         open_session = partial(CpuTaskSession, candidate, build, self._arena, self._cases)
@@ -87,15 +91,17 @@ class CpuTaskBench(Bench):
 
     def _time(self, open_candidate: Callable[[], FreshWorker] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
         baselines = self._open_baselines()
-        if baselines.task_arena is not self._arena:
-            baselines.attach_task(self._arena, self._cases.timed(0))
+        if baselines.arena is not self._arena:
+            baselines.attach(self._arena, self._cases.timed(0))
         # compiled first: where there is no candidate it stands in its place
-        names = baselines.ready(compiles=not protocol.selects)
-        arms: dict[str, Contestant] = {name: baselines.arm(name) for name in names}
+        ready = baselines.ready(compiles=not protocol.selects)
+        arms: dict[str, Contestant] = {baseline.name: baselines.arm(baseline) for baseline in ready}
         timeout_s = self._arena.slots * launch_timeout_s(self._task)
-        timing = measure_cpu(open_candidate, arms, self._operands, Terms(protocol, self._rng, beat), timeout_s)
-        left_out = {"left out": dict(baselines.left_out)} if baselines.left_out else {}
-        return replace(timing, conditions={**timing.conditions, **baselines.conditions, **left_out})
+        timing = measure_cpu(
+            open_candidate, arms, self._operands, Terms(protocol, self._rng, beat, self._rig.clock), timeout_s
+        )
+        conditions = replace(timing.conditions, left_out=dict(baselines.left_out), **baselines.conditions)
+        return replace(timing, conditions=conditions)
 
     def renew(self) -> None:
         """Every session and every sample has a process of its own anyway."""

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,20 +21,21 @@ from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.machine.cuda.worker import CudaWorkers
-from cuda_l2.measure import choices
-from cuda_l2.measure.cuda_arms import ARMS, AUTOTUNED
-from cuda_l2.measure.cuda_baselines import Baselines, Buffers
+from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, library_baselines, strongest_first
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cuda_outputs import CudaOperands
-from cuda_l2.measure.cuda_rounds import measure_cuda
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines
-from cuda_l2.measure.graph_rounds import Gpu
+from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
+from cuda_l2.measure.launches import Buffers
+from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
+from cuda_l2.measure.timed_memory import ProductMemory
 from cuda_l2.measure.tuned import TuneSettings
-from cuda_l2.records import Accumulate, Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
+from cuda_l2.records import Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
 from cuda_l2.rigs import cuda_task
-from cuda_l2.rigs._base import PAPER_TUNING, TUNINGS, Bench, Elsewhere, Rig
+from cuda_l2.rigs._base import PAPER_TUNING, Bench, Elsewhere, Request, Rig
 from cuda_l2.rigs.cuda_task import CudaTaskBench
 from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.system import variables
@@ -69,24 +69,32 @@ class CudaRig(Rig):
     target: CudaTarget
     suffix = ".cu"
     group = 32
-    arms = ARMS
-    tune_settings = TuneSettings()
 
-    def __init__(self, *, patience: float = 1.0, tunes: bool = True, sanitize: Sanitize = sanitizer.findings) -> None:
-        """Settings for verifying beside others, where nothing is timed.
+    def __init__(
+        self,
+        request: Request = Request(),
+        clock: Clock = CLOCK,
+        *,
+        patience: float = 1.0,
+        tunes: bool = True,
+        sanitize: Sanitize = sanitizer.findings,
+    ) -> None:
+        """What follows the clock is for verifying beside others, where nothing is timed.
 
         patience: time limits are so many times the usual ones. tunes: whether cuBLASLt's algorithms are always timed
         before a candidate is compared with them; where not, only if it fails without them. sanitize: who runs the
         sanitizer.
         """
-        self.tunes = tunes
+        self.request, self.clock, self.tunes = request, clock, tunes
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
         self.gpu = bus_id()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
-            self.baselines = stack.enter_context(Baselines(keeps=tunes))
+            settings = TuneSettings(paper=request.tuning == PAPER_TUNING)
+            libraries = Libraries(settings, retunes=request.retune, choices=request.choices, keeps=tunes, clock=clock)
+            self.libraries = stack.enter_context(libraries)
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
             self._task_baselines = CudaTaskBaselines()
@@ -103,7 +111,6 @@ class CudaRig(Rig):
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
         if isinstance(task, Operation):
             return CudaTaskBench(self, task, seed)
-        self.baselines.retunes = self.retunes
         return CudaBench(self, task, seed, both_layouts)
 
     def baselines_of(self, task: Operation) -> CudaTaskBaselines:
@@ -161,7 +168,7 @@ class CudaRig(Rig):
         """Timings of a run in which clocks did not drift between arms, or of the last of a few."""
         for _ in range(RUNS):
             timings = measure()
-            drifted = any("drifted" in timing.conditions for timing in timings.values())
+            drifted = any(timing.conditions.drifted for timing in timings.values())
             if not drifted or max(timing.seconds for timing in timings.values()) > LONG_RUN_S:
                 break
         return timings
@@ -178,20 +185,11 @@ class CudaRig(Rig):
         versions = {"torch": importlib.metadata.version("torch")}
         return self.target.environment() | versions | variables.recorded(own_process=True)
 
-    def describe(self, gemm: Gemm, arm: str) -> dict[str, Any]:
-        return self.baselines.describe(arm, gemm)
+    def describe(self, gemm: Gemm, baseline: Baseline) -> dict[str, Any]:
+        return baseline.describe(self.libraries, gemm) if isinstance(baseline, LibraryProduct) else {}
 
-    def tune_by(self, method: str) -> None:
-        if method not in TUNINGS:
-            super().tune_by(method)
-        self.tune_settings = TuneSettings(paper=method == PAPER_TUNING)
-
-    def recall_choices(self, path: Path, gemms: Iterable[Gemm]) -> None:
-        choices.unpack(path, self.baselines.machine, self.baselines.choice_path, _products(gemms))
-
-    def keep_choices(self, path: Path, gemms: Iterable[Gemm]) -> int:
-        place, method, chose = self.baselines.choice_path, self.tune_settings.method, self.baselines.chose > 0
-        return choices.pack(path, self.baselines.machine, place, _products(gemms), method, renewed=chose)
+    def keep_choices(self, gemms: Iterable[Gemm]) -> int:
+        return self.libraries.keep_choices(gemms)
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())
@@ -216,8 +214,8 @@ class CudaBench(Bench):
         self._rotating: CudaOperands | None = None
         self._operands: CudaOperands | None = None
         with contextlib.ExitStack() as stack:
-            rig.baselines.hold(gemm)
-            stack.callback(rig.baselines.release, gemm)
+            rig.libraries.hold(gemm)
+            stack.callback(rig.libraries.release, gemm)
             self._arena = stack.enter_context(CudaArena(gemm, self._workspace_bytes, both_layouts=both_layouts))
             self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
             stack.callback(self._cases.close)
@@ -233,7 +231,7 @@ class CudaBench(Bench):
             self._prepare()
         open_session = partial(CudaSession, candidate, build, self._arena, self._cases, rig.facilities)
         verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
-        if verdict.check == deviation.CHECK.name and not rig.baselines.tuned(self._gemm):
+        if verdict.check == deviation.CHECK.name and not rig.libraries.is_tuned(self._gemm):
             self._prepare()
             self._cases.close()  # the baselines are more, and what they allow may be
             verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
@@ -260,9 +258,9 @@ class CudaBench(Bench):
         self._prepare()
         assert self._operands is not None
         operands = self._rotating_operands() if protocol.rotates else self._operands
-        rig, names, terms = self._rig, self._names(protocol), Terms(protocol, self._rng, beat)
-        parts = (rig.shared, rig.baselines, names, kernels, operands, terms)
-        return rig.steadily(lambda: rig.retried(lambda: measure_cuda(*parts)))
+        rig, chosen, terms = self._rig, self._baselines(protocol), Terms(protocol, self._rng, beat, self._rig.clock)
+        memory = ProductMemory(operands, rig.libraries)
+        return rig.steadily(lambda: rig.retried(lambda: measure_cuda(rig.shared, chosen, kernels, memory, terms)))
 
     def renew(self) -> None:
         self._rig.workers.renew()
@@ -283,13 +281,12 @@ class CudaBench(Bench):
         self._cases.close()
         self._opened.close()
 
-    def _names(self, protocol: Protocol) -> Sequence[str]:
+    def _baselines(self, protocol: Protocol) -> Sequence[LibraryProduct]:
         """The baselines to report, the usual strongest first; for searches that one."""
-        names = self._rig.baselines.arms(self._gemm)
-        own = f"{AUTOTUNED} {self._gemm.layout.upper()}"
+        found = library_baselines(self._rig.libraries, self._gemm)
         if protocol.selects:
-            return [own] if own in names else names[:1]
-        return sorted(self._rig.reported(names), key=lambda name: name != own)
+            return strongest_first(found, self._gemm)[:1]
+        return strongest_first(self._rig.request.reported(found, protocol.name), self._gemm)
 
     def _prepare(self) -> None:
         """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
@@ -302,7 +299,7 @@ class CudaBench(Bench):
         b_nn, b_tn = (own, other) if self._gemm.layout is Layout.NN else (other, own)
         pointers = (operands.a(0), b_nn, b_tn, operands.output(0))
         buffers = Buffers(*(tensor.data_ptr() for tensor in pointers))
-        self._rig.baselines.tune(self._gemm, buffers, settings=self._rig.tune_settings)
+        self._rig.libraries.tune(self._gemm, buffers)
         self._operands = operands
 
     def _rotating_operands(self) -> CudaOperands:
@@ -318,22 +315,16 @@ class CudaBench(Bench):
 
     def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
         """What every NVIDIA library computes for these operands, fp16 M x N each; cuBLASLt's best only if tuned."""
-        baselines = self._rig.baselines
+        libraries = self._rig.libraries
         b_nn, b_tn = (b, b.t().contiguous()) if gemm.layout is Layout.NN else (b.t().contiguous(), b)
         outputs = []
-        for name in baselines.arms(gemm):
-            skipped = name.startswith(AUTOTUNED) and not baselines.tuned(gemm)
-            if "compile" not in name and not skipped:  # its kernels are not NVIDIA's
+        for baseline in library_baselines(libraries, gemm):
+            skipped = baseline.tuned and not libraries.is_tuned(gemm)
+            if not baseline.compiled and not skipped:  # the compiler's kernels are not NVIDIA's
                 output = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device="cuda")
-                launch = baselines.launcher(name, gemm)
+                launch = baseline.launcher(libraries, gemm)
                 stream = torch.cuda.current_stream().cuda_stream
                 launch(stream, a.data_ptr(), b_nn.data_ptr(), b_tn.data_ptr(), output.data_ptr())
                 outputs.append(output)
         torch.cuda.synchronize()
         return outputs
-
-
-def _products(gemms: Iterable[Gemm]) -> list[Gemm]:
-    """What cuBLASLt's algorithms are chosen for: one choice for both layouts; the fp16 class meets fp32's too."""
-    both = [replace(gemm, layout=Layout.NN) for gemm in gemms]
-    return list(dict.fromkeys([*both, *(replace(gemm, accumulate=Accumulate.FP32) for gemm in both)]))

@@ -1,6 +1,6 @@
 """The stages for one task other than a matrix product on a GPU."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +12,13 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.machine.cuda.task_arena import CudaTaskArena, arena_bytes, given_file
-from cuda_l2.measure.cuda_task_baselines import QUICK, require_some
+from cuda_l2.measure.cuda_task_baselines import require_some
 from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
-from cuda_l2.measure.cuda_task_rounds import measure_cuda_task
+from cuda_l2.measure.graph_rounds import measure_cuda
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import Terms
+from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
+from cuda_l2.measure.timed_memory import TaskMemory
 from cuda_l2.records import Build, Candidate, Operation, Timing, Verdict
 from cuda_l2.rigs._base import Bench
 from cuda_l2.system.errors import UserError
@@ -83,10 +84,10 @@ class CudaTaskBench(Bench):
             return collect(Path(build.artifact), plan, self._task, given)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._time((candidate, build), protocol, beat)
+        return self._time({CANDIDATE: Kernel(candidate, build)}, protocol, beat)
 
     def time_baselines(self, protocol: Protocol) -> Timing:
-        return self._time(None, protocol)
+        return self._time({}, protocol)
 
     def renew(self) -> None:
         self._rig.workers.renew()
@@ -106,25 +107,31 @@ class CudaTaskBench(Bench):
         self._cases.close()
         torch.cuda.empty_cache()  # the driver, which gives the next arena its memory, does not see it as free
 
-    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._on_the_gpu(lambda: self._timed(kernel, protocol, beat))
+    def _time(self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float = 0.0) -> Timing:
+        return self._on_the_gpu(lambda: self._timed(kernels, protocol, beat))
 
-    def _timed(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float) -> Timing:
+    def _timed(self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float) -> Timing:
         rig, task, baselines = self._rig, self._task, self._rig.baselines_of(self._task)
         if is_foreign(task.name):
             require_back_to_back(task, protocol)
         self._arena(protocol.rotates).select(task)
         operands = self._operands_of(protocol.rotates)
-        wanted = QUICK if protocol.selects else rig.reported(baselines.names)
-        names = baselines.arms(task, wanted, operands)
+        # in a search the first that works without a compiler stands for all
+        wanted = [each for each in baselines.all if not (protocol.selects and each.compiled)]
+        chosen = baselines.arms(task, wanted, operands)
         left_out = baselines.left_out(wanted)
-        require_some(task, names, left_out)
-        names = names[:1] if protocol.selects else names
-        parts = (rig.shared, baselines, names, kernel, operands, Terms(protocol, self._rng, beat))
-        (timing,) = rig.steadily(lambda: {"": measure_cuda_task(*parts)}).values()
-        left = {"left out": left_out} if left_out and not protocol.selects else {}
-        told = {} if protocol.selects else baselines.conditions
-        return replace(timing, conditions={**timing.conditions, **told, **left})
+        require_some(task, chosen, left_out)
+        chosen = chosen[:1] if protocol.selects else chosen
+        terms = Terms(protocol, self._rng, beat, rig.clock)
+
+        def measure() -> dict[str, Timing]:
+            memory = TaskMemory(operands, baselines, rotates=protocol.rotates)
+            return measure_cuda(rig.shared, chosen, kernels, memory, terms)
+
+        (timing,) = rig.steadily(measure).values()
+        if protocol.selects:
+            return timing
+        return replace(timing, conditions=replace(timing.conditions, left_out=left_out, **baselines.conditions))
 
     def _on_the_gpu(self, work: Callable[[], T]) -> T:
         """Without gradients and in the task's precision; UserError where the GPU's memory does not suffice."""

@@ -4,16 +4,15 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
-from cuda_l2.measure.intervals import median_interval
+from cuda_l2.measure.sampler import Samples
 from cuda_l2.records import Gemm, Interval, Layout
 from cuda_l2.runs.grid import bucket, bucket_name
 from cuda_l2.runs.run_file import RunFile
 
 if TYPE_CHECKING:
-    from cuda_l2.measure.cuda_baselines import Baselines
+    from cuda_l2.measure.libraries import Libraries
 
 ALLOWED = 1.01
 """A choice counts as right up to so many times the best algorithm's time."""
@@ -76,35 +75,34 @@ class AuditFile(RunFile[Audit]):
         return [choice for audit in self.records for choice in audit.choices]
 
 
-def compared(gemm: Gemm, layout: Layout, chosen: int, times_us: Sequence[Sequence[float]]) -> Audited:
-    """From microseconds by algorithm and round, all rounds interleaved."""
-    medians = [median(times) for times in times_us]
-    best = medians.index(min(medians))
-    paired = [own / other for own, other in zip(times_us[chosen], times_us[best], strict=True)]
-    ratio = median_interval(paired)
-    return Audited(replace(gemm, layout=layout), len(times_us), chosen, best, medians[chosen], medians[best], ratio)
+def compared(gemm: Gemm, layout: Layout, chosen: int, count: int, times_us: Samples[int]) -> Audited:
+    """From microseconds of so many algorithms, all rounds interleaved."""
+    medians = [times_us.median(algorithm) for algorithm in range(count)]
+    best, of = medians.index(min(medians)), replace(gemm, layout=layout)
+    return Audited(of, count, chosen, best, medians[chosen], medians[best], times_us.ratio(chosen, best))
 
 
-def audit(baselines: "Baselines", gemm: Gemm) -> Audit:
+def audit(libraries: "Libraries", gemm: Gemm) -> Audit:
     """Both layouts of a product; a choice is made first where none is kept. Needs a GPU."""
     import torch  # noqa: PLC0415
 
-    from cuda_l2.measure.cuda_baselines import Buffers  # noqa: PLC0415
+    from cuda_l2.measure.launches import Buffers  # noqa: PLC0415
 
     half = {"dtype": torch.float16, "device": "cuda"}
     a, b = torch.randn(gemm.m, gemm.k, **half), torch.randn(gemm.k, gemm.n, **half)  # type: ignore[call-overload]
     b_tn, c = b.t().contiguous(), torch.empty(gemm.m, gemm.n, **half)  # type: ignore[call-overload]
     buffers = Buffers(*(tensor.data_ptr() for tensor in (a, b, b_tn, c)))
     torch.cuda.synchronize()
-    baselines.hold(gemm)
+    libraries.hold(gemm)
     try:
-        tuned, found = baselines.tune(gemm, buffers), []
+        tuned, found = libraries.tune(gemm, buffers), []
         for layout in Layout:
-            times_us, choice = baselines.retime(gemm, layout, buffers, ROUNDS), tuned.of(layout)
+            choice = tuned.of(layout)
             if choice:
-                found.append(compared(gemm, layout, choice.chosen, times_us))
+                times_us = libraries.retime(gemm, layout, buffers, ROUNDS)
+                found.append(compared(gemm, layout, choice.chosen, len(choice.algorithms), times_us))
     finally:
-        baselines.release(gemm)  # what is set up for a shape goes once others came
+        libraries.release(gemm)  # what is set up for a shape goes once others came
     return Audit(gemm, tuple(found))
 
 

@@ -14,7 +14,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.quick import Item, QuickTimer, Sampled
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
-from cuda_l2.runs import grid
+from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import open_alone, parsed
@@ -44,26 +44,9 @@ from cuda_l2.system.text import counted
 
 POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
 KIND, VERSION = "cuda-l2 survey", 1
-EACH = 6
-"""Schedules of each family and shape in the pool that is made where none is given."""
+EACH, FINALISTS = 6, 4
+"""Schedules of each family and shape in the pool that is made where none is given; those timed twice."""
 Size = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class SurveySettings:
-    """What to choose for, and from what."""
-
-    gemms: tuple[Gemm, ...]
-    out: Path
-    pool: Path | None = None
-    known: Path | None = None
-    budget_s: float = math.inf
-    seed: int = 0
-    finalists: int = 4
-    table: Path | None = None
-    """Whose kernels are the pool and whose times are known, instead of those two."""
-    cold: bool = False
-    """Time single launches with nothing cached, instead of launches back to back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +84,7 @@ class Survey:
     records: dict[tuple[Size, Accumulate], Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.gemms = self.settings.gemms()
         self._options: dict[Gemm, list[Option]] = {}
         self._finalists: dict[Size, list[Option]] = {}  # of the fp32 class
 
@@ -113,13 +97,13 @@ class Survey:
             if given and rows != self.rows:
                 raise UserError(f"{path} holds another pool than {given}: choose another folder with --out")
             return
-        self.rows = rows or default_pool(self.settings.gemms, self.target, EACH)
+        self.rows = rows or default_pool(self.gemms, self.target, EACH)
         write_pool(path, self.rows)
 
     def build(self) -> None:
         """Compile every kernel that some shape will try, each once; the build cache answers for earlier runs."""
         start = time.monotonic()
-        pending = [gemm for gemm in self.settings.gemms if (_size(gemm), gemm.accumulate) not in self.records]
+        pending = [gemm for gemm in self.gemms if (_size(gemm), gemm.accumulate) not in self.records]
         self._options = self._shortlists(pending)
         needed: dict[str, Candidate] = {}
         shortlist, kept = Shortlist(self.rows, self.target), self._table_kernels()
@@ -177,17 +161,17 @@ class Survey:
         return True
 
     def _timer(self) -> QuickTimer:
-        return QuickTimer(self.settings.seed, self.settings.finalists, cold=self.settings.cold)
+        return QuickTimer(self.settings.seed, FINALISTS, cold=self.settings.cold)
 
     def pending(self) -> list[Gemm]:
         """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
-        order = sorted(self.settings.gemms, key=lambda gemm: gemm.accumulate is Accumulate.FP16)
+        order = sorted(self.gemms, key=lambda gemm: gemm.accumulate is Accumulate.FP16)
         sizes = {(_size(gemm), gemm.accumulate): gemm for gemm in order}
         return [gemm for key, gemm in sizes.items() if key not in self.records]
 
     def _time_shape(self, gemm: Gemm, timer: QuickTimer) -> Record:
         start = time.monotonic()
-        layouts = [g for g in self.settings.gemms if _size(g) == _size(gemm) and g.accumulate is gemm.accumulate]
+        layouts = [g for g in self.gemms if _size(g) == _size(gemm) and g.accumulate is gemm.accumulate]
         options = list(itertools.chain.from_iterable(self._options.pop(g, []) for g in layouts))
         if gemm.accumulate is Accumulate.FP16:
             options += self._finalists.pop(_size(gemm), [])
@@ -315,9 +299,3 @@ def _built(kernel: str, candidate: Candidate, build: Build) -> dict[str, Any]:
 
 def _size(gemm: Gemm) -> Size:
     return gemm.m, gemm.n, gemm.k
-
-
-def shapes_of(text: str, layouts: Sequence[Layout], accumulates: Sequence[Accumulate], seed: int) -> tuple[Gemm, ...]:
-    """A grid's shapes in all layouts and classes, in random order of size."""
-    gemms: Iterator[Gemm] = itertools.chain.from_iterable(grid.read_grid(text, layouts, a) for a in accumulates)
-    return tuple(dict.fromkeys(grid.shuffled(gemms, seed)))

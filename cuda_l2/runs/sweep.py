@@ -3,29 +3,30 @@
 import contextlib
 import datetime
 import hashlib
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import cuda_l2
+from cuda_l2.archive import Archive
 from cuda_l2.contract import ContractError
 from cuda_l2.families._base import families_for
-from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
-from cuda_l2.measure.protocols import FINALS, OFFLINE, SEARCH, brief
-from cuda_l2.optimizer import FINALISTS, Optimizer
-from cuda_l2.propose._base import space_for
-from cuda_l2.records import Candidate, Gemm, Task, Timing, Trial
+from cuda_l2.measure.baselines._base import named
+from cuda_l2.measure.protocols import SEARCH, brief
+from cuda_l2.optimizer import FINALISTS, Optimizer, Workbench
+from cuda_l2.propose._base import proposer_maker, space_for
+from cuda_l2.records import Candidate, Gemm, Timing, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.runs.library_run import Library, figures, headline
 from cuda_l2.runs.results import MEASURED, Measurement, ResultsFile
 from cuda_l2.runs.run_file import Header
+from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.search import Progress, judge_group
 from cuda_l2.settings import Settings
+from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.values import listed, seconds
 
 AHEAD = 24
 """Shapes of a library whose kernels are being built while one is measured: together they share many."""
@@ -36,58 +37,50 @@ TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL)
 """By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
 
 
-@dataclass(frozen=True)
-class SweepSettings:
-    """How to measure every shape."""
-
-    protocols: tuple[str, ...] = (OFFLINE.name,)
-    baselines_only: bool = False
-    budget_s: float = 0.0  # of search a shape; 0: the best that the archive knows, else the families' defaults
-    policy: str = "schedule"
-    seed: int = 0
-    archive: Path | None = None
-    target: str = "auto"
-    arms: tuple[str, ...] = ()  # beginnings of baselines' names; all where empty
-    compiled: bool = False  # torch.compile too
-    full: bool = False  # kernels also pass the checks that are too slow for a search
-    retune: bool = False  # baselines that choose an algorithm do so anew
-    tuning: str = ADAPTIVE  # how they time algorithms: adaptive or paper
-    library: Path | None = None  # a table of kernels by shape: those are timed, in both layouts, with no search
-    fallback: Path | None = None  # table.csv of an earlier run of the library: where it was slower, cuBLASLt serves
-
-
 class Sweep:
     """One machine, set up once for all shapes. A context manager."""
 
     def __init__(self, settings: SweepSettings) -> None:
-        self.settings = settings
+        self.settings, request = settings, settings.request()
         self._library = Library(settings.library, settings.fallback) if settings.library else None
-        self._kernels = None if settings.baselines_only or self._library else _Kernels(settings)
-        self.rig = self._kernels.rig if self._kernels else open_rig(settings.target)
-        if self._library and self.rig.target.name != "cuda":
-            self.rig.close()
-            raise UserError("--library times CUDA kernels: it needs an NVIDIA GPU")
+        self._kernels: Workbench | None = None
+        self._optimizer: Optimizer | None = None
+        """The same, where kernels are searched for."""
+        if settings.baselines_only or self._library:
+            self.rig = open_rig(settings.target, request)
+        elif settings.searches:
+            wanted = Settings(
+                budget_s=seconds(settings.budget or ""),
+                policy=settings.policy,
+                seed=settings.seed,
+                archive=settings.archive,
+                target=settings.target,
+            )
+            self._kernels = self._optimizer = Optimizer(wanted, request)
+            self.rig = self._optimizer.rig
+        else:
+            proposer_maker(settings.policy)  # part of the header, so that a word that means nothing is refused
+            archive = Archive(settings.archive or paths.default_archive())
+            self.rig = open_rig(settings.target, request)
+            self._kernels = Workbench(archive, self.rig)
         try:
-            self.rig.tune_by(settings.tuning)
-            self._require_known_names()
+            if self._library and self.rig.target.name != "cuda":
+                raise UserError("--library times CUDA kernels: it needs an NVIDIA GPU")
+            self._require_known_protocols()
+            if self._kernels:
+                self.rig.require_tools()
         except UserError:
             self.close()
             raise
-        self.rig.retunes = settings.retune
-        self.rig.wanted_arms = settings.arms
-        self.rig.unwanted_arms = () if settings.compiled else (COMPILED,)
 
-    def _require_known_names(self) -> None:
-        settings, rig = self.settings, self.rig
-        known = [name for name, protocol in rig.protocols.items() if not protocol.selects]
-        if not settings.protocols:
+    def _require_known_protocols(self) -> None:
+        names = self.settings.protocol_names
+        known = [name for name, protocol in self.rig.protocols.items() if not protocol.selects]
+        if not names:
             raise UserError(f"name a protocol to report under: {', '.join(known)}")
-        for name in settings.protocols:
+        for name in names:
             if name not in known:
                 raise UserError(f"there is no protocol {name!r} to report under; choose from {', '.join(known)}")
-        for beginning in settings.arms:
-            if not any(name.startswith(beginning) for name in rig.arms):
-                raise UserError(f"no baseline's name begins with {beginning!r}; choose from {', '.join(rig.arms)}")
 
     def header(self, gemms: Sequence[Gemm]) -> Header:
         """What the figures of a run share with all others of its file."""
@@ -96,8 +89,8 @@ class Sweep:
         fixed: dict[str, object] = {
             "shapes": f"{len(gemms)} of hash {hashlib.sha256(shapes.encode()).hexdigest()[:8]}",
             "baselines_only": settings.baselines_only,
-            "arms": ", ".join(settings.arms) or "all",
-            "compile": settings.compiled,
+            "arms": ", ".join(listed(settings.arms)) or "all",
+            "compile": settings.compile,
             "retune": settings.retune,
             "rounds": self._rounds_hash(),
         }
@@ -106,7 +99,8 @@ class Sweep:
         if self._library:
             fixed |= self._library.described()
         elif not settings.baselines_only:
-            fixed |= {"budget_s": settings.budget_s, "policy": settings.policy, "full": settings.full}
+            budget_s = seconds(settings.budget or "") if settings.searches else 0.0
+            fixed |= {"budget_s": budget_s, "policy": settings.policy, "full": settings.full}
         environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
         return Header(self.rig.target.machine, environment, fixed, _now())
 
@@ -158,7 +152,7 @@ class Sweep:
 
     def _missing(self, gemm: Gemm, results: ResultsFile) -> list[str]:
         """The protocols under which a shape is not measured yet."""
-        found = {name: results.find(gemm, name) for name in self.settings.protocols}
+        found = {name: results.find(gemm, name) for name in self.settings.protocol_names}
         return [name for name, measurement in found.items() if not measurement or measurement.status in TRIED_AGAIN]
 
     def _prefetch(self, gemms: Sequence[Gemm]) -> None:
@@ -166,7 +160,7 @@ class Sweep:
         for gemm in gemms:
             with contextlib.suppress(UserError):  # said when it is the shape's turn
                 if self._kernels:
-                    self.rig.prefetch(self._kernels.first(gemm))
+                    self.rig.prefetch(self._first(self._kernels, gemm))
                 if self._library:
                     self.rig.prefetch(self._library.candidates(gemm, self.rig))
 
@@ -196,7 +190,7 @@ class Sweep:
 
     def _require_feasible(self, gemm: Gemm) -> None:
         try:
-            (self._kernels or self.rig).require_feasible(gemm)
+            (self._optimizer or self.rig).require_feasible(gemm)
         except UserError as error:
             raise _CannotMeasure(SKIPPED, str(error)) from None
 
@@ -225,11 +219,13 @@ class Sweep:
         self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[Gemm, str], None]
     ) -> Iterator[Measurement]:
         assert self._kernels
-        start = time.perf_counter()
-        before = [results.find(gemm, name) for name in self.settings.protocols]
+        kernels, start = self._kernels, time.perf_counter()
+        before = [results.find(gemm, name) for name in self.settings.protocol_names]
         known = next((m.kernel for m in before if m and m.status == MEASURED), "")  # one kernel under all protocols
-        winner = self._kernels.recall(gemm, known) or self._kernels.find(gemm, lambda stage: on_stage(gemm, stage))
-        for trial in self._kernels.report(winner, protocols, lambda name: on_stage(gemm, name)):
+        reported = kernels.archive.trials(gemm, kernels.target.machine) if known else []
+        winner = next((trial for trial in reported if trial.candidate.id == known), None)
+        winner = winner or self._find(kernels, gemm, lambda stage: on_stage(gemm, stage))
+        for trial in kernels.report(winner, protocols, lambda name: on_stage(gemm, name), full=self.settings.full):
             candidate = trial.candidate
             yield Measurement(
                 gemm,
@@ -259,8 +255,6 @@ class Sweep:
         with contextlib.closing(self._library.time(gemm, reported, self.rig)) as runs:
             for name in protocols:
                 on_stage(gemm, name)
-                if not self.settings.arms:  # the others are met once
-                    self.rig.wanted_arms = () if name == OFFLINE.name else (AUTOTUNED,)
                 timed = next(runs)
                 timing, (row, candidate) = headline(timed), timed[0][:2]
                 yield Measurement(
@@ -290,71 +284,38 @@ class Sweep:
         described: dict[str, dict[str, object]] = {}
         for name in names:
             try:
-                described[name] = self.rig.describe(gemm, name)
+                described[name] = self.rig.describe(gemm, named(name))
             except RuntimeError as error:  # what a library does not tell must not cost a measurement
                 described[name] = {"error": str(error)}
         return described
 
-
-class _CannotMeasure(Exception):
-    """Why a shape has no figures, though nothing went wrong."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-class _Kernels(Optimizer):
-    """Finds every shape's kernel, and reports it under protocols of the caller's choice."""
-
-    def __init__(self, settings: SweepSettings) -> None:
-        self._searches, self._full = settings.budget_s > 0, settings.full
-        super().__init__(
-            Settings(
-                budget_s=settings.budget_s if self._searches else 1.0,  # not used then
-                policy=settings.policy,
-                seed=settings.seed,
-                archive=settings.archive,
-                target=settings.target,
-            )
-        )
-
-    def require_feasible(self, task: Task) -> None:
-        if self._searches:
-            super().require_feasible(task)
-        else:
-            self.rig.require_feasible(task)
-
-    def first(self, gemm: Gemm) -> list[Candidate]:
+    def _first(self, kernels: Workbench, gemm: Gemm) -> list[Candidate]:
         """What is tried first: what the archive knows, unless there will be a search, else the families' defaults."""
-        known = [] if self._searches else self.archive.best(gemm, self.target.machine, SEARCH.name, FINALISTS)
-        if known:
-            return [trial.candidate for trial in known]
-        space = space_for(families_for(gemm, self.target), gemm, self.target)
+        best = [] if self._optimizer else kernels.archive.best(gemm, kernels.target.machine, SEARCH.name, FINALISTS)
+        if best:
+            return [trial.candidate for trial in best]
+        space = space_for(families_for(gemm, kernels.target), gemm, kernels.target)
         return [space.render(values, "default") for values in space.defaults()]
 
-    def recall(self, gemm: Gemm, kernel: str) -> Trial | None:
-        """A trial of a kernel that was reported before; None where the archive does not hold it."""
-        trials = self.archive.trials(gemm, self.target.machine) if kernel else []
-        return next((trial for trial in trials if trial.candidate.id == kernel), None)
-
-    def find(self, gemm: Gemm, on_stage: Callable[[str], None]) -> Trial:
-        """The fastest kernel found."""
-        if self._searches:
-            result = self.optimize(gemm, on_stage=on_stage)
-            if result.search.interrupted:
+    def _find(self, kernels: Workbench, gemm: Gemm, on_stage: Callable[[str], None]) -> Trial:
+        """The fastest kernel of a search, or without one the best known, or the best of the families' defaults."""
+        progress, winner = Progress(), None
+        if self._optimizer:
+            progress, winner = self._optimizer.find(gemm, on_stage=on_stage)
+            if progress.interrupted:
                 raise KeyboardInterrupt
-            progress, winner = result.search, result.reports.get(FINALS.name)
+            if winner:
+                self._optimizer.save_source(winner)
         else:
-            progress, winner = Progress(), None
-            with self.evaluator(gemm) as evaluator:
-                if not self.archive.best(gemm, self.target.machine, SEARCH.name):
+            with kernels.evaluator(gemm) as evaluator:
+                if not kernels.archive.best(gemm, kernels.target.machine, SEARCH.name):
                     on_stage("defaults")
-                    progress.trials = [t for t, _ in judge_group(evaluator, self.archive, self.first(gemm))]
+                    first = self._first(kernels, gemm)
+                    progress.trials = [trial for trial, _ in judge_group(evaluator, kernels.archive, first)]
                     winner = max(progress.trials, key=lambda trial: trial.speedup)
                 else:
                     on_stage("choosing among the known")
-                    winner = self._choose(evaluator, progress)
+                    winner = kernels.choose(evaluator)
         if winner is None or not winner.speedup:
             if not progress.trials:
                 raise _CannotMeasure(NO_KERNEL, f"no kernel was proposed; {progress.summary}")
@@ -363,20 +324,13 @@ class _Kernels(Optimizer):
             raise _CannotMeasure(NO_KERNEL, f"{what}, the last one: {last.status}, {last.reason}")
         return winner
 
-    def report(self, winner: Trial, protocols: Sequence[str], on_stage: Callable[[str], None]) -> Iterator[Trial]:
-        """Verify and time the winner on inputs it has not met, under one protocol after the other."""
-        with self.evaluator(winner.task) as evaluator:
-            evaluator.best_speedup = math.inf  # it was confirmed in a fresh process when it was found: one run a report
-            for name in protocols:
-                on_stage(name)
-                full = self._full and name == protocols[0]  # the slow checks once
-                (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=full)
-                self.archive.append(trial)
-                yield trial
 
-    def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
-        """Left to `report`, which a caller can store between protocols."""
-        reports[FINALS.name] = winner
+class _CannotMeasure(Exception):
+    """Why a shape has no figures, though nothing went wrong."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 def _now() -> str:

@@ -1,0 +1,46 @@
+"""cuBLASLt with the first algorithm that its heuristic returns (paper listing 7)."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cuda_l2.measure.baselines._base import LibraryProduct
+from cuda_l2.records import Gemm, Layout
+
+if TYPE_CHECKING:
+    from cuda_l2.measure.cublas import Algorithm
+    from cuda_l2.measure.launches import Launch
+    from cuda_l2.measure.libraries import Libraries
+
+
+class Heuristic(LibraryProduct):
+    def ready(self, libraries: "Libraries", gemm: Gemm) -> bool:
+        assert self.layout
+        return bool(libraries.product(gemm, self.layout).algorithms)
+
+    def algorithm(self, libraries: "Libraries", gemm: Gemm) -> "Algorithm":
+        """The one that is launched; RuntimeError where cuBLASLt does not compute the product."""
+        assert self.layout
+        algorithms = libraries.product(gemm, self.layout).algorithms
+        if not algorithms:
+            raise RuntimeError(f"cuBLASLt does not compute {gemm} with B {self.layout}")
+        return algorithms[0]
+
+    def launcher(self, libraries: "Libraries", gemm: Gemm) -> "Launch":
+        from cuda_l2.measure.launches import reading  # noqa: PLC0415 - needs cuda-bindings
+
+        assert self.layout
+        gemm = self.product(gemm)
+        launch = libraries.product(gemm, self.layout).launcher(self.algorithm(libraries, gemm))
+        return reading(self.layout, launch)
+
+    def facts(self, libraries: "Libraries", gemm: Gemm) -> dict[str, Any]:
+        gemm = self.product(gemm)
+        return libraries.facts(gemm) | asdict(self.algorithm(libraries, gemm))
+
+    def product(self, gemm: Gemm) -> Gemm:
+        """What the library is asked for."""
+        return gemm
+
+
+KIND = "cuBLASLt-heuristic"
+BASELINES = tuple(Heuristic(KIND, 30 + number, layout=layout) for number, layout in enumerate(Layout))

@@ -1,0 +1,259 @@
+"""NVIDIA's libraries on this GPU, set up once: handles, products, and cuBLASLt's choices of algorithms.
+
+Both libraries have 256 MiB of workspace. The baselines in `baselines/` launch through this.
+"""
+
+import contextlib
+import datetime
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+
+from cuda_l2.machine.cuda import target as cuda
+from cuda_l2.machine.cuda.driver import check
+from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
+from cuda_l2.measure import cublas, cuda_torch
+from cuda_l2.measure.choices import Choices
+from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
+from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, on, reading, wait
+from cuda_l2.measure.sampler import Samples
+from cuda_l2.measure.tuned import Tuned, TunedLayout, TuneSettings, recall, store
+from cuda_l2.measure.tuning import HEAT_S, REHEAT_S, Tuner
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.system import paths
+
+WORKSPACE_BYTES = 256 << 20
+CACHE_VERSION = 2
+"""Of what is stored and of how it is measured; another one tunes anew."""
+IDLE_SIZES = 4
+"""Number of products that stay set up after nobody times them: a search's winner is reported after it."""
+
+
+class Libraries:
+    """cuBLAS and cuBLASLt on the current GPU. One a process; a context manager; for one stream at a time."""
+
+    def __init__(
+        self,
+        settings: TuneSettings = TuneSettings(),
+        *,
+        retunes: bool = False,
+        choices: Path | None = None,
+        keeps: bool = True,
+        clock: Clock = CLOCK,
+    ) -> None:
+        """settings: how algorithms are timed.
+
+        retunes: whether choices that earlier processes stored are made anew. choices: file of choices for many
+        products, used where the cache has none. keeps: whether choices are stored; not where other work on the GPU
+        disturbs them.
+        """
+        self.settings, self._retunes, self._keeps, self._clock = settings, retunes, keeps, clock
+        self._target = cuda.detect()
+        self._choices = Choices(choices, self.machine) if choices else None
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        self.blas = Cublas(self._workspace.data_ptr(), WORKSPACE_BYTES)
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
+        helpers = Helpers(compiled_helpers(self._target.arch))
+        self._tuner = Tuner(self.stream, helpers, np.random.default_rng(0))
+        self._products: dict[tuple[Gemm, Layout], LtProduct] = {}
+        self._tuned: dict[Gemm, Tuned] = {}
+        self._compiled: dict[Gemm, cuda_torch.Compiled] = {}
+        self.chose = 0
+        """Products whose algorithms this process timed."""
+        self._holders: Counter[tuple[int, int, int]] = Counter()
+        self._idle: dict[tuple[int, int, int], None] = {}
+        """Sizes that nobody holds any more, the oldest first."""
+
+    def hold(self, gemm: Gemm) -> None:
+        """Keep what is made for this size until it is released as often as it was held."""
+        size = (gemm.m, gemm.n, gemm.k)
+        self._holders[size] += 1
+        self._idle.pop(size, None)
+
+    def release(self, gemm: Gemm) -> None:
+        """The size's graphs are gone: it is forgotten once enough others came after it."""
+        size = (gemm.m, gemm.n, gemm.k)
+        self._holders[size] -= 1
+        if self._holders[size] <= 0:
+            del self._holders[size]
+            self._idle[size] = None
+        while len(self._idle) > IDLE_SIZES:
+            self._forget(next(iter(self._idle)))
+
+    def product(self, gemm: Gemm, layout: Layout) -> LtProduct:
+        """cuBLASLt on a product with B in a layout, whatever the Gemm's own is."""
+        key = plain(gemm), layout
+        if key not in self._products:
+            self._products[key] = LtProduct(self.blas, *key)
+        return self._products[key]
+
+    def compiled(self, gemm: Gemm) -> cuda_torch.Compiled:
+        """torch.compile's max-autotune of a product, compiled on first use."""
+        if gemm not in self._compiled:
+            self._compiled[gemm] = cuda_torch.Compiled(gemm, self.stream)
+        return self._compiled[gemm]
+
+    def tune(self, gemm: Gemm, buffers: Buffers) -> Tuned:
+        """Time cuBLASLt's algorithms in both layouts, or recall it from memory or disk. Overwrites C.
+
+        Waits for the device first, so that operands may have been filled on any stream.
+        """
+        if gemm.accumulate is Accumulate.FP16:
+            self.tune(replace(gemm, accumulate=Accumulate.FP32), buffers)
+        gemm = plain(gemm)
+        known = self._tuned.get(gemm)
+        if known is None:
+            path = self.choice_path(gemm, self.settings.method)
+            known = None if self._retunes else self._recall(path, gemm)
+            if known is None:
+                known = self._tune(gemm, buffers)
+                self.chose += 1
+                if self._keeps:
+                    store(path, known)
+            self._tuned[gemm] = known
+        return known
+
+    def retime(self, gemm: Gemm, layout: Layout, buffers: Buffers, rounds: int) -> Samples[int]:
+        """Microseconds of every algorithm that `tune` found, by its place: one a round, all interleaved. Overwrites C.
+
+        No samples where cuBLASLt does not serve the layout.
+        """
+        tuned = self.tune(gemm, buffers).of(layout)
+        if tuned is None:
+            return Samples()
+        product = self.product(gemm, layout)
+        enqueues = [on(reading(layout, product.launcher(one)), buffers) for one in tuned.algorithms]
+        for enqueue in enqueues:
+            enqueue(self.stream)  # what a library sets up on first use is not captured
+        wait(self.stream)
+        return self._tuner.again(enqueues, rounds)
+
+    @property
+    def machine(self) -> str:
+        """What choices of algorithms hold for."""
+        return f"{self._target.model}-{self._target.driver}-{cublas.lt_version()}-v{CACHE_VERSION}"
+
+    def choice_path(self, gemm: Gemm, method: str) -> Path:
+        """Where a choice is kept."""
+        folder = paths.cache_dir() / "cublaslt" / re.sub(r"[^\w.-]+", "-", self.machine)
+        return folder / f"{gemm.m}x{gemm.n}x{gemm.k}-{gemm.accumulate}-{method}.json"
+
+    def keep_choices(self, gemms: Iterable[Gemm]) -> int:
+        """Add the choices for these products to the file that was given; how many it holds then, 0 without one."""
+        if self._choices is None:
+            return 0
+        both = [plain(gemm) for gemm in gemms]  # one choice serves both layouts
+        products = dict.fromkeys([*both, *(replace(gemm, accumulate=Accumulate.FP32) for gemm in both)])
+        return self._choices.pack(self.choice_path, products, self.settings.method, renewed=self.chose > 0)
+
+    def is_tuned(self, gemm: Gemm) -> bool:
+        """Whether `tune` has been called for this product."""
+        return plain(gemm) in self._tuned
+
+    def tuned(self, gemm: Gemm) -> Tuned:
+        """What `tune` found; RuntimeError where it has not been called."""
+        if not self.is_tuned(gemm):
+            raise RuntimeError(f"tune {gemm} before launching cuBLASLt's choice")
+        return self._tuned[plain(gemm)]
+
+    def facts(self, gemm: Gemm) -> dict[str, Any]:
+        """The libraries' version, types and workspace, for the record of a baseline."""
+        return {
+            "library": f"cuBLASLt {cublas.lt_version()}",
+            "compute": cublas.compute_type(gemm.accumulate).name,
+            "scale": cublas.scale_type(gemm.accumulate).name,
+            "workspace_given": WORKSPACE_BYTES,
+        }
+
+    def kernels(self, launch: Launch) -> list[str]:
+        """What one launch puts on a stream: captured and not run, so any mapped address serves as operands."""
+        address = self._workspace.data_ptr()
+        return captured_kernels(self.stream, on(launch, Buffers(address, address, address, address)))
+
+    def close(self) -> None:
+        for product in self._products.values():
+            product.close()
+        self._products, self._compiled = {}, {}
+        self.blas.close()
+        if self.stream:
+            check("cuStreamDestroy", driver.cuStreamDestroy(driver.CUstream(self.stream)))
+            self.stream = 0
+
+    def __enter__(self) -> "Libraries":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _forget(self, size: tuple[int, int, int]) -> None:
+        self._idle.pop(size, None)
+
+        def of_size(gemm: Gemm) -> bool:
+            return (gemm.m, gemm.n, gemm.k) == size
+
+        for key in [key for key in self._products if of_size(key[0])]:
+            self._products.pop(key).close()
+        self._tuned = {gemm: tuned for gemm, tuned in self._tuned.items() if not of_size(gemm)}
+        self._compiled = {gemm: compiled for gemm, compiled in self._compiled.items() if not of_size(gemm)}
+
+    def _recall(self, path: Path, gemm: Gemm) -> Tuned | None:
+        """What an earlier process stored; None where there is nothing, or nothing that still holds."""
+        if self._choices:
+            self._choices.unpack(path, gemm, self.settings.method)
+        tuned = recall(path, gemm, self.settings.method)
+        if tuned is None:
+            return None
+        for layout in Layout:
+            found = tuned.of(layout)
+            if found and not self.product(gemm, layout).supports(found.algorithms[found.chosen]):
+                return None
+        return tuned
+
+    def _tune(self, gemm: Gemm, buffers: Buffers) -> Tuned:
+        started = self._clock.now()
+        check("cuCtxSynchronize", driver.cuCtxSynchronize())
+        layouts = ((Layout.NN, HEAT_S), (Layout.TN, REHEAT_S))
+        nn, tn = (self._tune_layout(gemm, layout, buffers, heat_s) for layout, heat_s in layouts)
+        seconds = self._clock.now() - started
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self.settings.method, nn, tn, seconds, now)
+
+    def _tune_layout(self, gemm: Gemm, layout: Layout, buffers: Buffers, heat_s: float) -> TunedLayout | None:
+        product, settings = self.product(gemm, layout), self.settings
+
+        def launch(algorithm: Algorithm, buffers: Buffers) -> Enqueue:
+            return on(reading(layout, product.launcher(algorithm)), buffers)
+
+        algorithms: list[Algorithm] = []
+        enqueues: list[Enqueue] = []
+        for algorithm in product.algorithms:
+            run = launch(algorithm, buffers)
+            with contextlib.suppress(CublasError):  # the heuristic promises less than it checks
+                run(self.stream)
+                algorithms.append(algorithm)
+                enqueues.append(run)
+        if not algorithms:
+            return None
+        wait(self.stream)
+        if settings.paper:
+            found = self._tuner.as_the_paper(
+                replace(gemm, layout=layout), lambda fresh: [launch(algorithm, fresh) for algorithm in algorithms]
+            )
+        else:
+            found = self._tuner.by_replays(enqueues, settings, heat_s)
+        kernels = tuple(" + ".join(captured_kernels(self.stream, enqueue)) for enqueue in enqueues)
+        return TunedLayout(tuple(algorithms), kernels, found.times_us, found.rounds, found.chosen, found.regret)
+
+
+def plain(gemm: Gemm) -> Gemm:
+    """The product without its layout: cuBLASLt is tuned in both."""
+    return replace(gemm, layout=Layout.NN)

@@ -1,0 +1,76 @@
+"""Interleaved samples of several arms in random order, and the intervals that follow from them.
+
+Searches, reports, the tuning of libraries and the choice of a table's kernels all take their samples here. What one
+sample is, a process's turn or a graph's replay, is the caller's.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from cuda_l2.measure.intervals import mean_interval, median_interval
+from cuda_l2.records import Interval
+
+A = TypeVar("A")
+
+
+class Samples(Generic[A]):
+    """Samples by arm and round, all in one unit."""
+
+    def __init__(self) -> None:
+        self._by_round: dict[A, dict[int, float]] = defaultdict(dict)
+
+    def add(self, arm: A, number: int, value: float) -> None:
+        """number: of the round. An arm has one sample in it."""
+        self._by_round[arm][number] = value
+
+    def of(self, arm: A) -> list[float]:
+        """An arm's samples in the order of their rounds."""
+        return list(self._by_round[arm].values())
+
+    def median(self, arm: A) -> float:
+        return statistics.median(self._by_round[arm].values())
+
+    def forget(self, arms: Collection[A]) -> None:
+        for arm in arms:
+            self._by_round.pop(arm, None)
+
+    def ratio(self, theirs: A, ours: A, *, mean: bool = False) -> Interval:
+        """Their time over ours in the rounds that hold both, so that drift of the clock cancels.
+
+        The median, or the mean as the paper has it. Infinite bounds where no round holds both.
+        """
+        own = self._by_round[ours]
+        paired = [value / own[number] for number, value in self._by_round[theirs].items() if number in own]
+        if not paired:  # one was sampled once
+            return Interval(self.median(theirs) / self.median(ours), -math.inf, math.inf)
+        return (mean_interval if mean else median_interval)(paired)
+
+
+class Sampler(Generic[A]):
+    """Takes rounds of samples. take: one sample of an arm."""
+
+    def __init__(self, take: Callable[[A], float], rng: np.random.Generator) -> None:
+        self._take, self._rng = take, rng
+        self.samples: Samples[A] = Samples()
+        self.rounds = 0
+        """Number of rounds that were kept."""
+
+    def round(self, arms: Sequence[A], *, parts: int = 1, kept: bool = True) -> None:
+        """One sample of each arm in random order; in several parts all arms by turns in each, and their mean counts.
+
+        kept: whether the samples count; not those of a warm-up.
+        """
+        taken: dict[A, list[float]] = {arm: [] for arm in arms}
+        for _ in range(parts):
+            for index in self._rng.permutation(len(arms)):
+                arm = arms[int(index)]
+                taken[arm].append(self._take(arm))
+        if kept:
+            self.rounds += 1
+            for arm, values in taken.items():
+                self.samples.add(arm, self.rounds, statistics.fmean(values))

@@ -1,0 +1,226 @@
+"""Torch's baselines on the CPU: a process of their own, addressed like a candidate's worker.
+
+A matrix product is a task like any other; its baselines write C in place, so that every launch has its own result. A
+baseline of another task returns new tensors, of which the last is kept. One that cannot run, or whose results are
+wrong, is left out with its reason.
+"""
+
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.task_arena import TaskArena
+from cuda_l2.measure import inductor
+from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
+from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.records import Task
+from cuda_l2.system import paths, variables
+from cuda_l2.system.errors import UserError
+from cuda_l2.tasks.cases import TaskCase
+
+WORKER = "cuda_l2.measure.torch_worker"
+START_TIMEOUT_S = 120.0
+COMPILE_TIMEOUT_S = 600.0
+
+
+class TorchBaselines:
+    """One torch process that serves every baseline. A context manager; started at once, awaited on first use."""
+
+    conditions: Mapping[str, Any] = {}
+    """Fields of a timing's conditions that a reader of the times needs."""
+
+    def __init__(self, threads: int, clock: Clock = CLOCK) -> None:
+        self._now = clock.now
+        self._ack, ack_write = os.pipe()
+        # torch at its best: threads that spin between calls, where commands make their own sleep, each on a core of
+        # its own, as candidates' are; unbound it sometimes runs 40 % slower for a while
+        environment = variables.clean(os.environ)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", WORKER, str(threads), str(ack_write)],
+            stdin=subprocess.PIPE,
+            pass_fds=(ack_write,),
+            env=environment | {"OMP_PROC_BIND": "close"},
+            process_group=0,  # Ctrl-C is the parent's to handle; see sandbox.start for why not a session
+        )
+        os.close(ack_write)
+        self._started = False
+        self.arena: Arena | TaskArena | None = None
+        self.left_out: dict[str, str] = {}
+
+    def attach(self, arena: Arena | TaskArena, case: TaskCase | None = None) -> None:
+        """Use this arena from now on. Every baseline runs once on the case, if there is one."""
+        self.thaw()
+        task, path = task_of(arena), f"/proc/{os.getpid()}/fd/{arena.fd}"
+        self._message(op="attach", path=path, size=arena.size, task=str(task), environment=_inductor(task))
+        self.arena, self.left_out = arena, {}
+        if case is None:
+            return
+        assert isinstance(arena, TaskArena)
+        found = self._all()
+        for baseline in reversed(found):  # what compiles comes last
+            arena.write(0, case.tensors)
+            arena.poison_outputs([0])
+            reason = self._try(baseline)
+            for output, limit in zip(arena.task.outputs, case.bounds, strict=True):
+                reason = reason or limit.violation(arena.output(0, output))
+            if reason:
+                self.left_out[baseline.name] = reason
+        if len(self.left_out) == len(found):
+            raise UserError(f"PyTorch cannot compute {task} on this machine: {self.left_out[found[-1].name]}")
+
+    def ready(self, *, compiles: bool) -> list[TorchBaseline]:
+        """The baselines to time, the usual strongest first; they were tried, so that compiling costs nothing more."""
+        return [baseline for baseline in self._all() if baseline.name not in self.left_out]
+
+    def arm(self, baseline: TorchBaseline) -> "TorchArm":
+        return TorchArm(self, baseline)
+
+    def prepare(self, baseline: TorchBaseline, slots: Sequence[int]) -> None:
+        assert self.arena is not None
+        calls = [_offsets(self.arena, slot) for slot in slots]
+        self._message(op="prepare", arm=baseline.name, calls=calls)
+
+    def run(self, timeout_s: float) -> float:
+        """Run what was prepared; wall time in seconds."""
+        start = self._now()
+        self._write(struct.pack("i", 0))
+        self._await(b"D", timeout_s)
+        return self._now() - start
+
+    def collect(self) -> None:
+        """Put the last result of a baseline that returns new tensors into its slot."""
+        self._message(op="collect")
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin:
+            self._process.stdin.close()
+        os.close(self._ack)
+
+    def __enter__(self) -> "TorchBaselines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all(self) -> list[TorchBaseline]:
+        """The baselines of the arena's task, in their rank."""
+        assert self.arena is not None
+        return [each for each in baselines_of(TorchBaseline, "cpu") if each.serves(task_of(self.arena))]
+
+    def _try(self, baseline: TorchBaseline) -> str:
+        """Why a baseline does not run on the first slot; empty where it does."""
+        assert self.arena is not None
+        self._send(op="try", arm=baseline.name, calls=[_offsets(self.arena, 0)])
+        answer = self._read(1)
+        if answer == b"X":
+            (length,) = struct.unpack("i", self._read(4))
+            return self._read(length).decode(errors="replace")
+        if answer != b"D":
+            raise self._gone()
+        return ""
+
+    def _read(self, count: int) -> bytes:
+        """So many bytes of the answer to a message that may compile."""
+        ready, _, _ = select.select([self._ack], [], [], COMPILE_TIMEOUT_S)
+        data = os.read(self._ack, count) if ready else b""
+        if len(data) != count:
+            raise self._gone()
+        return data
+
+    def _message(self, **fields: object) -> None:
+        self._send(**fields)
+        self._await(b"D")
+
+    def _send(self, **fields: object) -> None:
+        if not self._started:
+            self._await(b"R")
+            self._started = True
+        data = json.dumps(fields).encode()
+        self._write(struct.pack("i", len(data)) + data)
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def _await(self, expected: bytes, timeout_s: float = START_TIMEOUT_S) -> None:
+        ready, _, _ = select.select([self._ack], [], [], max(timeout_s, START_TIMEOUT_S))
+        if not ready or os.read(self._ack, 1) != expected:
+            raise self._gone()
+
+    def _gone(self) -> UserError:
+        return UserError("the process that runs torch's baselines ended or hangs; is memory short? try a smaller shape")
+
+
+class TorchArm:
+    """One baseline with a worker's verbs."""
+
+    def __init__(self, baselines: TorchBaselines, baseline: TorchBaseline) -> None:
+        self._baselines, self._baseline = baselines, baseline
+        self._slots: Sequence[int] = ()
+
+    def begin(self) -> None:
+        """One process serves every sample."""
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        self._baselines.thaw()
+        self._baselines.prepare(self._baseline, slots)
+        self._slots = slots
+
+    def collect(self) -> Sequence[int]:
+        """The slots that hold results: all, or the last one where a launch returns new tensors."""
+        if self._baseline.in_place:
+            return self._slots
+        self._baselines.thaw()
+        self._baselines.collect()
+        self._baselines.freeze()
+        return self._slots[-1:]
+
+    def run(self, timeout_s: float) -> float:
+        return self._baselines.run(timeout_s)
+
+    def freeze(self) -> None:
+        """Stop the process: OpenMP's threads would spin into the next arm's time."""
+        self._baselines.freeze()
+
+    def thaw(self) -> None:
+        self._baselines.thaw()
+
+
+def task_of(arena: Arena | TaskArena) -> Task:
+    return arena.gemm if isinstance(arena, Arena) else arena.task
+
+
+def _offsets(arena: Arena | TaskArena, slot: int) -> dict[str, int]:
+    """Where every tensor of a slot begins, in bytes."""
+    if isinstance(arena, Arena):
+        return dict(zip("abc", arena.offsets(slot), strict=True))
+    task = arena.task
+    return {tensor.name: arena.offset(tensor.name, slot) for tensor in (*task.inputs, *task.weights, *task.outputs)}
+
+
+def _inductor(task: Task) -> dict[str, str]:
+    """Variables for torch.compile, where a baseline of the task is compiled."""
+    if not any(each.compiled and each.serves(task) for each in baselines_of(TorchBaseline, "cpu")):
+        return {}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(paths.cache_dir() / "inductor")}
+    cxx = {"CXX": paths.cxx_name()}  # Inductor takes no launcher before it
+    return cache | cxx | inductor.environment(paths.cxx_name())

@@ -1,0 +1,153 @@
+"""Settings of runs over many shapes, which are also the options of their commands: read without torch or a GPU."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cuda_l2.machine import chosen
+from cuda_l2.measure.baselines._base import beginning, product_baselines
+from cuda_l2.measure.protocols import OFFLINE
+from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.runs import grid as grids
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import listed, member, seconds
+
+if TYPE_CHECKING:
+    from cuda_l2.rigs import Request
+
+NO_SEARCH = ("0", "0s")
+"""Budgets of none."""
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """How a benchmark measures shapes; also the options of its command."""
+
+    grid: str | None = None
+    """Many shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128:tn."""
+    sample: int | None = None
+    """Number of sizes of the grid to take, stratified by size; of the paper's grid unless --grid names another."""
+    layout: str = "nn"
+    """B's layout in the grid: nn, tn, or both."""
+    accumulate: str = "fp32"
+    """The grid's least precision of sums: fp32 or fp16."""
+    protocols: str = OFFLINE.name
+    """Under which the grid is reported, as in offline,rotating,server."""
+    baselines_only: bool = False
+    """Time the baselines alone over the grid."""
+    arms: str = ""
+    """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out."""
+    compile: bool = False
+    """Time torch.compile's max-autotune too: seconds of tuning a shape."""
+    full: bool = False
+    """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
+    retune: bool = False
+    """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
+    tuning: str = "adaptive"
+    """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
+    (50 + 100 rounds of single launches, fresh operands each)."""
+    library: Path | None = None
+    """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
+    choices: Path | None = None
+    """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
+    fallback: Path | None = None
+    """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
+    part: str = "1/1"
+    """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
+    also: tuple[Path, ...] = ()
+    """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
+    fresh: bool = False
+    """Move the results that --out holds aside and begin the grid anew."""
+    budget: str | None = None
+    """Time of search a shape: 60s, a task 20s, over a grid 0: the best that the archive knows or else the defaults."""
+    policy: str = "schedule"
+    """Who proposes."""
+    seed: int = 0
+    """Seed of the searches, and of the grid's sample and order."""
+    archive: Path | None = None
+    """File that keeps the trials; by default a fresh one in --out, for tasks archive.db there, over a grid the one that
+    `optimize` keeps."""
+    out: Path | None = None
+    """Folder for the results: bench-cpu, for tasks bench-tasks, for a grid bench-grid. An interrupted run over tasks or
+    a grid goes on from what it holds."""
+    target: str = "auto"
+    """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether kernels of a grid are searched for."""
+        return self.budget is not None and self.budget.strip() not in NO_SEARCH
+
+    @property
+    def protocol_names(self) -> tuple[str, ...]:
+        return listed(self.protocols)
+
+    def gemms(self) -> list[Gemm]:
+        """The grid's shapes in the order they are measured."""
+        layouts = {"nn": [Layout.NN], "tn": [Layout.TN], "both": list(Layout)}.get(self.layout)
+        if layouts is None:
+            raise UserError(f"there is no layout {self.layout!r}; choose nn, tn or both")
+        found = grids.read_grid(self.grid or grids.PAPER, layouts, member(Accumulate, self.accumulate, "accumulator"))
+        if self.sample is not None:
+            found = grids.sample(found, self.sample, self.seed)
+        return grids.shuffled(found, self.seed)
+
+    def request(self) -> "Request":
+        """What is asked of the rig. UserError where the arms begin no baseline's name."""
+        from cuda_l2.rigs import Request  # noqa: PLC0415 - options must be read in no time
+
+        known = product_baselines(chosen(self.target))
+        wanted = [each for each in beginning(listed(self.arms), known) if self.compile or not each.compiled]
+        if not wanted:
+            raise UserError(f"no baseline is left to time: choose from {', '.join(each.name for each in known)}")
+        # a library's kernels meet all baselines once
+        in_full = (OFFLINE.name,) if self.library and not self.arms else ()
+        return Request(tuple(wanted), in_full, self.retune, self.tuning, self.choices)
+
+
+@dataclass(frozen=True)
+class SurveySettings:
+    """What to choose for, and from what; also options of the command."""
+
+    grid: str = "paper"
+    """The shapes: paper (its 1,000), a file of shapes, or shapes as in 64x64x64,128x128x128."""
+    accumulate: str = "fp32"
+    """Precision of sums: fp32, fp16, or both as in fp32,fp16; then the fp16 class also tries the best of the other."""
+    layouts: str = "nn,tn"
+    """B's layouts."""
+    state: Literal["warm", "cold"] = "warm"
+    """warm: launches back to back, plain and as dependents; cold: single ones with nothing cached, for servers."""
+    table: Path | None = None
+    """Dispatch table whose kernels, and no others, are the pool. Its rows stay where no new one takes their place."""
+    pool: Path | None = None
+    """CSV file of the kernels to choose from: layout, family, schedule. By default those the families rank first."""
+    known: Path | None = None
+    """CSV file of times to rank the pool by: the columns of a table, any number of schedules a shape; may be .gz."""
+    budget: str | None = None
+    """Time for timing, as in 400s; the next run goes on where it ended."""
+    seed: int = 0
+    """Of the order of shapes and kernels."""
+    out: Path = Path("selection")
+    """Folder for every stage's result. An interrupted run goes on from its pool and times."""
+
+    def __post_init__(self) -> None:
+        if self.table and (self.pool or self.known):
+            raise UserError("--table takes the place of --pool and --known")
+
+    @property
+    def cold(self) -> bool:
+        return self.state == "cold"
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds of timing; infinite where it may take as long as it takes."""
+        return seconds(self.budget) if self.budget else math.inf
+
+    def gemms(self) -> tuple[Gemm, ...]:
+        """The grid's shapes in all layouts and classes, in random order of size."""
+        layouts = [member(Layout, text, "layout") for text in self.layouts.split(",")]
+        classes = [member(Accumulate, text, "accumulator") for text in self.accumulate.split(",")]
+        found = itertools.chain.from_iterable(grids.read_grid(self.grid, layouts, each) for each in classes)
+        return tuple(dict.fromkeys(grids.shuffled(found, self.seed)))
