@@ -50,7 +50,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["--baselines"], "needs the tasks"),
         (["softmax", "--seed", "-1"], "seed"),
         (["softmax", "--baselines", "--protocol", "quick"], "protocol"),
-        (["--kernelbench", str(CHECKOUT), "--level", "4"], "levels"),
+        (["--kernelbench", str(CHECKOUT), "--level", "4"], "no files of level 4"),
         (["--kernelbench", str(CHECKOUT), "--target", "gpu"], "no target 'gpu'"),
         (["--target", "cuda"], "--target goes with --kernelbench"),
         (["--kernelbench", str(CHECKOUT), "--timeout", "soon"], "time"),

@@ -43,7 +43,10 @@ def read_source(file: Path, contracted: bool = True) -> str:
     if not contracted or contract.states_contract(text):
         return text
     if file.suffix == ".py":
-        raise UserError(f"{file} is Python: its ModelNew is judged on a file of KernelBench, with --kernelbench FOLDER")
+        raise UserError(
+            f"{file} is Python: its ModelNew is judged on a file in KernelBench's format, with --kernelbench FOLDER or"
+            " --reference FILE"
+        )
     raise UserError(
         f'{file} states no launch contract: begin it with a comment /* cuda-l2 ... */ that says target = "cpu" or'
         f' "cuda", and what else {document("contract.md")} describes, with examples'
