@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.kernelbench.answer_files import ERROR, RESULT, TENSORS
-
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 
@@ -46,6 +44,7 @@ def main() -> None:
         answer = {"error": f"{type(error).__name__}: {error}"}
     _send(connection, answer)
     from cuda_l2.build.compile_server import in_child  # noqa: PLC0415
+    from cuda_l2.kernelbench.answer_files import ERROR, RESULT, TENSORS  # noqa: PLC0415
 
     if sys.argv[3] != "cpu":
         _end_with(connection)
@@ -100,6 +99,7 @@ def _answered(job: dict[str, Any]) -> int:
         do(job)
         return 0
     except BaseException as error:  # noqa: BLE001 - other people's Python, which may ask to exit too
+        from cuda_l2.kernelbench.answer_files import ERROR  # noqa: PLC0415
         from cuda_l2.system.text import line_of  # noqa: PLC0415
 
         Path(ERROR).write_text(line_of(error), errors="replace")
