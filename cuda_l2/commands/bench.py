@@ -103,7 +103,7 @@ def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
 
 def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.machine import detect
-    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.optimizer import Optimizer
     from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
@@ -117,13 +117,10 @@ def _run_tasks(settings: BenchSettings) -> None:
     with contextlib.ExitStack() as stack:
         optimizer = stack.enter_context(
             Optimizer(
-                Settings(
-                    budget_s=budget_s,
-                    policy=settings.policy,
-                    seed=settings.seed,
+                settings.search(
+                    budget_s,
                     archive=settings.archive or out / "archive.db",
                     protocol="offline",
-                    target=settings.target,
                     trials=settings.trials,
                     model=settings.model,
                 )
@@ -157,7 +154,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     out = settings.out or Path("bench-cpu")
     require_writable(out / "table.md")
 
-    from cuda_l2.optimizer import Optimizer, Settings
+    from cuda_l2.optimizer import Optimizer
     from cuda_l2.report.bench import markdown
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.tables import result_json
@@ -165,9 +162,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     archive = settings.archive or out / f"archive-{stamp}.db"
     results = []
-    with Optimizer(
-        Settings(budget_s=budget_s, policy=settings.policy, seed=settings.seed, archive=archive, target=settings.target)
-    ) as optimizer:
+    with Optimizer(settings.search(budget_s, archive=archive)) as optimizer:
         for gemm in gemms:
             optimizer.require_feasible(gemm)
         tell(

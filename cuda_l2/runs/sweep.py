@@ -13,7 +13,7 @@ from cuda_l2.contract import ContractError
 from cuda_l2.families._base import families_for
 from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.protocols import SEARCH, brief
-from cuda_l2.optimizer import FINALISTS, Optimizer, Settings, Workbench
+from cuda_l2.optimizer import FINALISTS, Optimizer, Workbench
 from cuda_l2.propose._base import proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Timing, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
@@ -48,13 +48,7 @@ class Sweep:
         if settings.baselines_only or self._library:
             self.rig = open_rig(settings.target, request)
         elif settings.searches:
-            wanted = Settings(
-                budget_s=seconds(settings.budget or ""),
-                policy=settings.policy,
-                seed=settings.seed,
-                archive=settings.archive,
-                target=settings.target,
-            )
+            wanted = settings.search(seconds(settings.budget or ""))
             self._kernels = self._optimizer = Optimizer(wanted, request)
             self.rig = self._optimizer.rig
         else:
