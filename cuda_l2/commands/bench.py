@@ -118,13 +118,10 @@ def _run_tasks(settings: BenchSettings) -> None:
     with contextlib.ExitStack() as stack:
         optimizer = stack.enter_context(
             Optimizer(
-                Settings(
-                    budget_s=budget_s,
-                    policy=settings.policy,
-                    seed=settings.seed,
+                settings.search(
+                    budget_s,
                     archive=settings.archive or out / "archive.db",
                     protocol="offline",
-                    target=settings.target,
                     trials=settings.trials,
                     model=settings.model,
                 )
@@ -166,9 +163,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     archive = settings.archive or out / f"archive-{stamp}.db"
     results = []
-    with Optimizer(
-        Settings(budget_s=budget_s, policy=settings.policy, seed=settings.seed, archive=archive, target=settings.target)
-    ) as optimizer:
+    with Optimizer(settings.search(budget_s, archive=archive)) as optimizer:
         for gemm in gemms:
             optimizer.require_feasible(gemm)
         tell(

@@ -7,7 +7,6 @@ overlap in one buffer, and one for other tasks, whose windows hold cases of thei
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -15,11 +14,11 @@ from cuda.bindings import driver
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
+from cuda_l2.machine.cuda.device_arena import Place
 from cuda_l2.machine.cuda.driver import Graph, Replays, check
 from cuda_l2.machine.cuda.worker import slowest_s
 from cuda_l2.machine.fills import POISON
-from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, TorchTask
+from cuda_l2.measure.baselines._base import Baseline, LibraryProduct
 from cuda_l2.measure.cuda_outputs import CudaOperands
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, results_by_name
@@ -37,67 +36,11 @@ Record = Callable[[int, int], list[int]]
 """Launches a kernel as in a timed round and keeps outputs: bytes of one, how many; the windows of those kept."""
 
 
-class TimedMemory(Interface):
-    """What rounds on a GPU ask of it."""
-
-    layout: Layout
-    """How the task lays out B, where it has one."""
-    draws_power: bool
-    """Whether launches take as much power as the heater's products, which then run while results are checked."""
-
-    @property
-    def arena(self) -> DeviceArena: ...
-    @property
-    def stream(self) -> torch.cuda.Stream:
-        """Where the baselines run."""
-
-    @property
-    def slowest_launch_s(self) -> float:
-        """A kernel's launch that takes longer is taken to hang."""
-
-    @property
-    def rotates(self) -> bool:
-        """Whether every window has an output of its own."""
-
-    def begin(self, *, both_layouts: bool) -> None:
-        """Lay the memory out for a measurement. both_layouts: B is read in both."""
-
-    def plan(self, kernel: Kernel, sms: int) -> Plan: ...
-    def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
-        """Where a kernel's tensors lie in every window."""
-
-    def refresh(self) -> None:
-        """Other inputs in the windows than in the round before."""
-
-    def require_untouched(self) -> None:
-        """WrongOutput where what baselines and kernels read is not what it was."""
-
-    def windows(self, count: int, rng: np.random.Generator) -> list[int]:
-        """The windows of so many launches, in their order."""
-
-    def written(self, window: int) -> list[Output]:
-        """A kernel's outputs in a window."""
-
-    def played(self, baseline: Any, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
-        """A baseline's launches and their windows; made on first use."""
-
-    def poison_kernels_outputs(self) -> None: ...
-    def poison_baselines_outputs(self) -> None: ...
-    def poisoning(self, window: int) -> Callable[[], None]:
-        """Enqueues the same for the baselines' output in one window."""
-
-    def check_kernel(self, windows: Sequence[int], element_wise: bool) -> float:
-        """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
-
-    def check_baseline(self, baseline: Baseline, windows: Sequence[int], element_wise: bool) -> float: ...
-    def audit(self, record: Record) -> None:
-        """WrongOutput where one of many launches of a round like the timed ones did not give its own result."""
-
-
 class ProductMemory:
     """Operands of a matrix product."""
 
     draws_power = True
+    """Whether launches take as much power as the heater's products, which then run while results are checked."""
 
     def __init__(self, operands: CudaOperands, libraries: Libraries) -> None:
         self._operands, self._libraries = operands, libraries
@@ -105,6 +48,7 @@ class ProductMemory:
         self.layout = self.gemm.layout
 
     def begin(self, *, both_layouts: bool) -> None:
+        """Lay the memory out for a measurement. both_layouts: B is read in both."""
         if both_layouts:
             self._operands.use_other_layout()
         self.arena.place(snug=False)
@@ -114,21 +58,26 @@ class ProductMemory:
         return contract.plan_cuda(kernel.candidate.source, replace(self.gemm, layout=kernel.layout), sms)
 
     def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
+        """Where a kernel's tensors lie in every window."""
         other, arena = kernel.layout is not self.layout, self.arena
         return [arena.places(plan, window, slot=slot, other_layout=other) for window in range(arena.windows)]
 
     def refresh(self) -> None:
+        """Other inputs in the windows than in the round before."""
         self._operands.refresh()
 
     def require_untouched(self) -> None:
+        """WrongOutput where what baselines and kernels read is not what it was."""
         self._operands.require_untouched()
 
     @property
     def slowest_launch_s(self) -> float:
+        """A kernel's launch that takes longer is taken to hang."""
         return self.gemm.flops / SLOWEST_GFLOPS * 1e-9
 
     @property
     def rotates(self) -> bool:
+        """Whether every window has an output of its own."""
         return self.arena.windows > 1 and self._places[0]["c"] != self._places[1]["c"]
 
     def windows(self, count: int, rng: np.random.Generator) -> list[int]:
@@ -138,9 +87,11 @@ class ProductMemory:
         return [int(window) for window in rng.integers(0, self.arena.windows, count)]
 
     def written(self, window: int) -> list[Output]:
+        """A kernel's outputs in a window."""
         return [self.arena.written(window)]
 
-    def played(self, baseline: LibraryProduct, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
+    def played(self, baseline: Any, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
+        """A baseline's launches and their windows; made on first use."""
         graphs, key, stream = self._operands.graphs, (baseline.name, count), self.stream
         if key not in graphs:
             sequence = self.windows(count, rng)
@@ -163,6 +114,7 @@ class ProductMemory:
         self._operands.poison_outputs()
 
     def poisoning(self, window: int) -> Callable[[], None]:
+        """Enqueues poison for the baselines' output in one window."""
         output, handle = self._operands.output(window), driver.CUstream(self.stream.cuda_stream)
 
         def poison() -> None:
@@ -171,6 +123,7 @@ class ProductMemory:
         return poison
 
     def check_kernel(self, windows: Sequence[int], element_wise: bool) -> float:
+        """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
         outputs = [self.arena.c(window) for window in windows]
         return self._operands.check(outputs, windows, element_wise, self.gemm.accumulate)
 
@@ -180,6 +133,7 @@ class ProductMemory:
         return self._operands.check(outputs, windows, element_wise, Accumulate.FP16)
 
     def audit(self, record: Record) -> None:
+        """WrongOutput where one of many launches of a round like the timed ones did not give its own result."""
         arena = self.arena
         self._operands.refresh()
         arena.recorded(arena.records).view(torch.int16).fill_(POISON)
@@ -251,7 +205,7 @@ class TaskMemory:
     def written(self, window: int) -> list[Output]:
         return self.arena.written(window)
 
-    def played(self, baseline: TorchTask, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
+    def played(self, baseline: Any, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
         known, key = self._operands.played, (baseline.name, count)
         if key not in known:
             windows = self.windows(count, rng)
@@ -285,3 +239,7 @@ class TaskMemory:
         windows = record(arena.record_stride, min(AUDITED, arena.records))
         found = [arena.recorded(number) for number in range(len(windows))]
         self._operands.check(found, windows, element_wise=True)
+
+
+TimedMemory = ProductMemory | TaskMemory
+"""What rounds on a GPU work on; both answer to the same calls."""

@@ -4,7 +4,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cuda_l2.machine import chosen
 from cuda_l2.measure.baselines._base import beginning, product_baselines
@@ -15,6 +15,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.values import listed, member, seconds
 
 if TYPE_CHECKING:
+    from cuda_l2.optimizer import Settings
     from cuda_l2.rigs import Request
 
 NO_SEARCH = ("0", "0s")
@@ -83,6 +84,13 @@ class SweepSettings:
     @property
     def protocol_names(self) -> tuple[str, ...]:
         return listed(self.protocols)
+
+    def search(self, budget_s: float, **further: Any) -> "Settings":
+        """How kernels are searched for. further: what the optimizer takes beyond these, or instead."""
+        from cuda_l2.optimizer import Settings  # noqa: PLC0415 - loads torch
+
+        shared: dict[str, Any] = {name: getattr(self, name) for name in ("policy", "seed", "archive", "target")}
+        return Settings(budget_s=budget_s, **shared | further)
 
     def gemms(self) -> list[Gemm]:
         """The grid's shapes in the order they are measured."""

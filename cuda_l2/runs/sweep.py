@@ -49,13 +49,7 @@ class Sweep:
         if settings.baselines_only or self._library:
             self.rig = open_rig(settings.target, request)
         elif settings.searches:
-            wanted = Settings(
-                budget_s=seconds(settings.budget or ""),
-                policy=settings.policy,
-                seed=settings.seed,
-                archive=settings.archive,
-                target=settings.target,
-            )
+            wanted = settings.search(seconds(settings.budget or ""))
             self._kernels = self._optimizer = Optimizer(wanted, request)
             self.rig = self._optimizer.rig
         else:
