@@ -28,6 +28,7 @@ from cuda_l2.rigs import open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 FINALISTS = 3
@@ -69,7 +70,7 @@ class Result:
         return Kernel(self.task, self.best.candidate, self.best.build)
 
 
-class Optimizer:
+class Optimizer(Closing):
     """The archive, the rig, the policy and the checker that several tasks share. A context manager."""
 
     def __init__(self, settings: Settings = Settings()) -> None:
@@ -157,12 +158,6 @@ class Optimizer:
 
     def close(self) -> None:
         self._held.close()
-
-    def __enter__(self) -> "Optimizer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _proposer(
         self,
