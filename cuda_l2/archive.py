@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cuda_l2.records import Candidate, Task, Trial, Trust, from_json, to_json
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.database import connect, connect_to_read
 from cuda_l2.system.errors import UserError
 
@@ -30,7 +31,7 @@ CREATE TABLE policies (
 """
 
 
-class Archive:
+class Archive(Closing):
     """Trials by task, machine and protocol. A context manager."""
 
     def __init__(self, path: Path, *, reading: bool = False) -> None:
@@ -156,12 +157,6 @@ class Archive:
 
     def close(self) -> None:
         self._db.close()
-
-    def __enter__(self) -> "Archive":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _select(self, where: str, values: Iterable[object], order: str) -> list[Trial]:
         query = (

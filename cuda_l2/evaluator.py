@@ -20,6 +20,7 @@ from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.version import __version__
@@ -28,7 +29,7 @@ POOR = 0.9
 """Timing of a candidate in a search ends once its speedup is surely below this share of the best."""
 
 
-class Evaluator:
+class Evaluator(Closing):
     """The stages of one task, set up once. A context manager.
 
     seed: seed of the inputs, random by default, so that no candidate can know them. checker: reviews candidates whose
@@ -134,12 +135,6 @@ class Evaluator:
 
     def close(self) -> None:
         self._bench.close()
-
-    def __enter__(self) -> "Evaluator":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _confirmed(
         self, candidate: Candidate, build: Build, verdict: Verdict, protocol: Protocol

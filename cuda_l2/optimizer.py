@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self, overload
+from typing import overload
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from cuda_l2.rigs import Request, Rig, open_rig
 from cuda_l2.search import Progress, search
 from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 FINALISTS = 3
@@ -78,7 +79,7 @@ class Result:
         return self.kernel.export(folder, name)
 
 
-class Workbench:
+class Workbench(Closing):
     """A machine and the archive of what was found on it, shared by several tasks. A context manager."""
 
     def __init__(
@@ -123,12 +124,6 @@ class Workbench:
     def close(self) -> None:
         self.rig.close()
         self.archive.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _may_run(self, candidate: Candidate) -> bool:
         """Not what a model wrote in an earlier search, where there is no sandbox any more."""

@@ -15,11 +15,12 @@ from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.llm.templates import MESSAGE_CHARS, fenced
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._llm import LlmProposer
-from cuda_l2.propose._prompt import MESSAGE_CHARS, Parts, Templates, copy_templates, feedback, fenced
+from cuda_l2.propose._prompt import Parts, Templates, copy_templates, feedback
 from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import excerpts
 from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Trial, Verdict, VerdictStatus

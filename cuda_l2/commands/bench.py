@@ -17,7 +17,7 @@ from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.records import Gemm
 from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
 from cuda_l2.runs.settings import SweepSettings
-from cuda_l2.settings import LANGUAGE_MODELS, Settings
+from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 from cuda_l2.system.values import seconds

@@ -7,6 +7,7 @@ from pathlib import Path
 from cuda_l2.llm._base import Message, Outcome
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange
+from cuda_l2.llm.templates import read_template
 from cuda_l2.system.errors import UserError
 
 CODE = "{code}"
@@ -24,17 +25,10 @@ class Template:
     """A text with places in braces, from the package or the user's folder. UserError where it cannot be used."""
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
-        path = Path(__file__).with_name(name)
-        if folder is not None and (folder / name).exists():
-            path = folder / name
-        try:
-            self.text = path.read_text("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the template {path}: {error}") from None
+        packaged = Path(__file__).with_name(name)
+        self.text = read_template(packaged, folder)
         if CODE not in self.text:
-            raise UserError(f"{path} has no place {CODE}")
+            raise UserError(f"{(folder or packaged.parent) / name} has no place {CODE}")
 
     def filled(self, places: Mapping[str, str]) -> str:
         """The text with its places filled in one pass, so that a filled text's own braces stay."""

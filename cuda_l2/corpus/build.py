@@ -19,9 +19,9 @@ from cuda_l2.corpus.segment import File, Segmented
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
+from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import FamilySpace
-from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose.random import draw
 from cuda_l2.records import Task
 from cuda_l2.retrieve.nearest import Nearest

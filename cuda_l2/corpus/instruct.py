@@ -10,8 +10,8 @@ from cuda_l2.corpus.asking import Template, answers
 from cuda_l2.corpus.snippets import Snippet
 from cuda_l2.llm._base import one_line, without_thoughts
 from cuda_l2.llm.client import Client
+from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Task
 

@@ -27,13 +27,14 @@ from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.reward import RewardSettings, count_tokens, reward, smooth
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.text import counted
 
 OPEN = 4
 """Evaluators kept open: each holds memory for its inputs, outputs and references."""
 
 
-class Judge:
+class Judge(Closing):
     """Rewards of answers, from the real evaluator; every trial goes into the archive. A context manager.
 
     name: the model's name as candidates' proposer.
@@ -94,12 +95,6 @@ class Judge:
     def close(self) -> None:
         for evaluator in self._evaluators.values():
             evaluator.close()
-
-    def __enter__(self) -> "Judge":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def contrastive_rl(

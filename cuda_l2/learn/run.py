@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
 
@@ -21,7 +22,7 @@ FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-ou
 """Settings that the file holds as a hash, with their options: an error names the option, not the hash."""
 
 
-class Run:
+class Run(Closing):
     """A folder that one process trains in. A context manager."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -78,12 +79,6 @@ class Run:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _whole(checkpoint: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What has been proved of a table's kernels: a file of verdicts, from which an interrupted run goes on, and a table.
+"""Which kernels of a table are proved: a file of verdicts, from which an interrupted run goes on, and a table.
 
 A verdict holds for one text (kernel, contract and so the launch) at one shape on one machine, as long as what compiles
 and what verifies have not changed.
@@ -15,6 +15,7 @@ from pathlib import Path
 from cuda_l2.build.cuda_compiler import Compiler, toolchain
 from cuda_l2.library.kernels import INTERIOR, ProofTask, TableKernel
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.lines import LinesFile
 from cuda_l2.system.paths import PACKAGE
 
@@ -27,7 +28,7 @@ VERIFIER = (
     *("build", "contract", "machine", "measure", "rigs", "tasks", "verify"),
     *("library/kernels.py", "runs/prover.py", "runs/prover_worker.py"),
 )
-"""Of the package: whatever a verdict depends on."""
+"""The package's files that a verdict depends on."""
 CORRECT = str(VerdictStatus.CORRECT)
 DIED = "died"
 """Status where the process that verified did not answer."""
@@ -35,7 +36,7 @@ DIED = "died"
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What became of one kernel at one shape."""
+    """The outcome of one kernel at one shape."""
 
     kernel: str
     candidate: str  # its id: the kernel and its contract
@@ -61,7 +62,7 @@ class Proof:
         return self.status == CORRECT
 
 
-class ProofFile:
+class ProofFile(Closing):
     """The verdicts of a machine and of this verifier, in a file that may hold others' too. A context manager."""
 
     def __init__(self, path: Path, machine: str) -> None:
@@ -89,12 +90,6 @@ class ProofFile:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "ProofFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _keep(self, proof: Proof) -> None:
         if (proof.machine, proof.rules) == (self.machine, self.rules):

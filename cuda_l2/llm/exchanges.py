@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.llm._base import Message, Messages, Outcome, Reply
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.database import BUSY_TIMEOUT_S
 from cuda_l2.system.errors import UserError
 
@@ -50,7 +51,7 @@ class Exchange:
     created: str = ""  # UTC, ISO 8601
 
 
-class ExchangeLog:
+class ExchangeLog(Closing):
     """The table of exchanges in an archive that is there already. A context manager."""
 
     def __init__(self, path: Path) -> None:
@@ -104,12 +105,6 @@ class ExchangeLog:
 
     def close(self) -> None:
         self._db.close()
-
-    def __enter__(self) -> "ExchangeLog":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _select(self, where: str, values: Iterable[object], order: str) -> list[Exchange]:
         try:

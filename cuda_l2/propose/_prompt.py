@@ -12,15 +12,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from cuda_l2.llm._base import Message, Messages
+from cuda_l2.llm.templates import fenced, read_template
 from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.text import counted, plain
 
 PACKAGED = Path(__file__).with_name("prompts")
-MESSAGE_CHARS = 2_000
-"""Limit of a message of a compiler or checker."""
-UNTOLD = ("sandbox", "system", "python")
+IRRELEVANT = ("sandbox", "system", "python")
 """Facts of a machine that no kernel depends on."""
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
@@ -51,8 +49,6 @@ class Templates:
     """The templates, from the package or the user's folder. UserError where they cannot be used."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
         self._texts = {name: _read(name, folder) for name in PLACES}
 
     @property
@@ -144,22 +140,11 @@ def copy_templates(folder: Path, others: Sequence[Path] = ()) -> list[Path]:
     return paths
 
 
-def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> str:
-    """A text of others between fences that it cannot close, without invisible characters, cut in its middle."""
-    text = plain(text).strip("\n")
-    if len(text) > limit_chars:
-        head, tail = limit_chars * 3 // 4, limit_chars // 4
-        text = f"{text[:head]}\n... {counted(len(text) - head - tail, 'character')} left out ...\n{text[-tail:]}"
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"
-
-
 def describe_machine(target: Target, task: Task) -> str:
     """Target facts and the roofline bound of the task."""
     unit, _ = target.unit
     peak, gbytes = target.ceilings()
-    lines = [f"- {name}: {value}" for name, value in target.environment().items() if name not in UNTOLD]
+    lines = [f"- {name}: {value}" for name, value in target.environment().items() if name not in IRRELEVANT]
     lines.append(
         f"- roofline bound of this task: {target.bound_us(task):.2f} us, from the measured peak of {peak:.0f} {unit}"
         f" and {gbytes:.0f} GB/s of memory"
@@ -212,15 +197,10 @@ def _language(trial: Trial) -> str:
 
 
 def _read(name: str, folder: Path | None) -> str:
-    path = PACKAGED / name
-    if folder is not None and (folder / name).exists():
-        path = folder / name
-    try:
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the template {path}: {error}") from None
+    text = read_template(PACKAGED / name, folder)
     unknown = set(_PLACE.findall(text)) - PLACES[name]
     if unknown:
+        path = (folder or PACKAGED) / name
         known = ", ".join(f"{{{place}}}" for place in sorted(PLACES[name])) or "no places"
         raise UserError(f"{path} has a place {{{min(unknown)}}} that nothing fills; {name} may use {known}")
     return text.strip()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_l2.contract.text import contract_text
+from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._exemplars import sample_exemplars
@@ -52,7 +53,7 @@ def parts(
         machine=_prompt.describe_machine(target, task),
         task=describe_task(task),
         standing=_prompt.describe_standing(best, target),
-        profile=_prompt.fenced(text) if best and (text := profile(best)) else "",
+        profile=fenced(text) if best and (text := profile(best)) else "",
         exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],
         failures=[_prompt.describe_failure(trial) for trial in failures],
         references=references(failures),

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from cuda_l2.llm._base import one_line
+from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.propose._prompt import fenced
 from cuda_l2.propose._task import code_words
 from cuda_l2.records import Gemm, Task, Trial
 from cuda_l2.retrieve.index import Index

@@ -2,7 +2,7 @@
 
 import re
 
-from cuda_l2.propose._prompt import fenced
+from cuda_l2.llm.templates import fenced
 from cuda_l2.records import Gemm, Operation, Task
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks.optional import load_kernelbench

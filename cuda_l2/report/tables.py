@@ -14,7 +14,20 @@ from cuda_l2.families._base import all_families
 from cuda_l2.library.product import overhead_us
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Build, Candidate, Gemm, Interval, Review, Task, Timing, Trial, Trust, to_json
+from cuda_l2.records import (
+    Arm,
+    Build,
+    Candidate,
+    Gemm,
+    Interval,
+    Review,
+    ReviewStatus,
+    Task,
+    Timing,
+    Trial,
+    Trust,
+    to_json,
+)
 from cuda_l2.system.paths import default_archive
 from cuda_l2.system.text import counted, plain
 
@@ -25,6 +38,13 @@ LEVEL_B = (
 )
 MUCH = 0.1
 """Share of a kernel's time above which the cost of a call is reported."""
+REVIEWED = {
+    ReviewStatus.CONFIRMED: "measured again and confirmed",
+    ReviewStatus.LOWERED: "measured again and corrected",
+    ReviewStatus.UNSTABLE: "measured again and not repeated: they do not count",
+    ReviewStatus.WRONG: "found wrong on fresh inputs or a second device",
+    ReviewStatus.SUSPECT: "rejected by the checker",
+}
 
 
 def print_result(result: Result) -> None:
@@ -70,8 +90,11 @@ def print_result(result: Result) -> None:
         + (f"; policy: {search.summary}" if search.summary else "")
     )
     if search.reviews:
-        reviewed = ", ".join(f"{count} {status}" for status, count in sorted(search.reviews.items()))
-        console.print(f"jumps in reward, reviewed: {reviewed}" + (f"; {search.checker}" if search.checker else ""))
+        reviewed = [
+            f"{counted(count, 'suspicious speedup')} {REVIEWED[ReviewStatus(status)]}"
+            for status, count in sorted(search.reviews.items())
+        ]
+        console.print("; ".join([*reviewed, *filter(None, [search.checker])]))
     for timing in timings:
         if timing.conditions.drifted:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions.drifted}")

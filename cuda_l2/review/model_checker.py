@@ -11,8 +11,9 @@ from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._prompt import Templates, fenced
+from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Trial
 from cuda_l2.review._base import Checker, Opinion

@@ -20,15 +20,16 @@ from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import for_task
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Messages
+from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
-from cuda_l2.propose._prompt import fenced
 from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.review._base import Checker
 from cuda_l2.rigs import Rig
 from cuda_l2.search import judge_group
 from cuda_l2.settings import Limits
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
 
@@ -67,7 +68,7 @@ class Pair:
         return self.tries >= limits.tries or self.kept >= limits.keep
 
 
-class Collection:
+class Collection(Closing):
     """A folder with every try and the dataset of those kept. A context manager; one run at a time has it."""
 
     def __init__(self, folder: Path) -> None:
@@ -107,12 +108,6 @@ class Collection:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "Collection":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def collect(

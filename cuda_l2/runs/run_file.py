@@ -12,11 +12,12 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 from typing import Protocol as Interface
 
 from cuda_l2.records import from_json, to_json
 from cuda_l2.system import lines
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile
 
@@ -56,7 +57,7 @@ class Header:
         return ""
 
 
-class RunFile(Generic[R]):
+class RunFile(Closing, Generic[R]):
     """The file, open for one run alone. A context manager."""
 
     record: type[R]
@@ -87,12 +88,6 @@ class RunFile(Generic[R]):
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self) -> None:
         if not self._file.lines:

@@ -22,7 +22,6 @@ from cuda_l2.runs.results import MEASURED, Measurement, ResultsFile
 from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.search import Progress, judge_group
-from cuda_l2.settings import Settings
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock

@@ -10,10 +10,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 
-class LinesFile:
+class LinesFile(Closing):
     """The file, open for one run alone. A context manager."""
 
     def __init__(
@@ -41,12 +42,6 @@ class LinesFile:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> "LinesFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self, accept: Callable[[bytes], None]) -> list[bytes]:
         data = self.path.read_bytes()
