@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,103 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_nothing_is_saved(small, 
     with pytest.raises(UserError, match="gradient of step 1 is not finite"):
         run("sft", small, tmp_path / "broken", "collected", tmp_path / "tuned")
     assert not list(tmp_path.glob("tuned/checkpoints/*/*")) and not (tmp_path / "tuned" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("contradiction", "says"),
+    [
+        ({"do_sample": False, "temperature": 0.6, "top_p": 0.9, "top_k": 20}, "temperature = 0.6, top_p = 0.9, top_k"),
+        ({"do_sample": False, "early_stopping": True, "length_penalty": 2.0}, "length_penalty = 2.0"),
+        ({"pad_token_id": -1}, "all but its tokens"),
+    ],
+)
+def test_a_contradictory_generation_config_is_mended_and_said(small, pretrained, tmp_path, capsys, contradiction, says):
+    model = tmp_path / "greedy"
+    shutil.copytree(pretrained, model)
+    settings = json.loads((model / "generation_config.json").read_text())
+    del settings["pad_token_id"]  # trainers set it, and what was changed is checked when it is saved
+    (model / "generation_config.json").write_text(json.dumps(settings | contradiction))
+    run("sft", small, model, "collected", tmp_path / "tuned", "tuning.steps=6")
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "generation_config" in line]
+    assert says in said
+    saved = json.loads((tmp_path / "tuned" / "model" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == settings["eos_token_id"]
+    assert saved.get("do_sample", False) is contradiction.get("do_sample", saved.get("do_sample", False))
+    assert not models.load(str(tmp_path / "tuned" / "model"), "float32").note
+
+
+def turn(role: str | None, content: object) -> dict:
+    return {"role": role, "content": content}
+
+
+ASKED, ANSWERED = turn("user", "Write 10."), turn("assistant", "int a = 10;\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": [turn("user", None), ANSWERED]}, r"/sft, row 2: the content of message 1 is empty"),
+        ({"messages": [turn("tool", "x"), ANSWERED]}, "row 2: the role of message 1 is 'tool'"),
+        ({"messages": [turn(None, "x"), ANSWERED]}, "row 2: the role of message 1 is None"),
+        ({"messages": [ANSWERED]}, "row 2: the answer has no question"),
+        ({"messages": None}, "row 2: messages is empty"),
+    ],
+)
+def test_a_conversation_that_cannot_be_read_is_one_clear_line_with_its_row(small, tmp_path, row, says) -> None:
+    dataset.write(tmp_path / "data", {"sft": [{"messages": [ASKED, ANSWERED]}, row]}, "test")
+    with pytest.raises(UserError, match=says) as caught:
+        run("sft", small, "scratch", str(tmp_path / "data"), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_columns_are_named(small, tmp_path) -> None:
+    dataset.write(tmp_path / "data", {"sft": [{"instruction": "x", "output": "y"}], "text": [{"code": "x"}]}, "test")
+    with pytest.raises(UserError, match="/sft has no column messages; it has instruction, output"):
+        run("sft", small, "scratch", str(tmp_path / "data"), tmp_path / "out")
+    with pytest.raises(UserError, match="/text has no column text; it has code"):
+        run("pretrain", small, "scratch", str(tmp_path / "data"), tmp_path / "out")
+    dataset.write(tmp_path / "gap", {"text": [{"text": "x"}, {"text": None}]}, "test")
+    with pytest.raises(UserError, match="/text, row 2: text is empty"):
+        run("pretrain", small, "scratch", str(tmp_path / "gap"), tmp_path / "out")
+
+
+def test_conversations_without_an_answer_are_skipped_and_counted(small, tmp_path, capsys) -> None:
+    ends = [[ASKED], [ASKED, turn("assistant", " ")], [ASKED, turn("assistant", None)], [turn("system", "x")], []]
+    unanswered = [{"messages": end} for end in ends]
+    dataset.write(tmp_path / "data", {"sft": [{"messages": [ASKED, ANSWERED]}, *unanswered]}, "test")
+    found = command._conversations([tmp_path / "data"])
+    assert found == [[ASKED, ANSWERED]]
+    assert f"5 conversations without an answer at the end skipped, the first in {tmp_path / 'data'}/sft, row 2" in (
+        capsys.readouterr().err
+    )
+    dataset.write(tmp_path / "none", {"sft": unanswered}, "test")
+    with pytest.raises(UserError, match="ends in an answer"):
+        command._conversations([tmp_path / "none"])
+
+
+USERS_FIRST = (
+    "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{{ eos_token }}{% endfor %}"
+)
+SILENT = "{% for m in messages if m.role != 'system' %}{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [USERS_FIRST, SILENT], ids=["refuses", "leaves out"])
+def test_a_template_without_a_system_role_gets_it_with_the_question(small, pretrained, tmp_path, capsys, template):
+    pupil = models.load(str(pretrained), "float32")
+    pupil.tokenizer.chat_template = template
+    pupil.save(tmp_path / "model")
+    rows = [{"messages": [turn("system", "You"), ASKED, ANSWERED]}]
+    dataset.write(tmp_path / "data", {"sft": rows}, "test")
+    run("sft", small, tmp_path / "model", str(tmp_path / "data"), tmp_path / "out", "tuning.steps=2")
+    assert "has no system role: system prompts go before the first question" in capsys.readouterr().err
+    if template == USERS_FIRST:
+        rows += [{"messages": [turn("system", "You"), ASKED, ASKED, ANSWERED]}]
+        dataset.write(tmp_path / "data", {"sft": rows}, "test")
+        with pytest.raises(
+            UserError, match=r"does not take the conversation that begins 'You Write 10\.' \(user, user"
+        ):
+            run("sft", small, tmp_path / "model", str(tmp_path / "data"), tmp_path / "other", "tuning.steps=2")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

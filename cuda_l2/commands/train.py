@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.records import Gemm, Task
+from cuda_l2.system.counted import counted
 from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
     if not settings.data:
         made = "cuda-l2 corpus" if stage.stage == "pretrain" else "cuda-l2 collect"
         raise UserError(f"--data is missing: the folder of a dataset, as `{made}` writes it")
-    texts = _texts(settings.data) if stage.stage == "pretrain" else []
+    from cuda_l2.corpus import training_data
+
+    texts = training_data.texts(settings.data) if stage.stage == "pretrain" else []
     conversations = _conversations(settings.data) if stage.stage == "sft" else []
     _require_packages()
     from cuda_l2.learn.run import Run
@@ -227,13 +230,11 @@ def _require_packages() -> None:
         raise UserError(f"training needs the package {error.name}: pip install 'cuda-l2[train]'") from None
 
 
-def _texts(folders: Sequence[Path]) -> list[str]:
-    from cuda_l2.corpus import dataset
-
-    return [row["text"] for folder in folders for row in dataset.read(folder, "text")]
-
-
 def _conversations(folders: Sequence[Path]) -> list[list[dict[str, str]]]:
-    from cuda_l2.corpus import dataset
+    from cuda_l2.corpus import training_data
 
-    return [row["messages"] for folder in folders for row in dataset.read(folder, "sft")]
+    read = training_data.conversations(folders)
+    if read.unanswered:
+        many = counted(len(read.unanswered), "conversation")
+        _say(f"{many} without an answer at the end skipped, the first in {read.unanswered[0]}")
+    return read.found

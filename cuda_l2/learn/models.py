@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -24,6 +25,12 @@ END, PAD = "<|end|>", "<|pad|>"
 TOKENIZER_CHARS = 4_000_000
 """Text for the tokenizer; more does not change a small vocabulary."""
 ATTENTION = "sdpa_without_cudnn"
+UNUSED = (
+    *("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("early_stopping", "length_penalty"),
+)
+"""Settings of generation that have no effect without sampling, or without beams."""
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
@@ -38,6 +45,7 @@ class Pupil:
 
     model: Any
     tokenizer: Any
+    note: str = ""  # what was changed of the model when it was loaded, in one line
 
     def save(self, folder: Path) -> None:
         """Write both where transformers, and `--policy hf:FOLDER`, read them; adapters become part of the weights."""
@@ -83,7 +91,43 @@ def load(name: str, precision: str) -> Pupil:
         tokenizer.pad_token = tokenizer.eos_token
     if not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
-    return Pupil(model, tokenizer)
+    return Pupil(model, tokenizer, _made_savable(model, name))
+
+
+def _made_savable(model: Any, name: str) -> str:
+    """Leave out settings of text generation with which transformers refuses to save a model; says which, if any.
+
+    Such a generation_config.json chooses greedy decoding beside a temperature, say, which has no effect then.
+    """
+    config, plain = model.generation_config, transformers.GenerationConfig()
+    if config is None:
+        return ""
+    try:
+        config.validate(strict=True)
+        return ""
+    except ValueError:
+        pass
+    set_ = [option for option in UNUSED if getattr(config, option, None) != getattr(plain, option, None)]
+    dropped = [f"{option} = {getattr(config, option)}" for option in set_]
+    for option in set_:
+        setattr(config, option, getattr(plain, option, None))
+    try:
+        config.validate(strict=True)
+    except ValueError:  # something else: what tokens end a text is all that training and its users need
+        tokens = {option: getattr(config, option) for option in TOKENS if getattr(config, option) != -1}
+        model.generation_config = transformers.GenerationConfig(**tokens)
+        return f"generation_config.json of {name} is contradictory; all but its tokens is left out of what is saved"
+    return f"generation_config.json of {name} is contradictory; left out of what is saved: {', '.join(dropped)}"
+
+
+def without_system_role(tokenizer: Any) -> bool:
+    """Whether a chat template refuses system prompts, or leaves them out."""
+    mark = "cuda-l2 system prompt"
+    turns = [{"role": "system", "content": mark}, {"role": "user", "content": "x"}]
+    try:
+        return mark not in tokenizer.apply_chat_template(turns, tokenize=False)
+    except jinja2.TemplateError:
+        return True
 
 
 def make(scratch: Scratch, texts: Iterable[str], sequence_tokens: int, seed: int) -> Pupil:

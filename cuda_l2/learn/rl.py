@@ -104,6 +104,8 @@ def contrastive_rl(
     tuning, rl, sampling = settings.tuning, settings.rl, settings.sampling
     assert rl is not None and sampling is not None
     pupil = models.load(model, tuning.precision)
+    if pupil.note:
+        say(pupil.note)
     by_text = {str(task): task for task in tasks}
     step = f"{counted(tuning.batch // rl.group, 'group')} of {counted(rl.group, 'answer')}"
     say(f"{counted(len(tasks), 'task')}, {step} a step")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasets
+import jinja2
 import transformers
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
@@ -14,6 +15,7 @@ from cuda_l2.learn import models
 from cuda_l2.learn.models import Pupil
 from cuda_l2.learn.run import Run
 from cuda_l2.learn.settings import Lora, StageSettings, Tuning
+from cuda_l2.llm._base import Message, one_line, without_system
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
@@ -22,7 +24,7 @@ Say = Callable[[str], None]
 
 def pretrain(model: str, texts: Sequence[str], settings: StageSettings, run: Run, say: Say) -> None:
     """Train on plain text, joined and cut to equal lengths. Goes on from the run's last checkpoint."""
-    pupil = _pupil(model, texts, settings)
+    pupil = _pupil(model, texts, settings, say)
     if not any(texts):
         raise UserError("the text to train on is empty")
     tokens = sum(len(ids) for ids in pupil.tokenizer(list(texts), verbose=False)["input_ids"])
@@ -38,7 +40,11 @@ def fine_tune(
     conversations: messages with role and content, the last the assistant's. Those longer than the sequence are left
     out: half a kernel would teach to stop early.
     """
-    pupil = _pupil(model, ["\n\n".join(turn["content"] for turn in turns) for turns in conversations], settings)
+    texts = ["\n\n".join(turn["content"] for turn in turns) for turns in conversations]
+    pupil = _pupil(model, texts, settings, say)
+    if any(turns[0]["role"] == "system" for turns in conversations) and models.without_system_role(pupil.tokenizer):
+        say(f"the chat template of {model} has no system role: system prompts go before the first question")
+        conversations = [_without_system(turns) for turns in conversations]
     limit = settings.tuning.sequence_tokens
     short = [turns for turns in conversations if _tokens(pupil, turns) <= limit]
     left_out = len(conversations) - len(short)
@@ -133,10 +139,13 @@ def _fit(
     train(trainer, run, say)
 
 
-def _pupil(model: str, texts: Sequence[str], settings: StageSettings) -> Pupil:
+def _pupil(model: str, texts: Sequence[str], settings: StageSettings, say: Say) -> Pupil:
     tuning = settings.tuning
     if model != models.SCRATCH:
-        return models.load(model, tuning.precision)
+        pupil = models.load(model, tuning.precision)
+        if pupil.note:
+            say(pupil.note)
+        return pupil
     if settings.lora.rank:
         raise UserError("random weights have nothing to adapt: set lora.rank = 0 with --model scratch")
     assert settings.scratch is not None
@@ -144,7 +153,19 @@ def _pupil(model: str, texts: Sequence[str], settings: StageSettings) -> Pupil:
 
 
 def _tokens(pupil: Pupil, turns: Sequence[Mapping[str, str]]) -> int:
-    return len(pupil.tokenizer.apply_chat_template(list(turns), tokenize=True, return_dict=True)["input_ids"])
+    try:
+        return len(pupil.tokenizer.apply_chat_template(list(turns), tokenize=True, return_dict=True)["input_ids"])
+    except jinja2.TemplateError as error:
+        begins, roles = one_line(turns[0]["content"], 60), ", ".join(turn["role"] for turn in turns)
+        raise UserError(
+            f"the model's chat template does not take the conversation that begins {begins!r} ({roles}):"
+            f" {one_line(str(error), 120)}"
+        ) from None
+
+
+def _without_system(turns: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    merged = without_system(tuple(Message(turn["role"], turn["content"]) for turn in turns))
+    return [{"role": message.role, "content": message.text} for message in merged]
 
 
 def _size(pupil: Pupil) -> str:
