@@ -16,11 +16,12 @@ import torch
 from default_kernel import default_kernel
 
 import cuda_l2
+from cuda_l2.build import cpu
 from cuda_l2.library import saved
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import find_compiler
-from cuda_l2.optimizer import Optimizer, Result, Settings
-from cuda_l2.records import Candidate, Gemm
+from cuda_l2.optimizer import Result
+from cuda_l2.records import Arm, Candidate, Gemm, Interval, Timing, TimingStatus, Trial, Verdict, VerdictStatus
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
 
@@ -171,32 +172,38 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
         kernel.save(tmp_path / "nowhere" / "winner.json")
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory) -> tuple[Result, Path]:
-    path = tmp_path_factory.mktemp("kernel") / "archive.db"
-    with Optimizer(Settings(trials=1, archive=path, protocol="offline", target="cpu")) as optimizer:
-        return optimizer.optimize(GEMM), path
+@pytest.fixture
+def result(kernel, target) -> Result:
+    """What a search leaves, without the search."""
+    build = cpu.build(kernel.candidate, target)
+    once = Interval(1.0, 1.0, 1.0)
+    timing = Timing(TimingStatus.MEASURED, "offline", candidate=Arm("candidate", once, 9, 9), speedup=once)
+    verdict = Verdict(VerdictStatus.CORRECT)
+    trial = Trial(GEMM, kernel.candidate, target.machine, "offline", build, verdict, timing)
+    return Result(GEMM, target, Progress(), {"offline": trial}, None)
 
 
-def test_a_results_kernel_is_one_object_and_is_saved_by_it(searched, tmp_path) -> None:
-    result, _ = searched
-    assert result.kernel is result.kernel
+def test_a_results_kernel_is_one_object_and_is_saved_by_it(result, kernel, tmp_path) -> None:
+    assert result.kernel is result.kernel and same(result.kernel, kernel)
     result.save(tmp_path / "winner.json")
-    assert same(cuda_l2.load(tmp_path / "winner.json"), result.kernel)
+    assert same(cuda_l2.load(tmp_path / "winner.json"), kernel)
     assert result.export(tmp_path, "winner") == tmp_path / "libwinner.so"
 
 
-def test_a_shape_loads_the_archives_best(searched, kernel) -> None:
-    result, path = searched
-    assert same(cuda_l2.load("70x50x90:tn", archive=path), result.kernel)
+def test_a_shape_loads_the_archives_best(result, archive, kernel) -> None:
+    archive.append(result.best)
+    slower = Candidate(kernel.candidate.source + "\n", "default", kernel.candidate.schedule, "cpu_gemm")
+    half = Interval(0.5, 0.5, 0.5)
+    archive.append(replace(result.best, candidate=slower, timing=replace(result.best.timing, speedup=half)))
+    archive.append(replace(result.best, candidate=slower, machine="cpu:other"))
+    assert same(cuda_l2.load("70x50x90:tn", archive=archive.path), kernel)
     with pytest.raises(UserError, match=r"no kernel for 70x50x91.*run `cuda-l2 optimize 70x50x91` first"):
-        cuda_l2.load("70x50x91", archive=path)
+        cuda_l2.load("70x50x91", archive=archive.path)
     with pytest.raises(UserError, match=r"there is no archive .*cuda-l2 optimize 70x50x90:tn"):
-        cuda_l2.load("70x50x90:tn", archive=path.with_name("none.db"))
+        cuda_l2.load("70x50x90:tn", archive=archive.path.with_name("none.db"))
 
 
-def test_what_a_model_wrote_is_not_loaded_from_the_archive(searched, archive) -> None:
-    result, _ = searched
+def test_what_a_model_wrote_is_not_loaded_from_the_archive(result, archive) -> None:
     written = Candidate(result.best.candidate.source, "openai:stub")
     archive.append(replace(result.best, candidate=written))
     with pytest.raises(UserError, match="that a schedule of this package wrote"):

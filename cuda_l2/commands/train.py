@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.records import Gemm, Task
-from cuda_l2.system.counted import counted
+from cuda_l2.system.text import counted
 from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.values import listed, member, seconds
 
 if TYPE_CHECKING:
-    from cuda_l2.optimizer import Settings
+    from cuda_l2.settings import Settings
     from cuda_l2.rigs import Request
 
 NO_SEARCH = ("0", "0s")
@@ -87,7 +87,7 @@ class SweepSettings:
 
     def search(self, budget_s: float, **further: Any) -> "Settings":
         """How kernels are searched for. further: what the optimizer takes beyond these, or instead."""
-        from cuda_l2.optimizer import Settings  # noqa: PLC0415 - loads torch
+        from cuda_l2.settings import Settings  # noqa: PLC0415 - loads torch
 
         shared: dict[str, Any] = {name: getattr(self, name) for name in ("policy", "seed", "archive", "target")}
         return Settings(budget_s=budget_s, **shared | further)
