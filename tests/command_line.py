@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import scripted_times
@@ -64,7 +65,10 @@ def _end(server: "subprocess.Popen[str]") -> None:
 
 
 def serve() -> None:
-    """Read jobs, a JSON line each, and answer each with its status; a child returns, and so ends as a command does."""
+    """Read jobs, a JSON line each, and answer each with its status.
+
+    A child ends as a command does, but for taking its modules apart, which costs more than most commands.
+    """
     import cuda_l2.optimizer  # noqa: PLC0415
     import cuda_l2.runs.sweep  # noqa: F401, PLC0415 - what most commands load
     from cuda_l2 import cli  # noqa: PLC0415
@@ -80,8 +84,19 @@ def serve() -> None:
             os.environ.clear()
             os.environ.update(job["environment"])
             sys.argv = job["arguments"]
-            cli.main()
-            return
+            try:
+                cli.main()
+                status = 0
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            except BaseException:  # noqa: BLE001 - as the interpreter does
+                sys.excepthook(*sys.exc_info())
+                status = 1
+            threading._shutdown()
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
