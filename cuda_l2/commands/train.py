@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.records import Gemm, Task
-from cuda_l2.system.text import counted
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.learn.settings import StageSettings

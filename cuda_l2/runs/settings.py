@@ -15,8 +15,8 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.values import listed, member, seconds
 
 if TYPE_CHECKING:
-    from cuda_l2.settings import Settings
     from cuda_l2.rigs import Request
+    from cuda_l2.settings import Settings
 
 NO_SEARCH = ("0", "0s")
 """Budgets of none."""
