@@ -16,6 +16,7 @@ import pytest
 from command_line import run
 from waiting import wait_until
 
+from cuda_l2 import optimizer
 from cuda_l2.measure.baselines._base import named, product_baselines
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
@@ -39,6 +40,7 @@ from cuda_l2.runs.results import CSV, PARQUET, RESULTS, SUMMARY, Measurement, Re
 from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.runs.sweep import Sweep
+from cuda_l2.search import search
 from cuda_l2.system.errors import UserError
 
 SCHEDULES = Path(__file__).parent.parent / "results" / "h200" / "schedules.csv"
@@ -618,8 +620,12 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
     assert all(row["speedup"] > 0 and row["ours_us"] > 0 for row in table if row["status"] == "measured")
 
 
-def test_a_budget_searches(tmp_path) -> None:
-    settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget="4s", arms="torch fp16")
+def test_a_budget_searches(tmp_path, monkeypatch) -> None:
+    def three_trials(*given, **named):
+        return search(*given, **named | {"max_trials": 3})
+
+    monkeypatch.setattr(optimizer, "search", three_trials)
+    settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget="1h", arms="torch fp16")
     gemm = Gemm(24, 20, 36)
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header([gemm])) as results:
         assert opened.run([gemm], results)
