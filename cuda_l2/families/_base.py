@@ -24,7 +24,7 @@ from cuda_l2.records import Candidate, Gemm, Task
 class Choice:
     """One position of a schedule and every value it can take on any target.
 
-    It sets the macro of its name, or is a matter of the launch alone, so that one kernel serves all its values.
+    A compiled choice sets the macro of its name. The others are arguments of the launch: one kernel serves all values.
     """
 
     name: str
@@ -34,23 +34,43 @@ class Choice:
 
 
 class Family(ABC):
-    """A parametrised kernel. kind: of tasks that its methods meet, matrix products unless it says otherwise."""
+    """A parametrised kernel. Its methods get tasks of `kind` alone."""
 
     name: str
     choices: tuple[Choice, ...]
     kind: type[Task] = Gemm
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """Names of the choices that are compiled into the kernel."""
+        return tuple(choice.name for choice in self.choices if choice.compiled)
+
+    @property
+    def launched(self) -> tuple[str, ...]:
+        """Names of the choices that are arguments of the launch, EDGE apart."""
+        return tuple(choice.name for choice in self.choices if not choice.compiled and choice.name != "EDGE")
+
+    def values(self, named: Mapping[str, int]) -> tuple[int, ...]:
+        """A schedule's values in the order of the choices; ValueError where `named` is not one value for each."""
+        if set(named) != {choice.name for choice in self.choices}:
+            raise ValueError(f"the schedule does not name each choice of {self.name} once")
+        return tuple(named[choice.name] for choice in self.choices)
+
+    def named(self, values: Sequence[int]) -> dict[str, int]:
+        """The first choices of a schedule by name, as many as there are values."""
+        return {choice.name: value for choice, value in zip(self.choices, values, strict=False)}
 
     @abstractmethod
     def serves(self, task: Any, target: Target) -> bool:
         """Whether this family can compute the task on the target at all."""
 
     def fits(self, name: str, value: int, chosen: dict[str, int], task: Any, target: Target) -> bool:
-        """Whether a choice may take a value after the ones chosen; for every choice there is one that it may."""
+        """Whether a choice may take a value after the ones chosen; every choice always has one that it may take."""
         return True
 
     def valid_values(self, task: Any, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
         """Values of the next choice that keep a schedule valid after `prefix`; never empty on a valid prefix."""
-        chosen = {choice.name: value for choice, value in zip(self.choices, prefix, strict=False)}
+        chosen = self.named(prefix)
         choice = self.choices[len(prefix)]
         return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
 
@@ -64,22 +84,22 @@ class Family(ABC):
 
     @abstractmethod
     def default(self, task: Any, target: Target) -> tuple[int, ...]:
-        """The values an engineer would try first."""
+        """Values of the schedule that an engineer would try first."""
 
     def defaults(self, task: Any, target: Target) -> list[tuple[int, ...]]:
-        """What a search tries before it proposes: the default, then others that win on some machines."""
+        """Schedules that a search tries before it proposes: the default, then others that win on some machines."""
         return [self.default(task, target)]
 
     def ranked(self, task: Any, target: Target, count: int) -> list[tuple[int, ...]]:
-        """Up to `count` schedules' values by the family's own model, the default first."""
+        """Values of up to `count` schedules, the best by the family's own model first; that is the default."""
         return [self.default(task, target)][:count]
 
     def estimate_us(self, task: Any, target: Target, chosen: dict[str, int]) -> float:
-        """A rough model of a launch, to put schedules in order, those of several families too; infinite without one."""
+        """Modelled microseconds of a launch, which sort schedules of all families; infinite without a model."""
         return math.inf
 
     def launches(self, task: Any, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
-        """Values of the choices that are not compiled, EDGE apart, most promising first; some may not be valid."""
+        """Values of the `launched` choices, most promising first; some may not be valid."""
         return [{}]
 
     @abstractmethod
@@ -91,18 +111,17 @@ class Family(ABC):
         """Macros the source needs beside the choices."""
 
     def generated(self, schedule: "Schedule") -> str:
-        """Code of this schedule alone, placed between the macros and the source: what macros cannot say shortly."""
+        """Code of this schedule alone, placed between the macros and the source."""
         return ""
 
     @property
     @abstractmethod
     def source(self) -> Path:
-        """The kernel. It may #include "x.cuh" of this folder; macros() and generated() are all else it needs."""
+        """The kernel's file. It may #include files of this folder, and needs macros() and generated() beside them."""
 
     def render(self, schedule: "Schedule", proposer: str = "schedule") -> Candidate:
         """The candidate of a schedule, one text: contract, macros, generated code, source with its includes inlined."""
-        compiled = {choice.name: schedule.named[choice.name] for choice in self.choices if choice.compiled}
-        defines = {**self.macros(schedule), **compiled}
+        defines = {**self.macros(schedule), **{name: schedule.named[name] for name in self.compiled}}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n"
         text += self.generated(schedule) + inlined(self.source)
@@ -134,7 +153,8 @@ class Schedule:
 
     @property
     def named(self) -> dict[str, int]:
-        return {choice.name: value for choice, value in zip(self.family.choices, self.values, strict=True)}
+        """The values by the names of their choices."""
+        return self.family.named(self.values)
 
 
 @functools.cache

@@ -9,18 +9,10 @@
 //
 // Macros: the compiled choices of sm90_persistent.py, LAYOUT_TN, NWG, and X_FLAT, Y_FLAT (inner sizes of the operands are no
 // multiples of 64). X and Y are as in sm90_wave.cu; so is row-major B.
-#include "sm90_operands.cuh"
+#include "sm90_multicast.cuh"
+#include "sm90_sums.cuh"
 
-#if ACC == 16
-using Sum = u32;  // a pair of fp16
-#else
-using Sum = float;
-#endif
-constexpr bool X_MN = SWAP && !LAYOUT_TN, Y_MN = !SWAP && !LAYOUT_TN;
 constexpr int MW = BM / 64 / (PINGPONG ? 1 : NWG);  // 64-row slabs a warpgroup
-constexpr int WORDS = ACC == 16 ? BN / 4 : BN / 2;  // registers a slab
-constexpr int NC = NWG * 128;                       // consumer threads
-constexpr int CS = CM * CN;                         // cluster size
 constexpr u32 X_BYTES = BM * 128, STAGE_BYTES = X_BYTES + BN * 128;
 constexpr int READERS = PINGPONG ? 1 : NWG;  // warpgroups that read one stage
 // Columns of C a warp stages and stores at once: 64 with the 128-byte swizzle, else plain rows, at most 2-way conflicts.
@@ -47,7 +39,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   const u32 full = smem_addr(bars), empty = full + STAGES * 8;
   const u32 ring = (smem_addr(smem_raw) + 1023) & ~1023u, staging = ring + STAGES * STAGE_BYTES;
   const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid >> 5, 0), lane = tid & 31;
-  const int rank = blockIdx.x % CS, cm = rank % CM, cn = rank / CM;
+  const int rank = blockIdx.x % SHARING, cm = rank % CM, cn = rank / CM;
   const int rows = SWAP ? N : M, cols = SWAP ? M : N;
   const int gm = (rows + BM * CM - 1) / (BM * CM), gn = (cols + BN * CN - 1) / (BN * CN), tiles = gm * gn, steps = (K + 63) / 64;
 #if PDL == 1
@@ -66,10 +58,10 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   };
   // Pairs are placed round robin over the chip's 8 groups of multiprocessors: by_gpc gives neighbours in a group
   // neighbouring tiles. Blocks on their own fill group after group and have them already.
-  const int cluster = blockIdx.x / CS, stride = gridDim.x / CS;
+  const int cluster = blockIdx.x / SHARING, stride = gridDim.x / SHARING;
   const int mine_first = by_gpc ? cluster % 8 * (stride / 8) + least(cluster % 8, stride % 8) + cluster / 8 : cluster;
 
-  const u16 mask_x = (u16)((((1u << CS) - 1) / ((1u << CM) - 1)) << cm), mask_y = (u16)(((1u << CM) - 1) << (cn * CM));
+  const u16 mask_x = (u16)((((1u << SHARING) - 1) / ((1u << CM) - 1)) << cm), mask_y = (u16)(((1u << CM) - 1) << (cn * CM));
   if (warp == NC / 32 && elect_one()) {
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
@@ -79,7 +71,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     bar_init_fence();
   }
   __syncthreads();
-  if (CS > 1) {
+  if (MULTI) {
     cluster_arrive();
     cluster_wait();
   }
@@ -107,7 +99,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     }
     __syncwarp();
     // No block leaves while another may still signal its barriers.
-    if (CS > 1) {
+    if (MULTI) {
       cluster_arrive();
       cluster_wait();
     }
@@ -120,15 +112,7 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
   const u32 low_x = desc_low(ring, X_MN ? 8192 : 16) + (PINGPONG ? 0 : operand_at<X_MN, 1, BM>(1, 0, 0) * (wg * MW));
   const u32 low_y = desc_low(ring + X_BYTES, Y_MN ? 8192 : 16);
   const u32 mine = staging + (SWAP || WGSTORE ? wg * (OUT * OUT_BYTES) : warp * (OUT * CHUNK_BYTES));
-  auto release = [&](int s) {
-    if (CS > 1) {
-      // to every block that writes this stage of ours: ours and those in our row and column of the cluster
-      const int i = tid & 127;
-      if (i < CM + CN - 1) bar_arrive_remote(empty + s * 8, i < CM ? cn * CM + i : ((i - CM) + (i - CM >= cn ? 1 : 0)) * CM + cm);
-    } else if ((tid & 127) == 0) {
-      bar_arrive(empty + s * 8);
-    }
-  };
+  auto release = [&](int s) { release_stage(empty, s, tid, cm, cn, 0); };
   int s = 0;
   u32 parity = 0;
   auto advance = [&](int by) {  // skip the other warpgroup's stages
@@ -174,59 +158,12 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     int row0, col0;
     place(t, row0, col0);
     row0 += PINGPONG ? 0 : wg * (MW * 64);
-    const int quarter = warp & 3;
-    if constexpr (SWAP || WGSTORE) {
-      // a 64-row slab at a time through one buffer of the warpgroup, in boxes of 64 columns; swapped: 64 columns x BN rows
-      const bool leader = (tid & 127) == 0;
-#pragma unroll
-      for (int m = 0; m < MW; m++) {
-        if (leader) tma_store_wait_read<OUT - 1>();  // the store that used this buffer has read it
-        named_sync(4 + wg, 128);
-        const u32 buf = mine + (chunk++ % OUT) * OUT_BYTES;
-#pragma unroll
-        for (int j = 0; j < BN / 8; j += 2) {
-          const int i = lane >> 3, r = SWAP ? lane & 7 : quarter * 16 + (lane & 15), c = SWAP ? quarter * 2 + (i & 1) : j + (lane >> 4);
-          const u32 at = buf + (SWAP ? ((j + (i >> 1)) * 8 + r) * 128 : (c >> 3) * 8192 + r * 128) + (((c & 7) ^ (r & 7)) << 4);
-          stmatrix4<SWAP>(at, pair(acc[m], 2 * j), pair(acc[m], 2 * j + 1), pair(acc[m], 2 * j + 2), pair(acc[m], 2 * j + 3));
-        }
-        proxy_fence();
-        named_sync(4 + wg, 128);
-        if (leader) {
-          if (SWAP) tma_store<HINT>(&map_c, buf, row0 + m * 64, col0);
-          else
-#pragma unroll
-            for (int c = 0; c < BN / 64; c++) tma_store<HINT>(&map_c, buf + c * 8192, col0 + c * 64, row0 + m * 64);
-          tma_store_commit();
-        }
-      }
-    } else {
-#pragma unroll
-      for (int m = 0; m < MW; m++)
-#pragma unroll
-        for (int c = 0; c < BN / CW; c++) {
-          if (lane == 0) tma_store_wait_read<OUT - 1>();
-          __syncwarp();
-          const u32 buf = mine + (chunk++ % OUT) * CHUNK_BYTES;
-#pragma unroll
-          for (int j = 0; j < CW / 8; j += 2) {
-            const int p = c * (CW / 4) + 2 * j, r = lane & 15, flip = CW == 64 ? r & 7 : 0;  // the swizzle of C's tensor map
-            const u32 at = buf + r * (CW * 2);
-            if (j + 1 < CW / 8) stmatrix4<false>(at + (((j + (lane >> 4)) ^ flip) << 4), pair(acc[m], p), pair(acc[m], p + 1), pair(acc[m], p + 2), pair(acc[m], p + 3));
-            else stmatrix2(at + j * 16, pair(acc[m], p), pair(acc[m], p + 1));
-          }
-          proxy_fence();
-          __syncwarp();
-          if (lane == 0) {
-            tma_store<HINT>(&map_c, buf, col0 + c * CW, row0 + m * 64 + quarter * 16);
-            tma_store_commit();
-          }
-        }
-    }
+#include "sm90_persistent_store.cuh"
     if (PINGPONG) advance((NWG - 1) * steps);
   }
   if (lane == 0) tma_store_wait_read<0>();
   __syncwarp();
-  if (CS > 1) {
+  if (MULTI) {
     cluster_arrive();
     cluster_wait();
   }

@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from cuda_l2.families import _sm90
 from cuda_l2.families._base import Choice, Schedule
@@ -12,6 +13,7 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
 
 WIDTHS = (64, 80, 96, 104, 112, 120, 128, 136, 144, 152, 160, 168, 176, 184, 192, 256)
+STAGES = Choice("STAGES", tuple(range(3, 11)), "stages of the ring")
 CHOICES = (
     Choice("ACC", (32, 16), "bits of the sums in the tensor cores"),
     Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T: the columns of C lie on the 64-row axis"),
@@ -23,7 +25,7 @@ CHOICES = (
     Choice("WGSTORE", (0, 1), "C is stored by warps in 16-row boxes (0) or by warpgroups in 64-row ones (1)"),
     Choice("HINT", (0, 1), "1 asks L2 to evict C first"),
     Choice("OUT", (1, 2, 3), "staging buffers of C"),
-    Choice("STAGES", tuple(range(3, 11)), "stages of the ring"),
+    STAGES,
     Choice("COLUMNS", (0, 1), "tiles are walked in bands of rows (0) or of columns (1)", compiled=False),
     Choice("BAND", (1, 2, 4, 8, 16), "cluster tiles across a band", compiled=False),
     Choice("GPC", (0, 1), "1 starts pairs of one GPC on neighbouring tiles", compiled=False),
@@ -31,15 +33,30 @@ CHOICES = (
     Choice("EDGE", (0, 1), "launched plainly (0) or as a programmatic dependent (1)", compiled=False),
 )
 WARPGROUPS = {64: 2, 128: 2, 192: 3, 256: 2}
-"""Consumer warpgroups of a tile of so many rows."""
+"""Consumer warpgroups by rows of a tile."""
 WIDEST = {(32, 0): {128: 256, 192: 192, 256: 192}, (32, 1): {64: 256, 128: 192}}
 WIDEST |= {(16, 0): {128: 256, 192: 256, 256: 256}, (16, 1): {64: 256, 128: 256}}
-"""By bits of the sums and PINGPONG, and by rows: columns whose sums fit the registers."""
+"""Most columns whose sums fit the registers, by bits of the sums and PINGPONG, and by rows."""
 COMMON = ((128, 96), (128, 128), (128, 160), (128, 192), (64, 128), (64, 192))
 """Rows and columns of the ping-pong tiles that are best most often."""
 MAX_WASTE = 1.35
-"""Tiles may cover so much more than C."""
-INVERSE = 1 << 40  # of the kernel's divisions by multiplication
+"""Most area that tiles may cover, over that of C."""
+INVERSE = 1 << 40
+"""The kernel divides by b as it multiplies by INVERSE / b + 1."""
+
+
+class Tile(NamedTuple):
+    """The choices of a tile."""
+
+    ACC: int
+    SWAP: int
+    PINGPONG: int
+    BM: int
+    BN: int
+
+    def has(self, wanted: dict[str, int]) -> bool:
+        """Whether these choices, by name, have these values."""
+        return all(getattr(self, name) == value for name, value in wanted.items())
 
 
 class Persistent(_sm90.HopperFamily):
@@ -63,7 +80,7 @@ class Persistent(_sm90.HopperFamily):
 
     def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
         assert isinstance(target, CudaTarget)
-        return _estimate_us(tuple(chosen[choice.name] for choice in CHOICES[:5]), gemm, target)
+        return _estimate_us(Tile(*(chosen[name] for name in Tile._fields)), gemm, target)
 
     def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
         walks = ((0, 4), (1, 4), (0, 1), (0, 8), (1, 8), (0, 16), (0, 2), (1, 16), (1, 1), (1, 2))
@@ -74,23 +91,25 @@ class Persistent(_sm90.HopperFamily):
     def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
         assert isinstance(target, CudaTarget)
         tiles = _tiles(gemm, target)
-        kind = [tile for tile in tiles if tile[:3] == (tiles[0][0], 0, 1)] or tiles  # operands as they are, ping-pong
-        common = [tile for tile in kind if tile[3:] in COMMON] or kind
+        usual = [tile for tile in tiles if (tile.ACC, tile.SWAP, tile.PINGPONG) == (tiles[0].ACC, 0, 1)] or tiles
+        common = [tile for tile in usual if (tile.BM, tile.BN) in COMMON] or usual
         first = sorted(common, key=lambda tile: _estimate_us(tile, gemm, target))
         rest = sorted(set(tiles) - set(common), key=lambda tile: _estimate_us(tile, gemm, target))
         return [self._completed(tile, gemm, target) for tile in [*first, *rest][:count]]
 
-    def _completed(self, tile: tuple[int, ...], gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
+    def _completed(self, tile: Tile, gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
         """A tile with the usual values of the other choices."""
-        acc, swap, pingpong, bm, bn = tile
-        x, y = _sm90.sides(gemm, swap)
-        rounds = cdiv(x.rows, bm) * cdiv(y.rows, bn) / target.sms
+        x, y = _sm90.sides(gemm, tile.SWAP)
+        rounds = cdiv(x.rows, tile.BM) * cdiv(y.rows, tile.BN) / target.sms
         storing = gemm.k <= 512 and rounds > 2  # bound by the store of C: large boxes, and C leaves L2 to the operands
-        wanted = {"ACC": acc, "SWAP": swap, "PINGPONG": pingpong, "BM": bm, "BN": bn}
-        wanted |= {"CM": 2 if gemm.k >= 2048 and rounds > 4 else 1, "CN": 1, "WGSTORE": storing, "HINT": storing}
-        wanted |= {
+        wanted = {
+            **tile._asdict(),
+            "CM": 2 if gemm.k >= 2048 and rounds > 4 else 1,
+            "CN": 1,
+            "WGSTORE": storing,
+            "HINT": storing,
             "OUT": 2 if gemm.k <= 1024 and not storing else 1,
-            "STAGES": 10,
+            "STAGES": STAGES.values[-1],
             "COLUMNS": 0,
             "BAND": 4,
             "GPC": 0,
@@ -144,7 +163,7 @@ def _shared_bytes(chosen: dict[str, int], stages: int = 0) -> int:
 def _stages(chosen: dict[str, int], target: CudaTarget) -> int:
     """The most stages that fit; 0 where fewer than 3 do."""
     room = target.shared_bytes - _sm90.STATIC_BYTES
-    return next((n for n in reversed(CHOICES[10].values) if _shared_bytes(chosen, n) <= room), 0)
+    return next((n for n in reversed(STAGES.values) if _shared_bytes(chosen, n) <= room), 0)
 
 
 def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:
@@ -155,8 +174,8 @@ def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:
 
 
 @functools.cache
-def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[tuple[int, ...], ...]:
-    """ACC, SWAP, PINGPONG, BM, BN of every tile that gives half the chip work and wastes little."""
+def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
+    """Every tile that gives half the multiprocessors work and wastes little."""
     found = []
     for acc in _sm90.accumulators(gemm):
         for swap in (0, 1):
@@ -174,15 +193,14 @@ def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[tuple[int, ...], ...]:
                             and _waste(gemm, chosen) <= MAX_WASTE
                             and _stages(chosen, target)
                         ):
-                            found.append((acc, swap, pingpong, bm, bn))
+                            found.append(Tile(acc, swap, pingpong, bm, bn))
     return tuple(found)
 
 
 def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
     """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
-    if name in ("ACC", "SWAP", "PINGPONG", "BM", "BN"):
-        prefix = (*chosen.values(), value)
-        return any(tile[: len(prefix)] == prefix for tile in _tiles(gemm, target))
+    if name in Tile._fields:
+        return any(tile.has({**chosen, name: value}) for tile in _tiles(gemm, target))
     x, y = _sm90.sides(gemm, chosen["SWAP"])
     c = SimpleNamespace(**chosen)
     chosen = {**chosen, name: value}
@@ -212,7 +230,7 @@ def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cud
     return True
 
 
-def _estimate_us(tile: tuple[int, ...], gemm: Gemm, target: CudaTarget) -> float:
+def _estimate_us(tile: Tile, gemm: Gemm, target: CudaTarget) -> float:
     """A rough model of a launch without clusters, tuned on 50,000 timings on one H200."""
     _, swap, pingpong, bm, bn = tile
     x, y = _sm90.sides(gemm, swap)

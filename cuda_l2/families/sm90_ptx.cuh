@@ -141,3 +141,33 @@ DEV uint4 ld_shared(u32 at) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
+
+// ---- V fp32 values of another block's shared memory (st.async, counted by its mbarrier), of our own, and of L2 (relaxed)
+template <int V> DEV void send_async(u32 to, const float *f, u32 bar) {
+  if constexpr (V == 4)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]), "r"(bar)
+                 : "memory");
+  else
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(f[0]), "f"(f[1]), "r"(bar)
+                 : "memory");
+}
+template <int V> DEV void ld_shared(u32 at, float *v) {
+  if constexpr (V == 4)
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(at) : "memory");
+  else
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "r"(at) : "memory");
+}
+DEV void st_relaxed(u32 *p, const u32 (&x)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+DEV void st_relaxed(u32 *p, const u32 (&x)[2]) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x[0]), "r"(x[1]) : "memory");
+}
+template <int V> DEV void ld_relaxed(const u32 *p, u32 *x) {
+  if (V == 4)
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p)
+                 : "memory");
+  else
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(p) : "memory");
+}

@@ -59,7 +59,7 @@ class TableKernel:
     def compiled(self) -> dict[str, int]:
         """The choices that are compiled in, the same in every row."""
         named = dict(self.rows[0].schedule)
-        return {choice.name: named[choice.name] for choice in self.family.choices if choice.compiled}
+        return {name: named[name] for name in self.family.compiled}
 
     @property
     def schedule(self) -> str:
@@ -155,7 +155,7 @@ class _Fit:
     def __init__(self, kernel: TableKernel, target: CudaTarget) -> None:
         self._kernel, self._target = kernel, target
         self._family, self._compiled = kernel.family, kernel.compiled
-        names = {choice.name for choice in self._family.choices if not choice.compiled and choice.name != "EDGE"}
+        names = self._family.launched
         self._launches: dict[tuple[Gemm, str], dict[str, int]] = {}
         """The other choices of the launch, by shape and edge."""
         for row in kernel.rows:
@@ -165,9 +165,8 @@ class _Fit:
         self._usual = [dict(launch) for launch, _ in counted.most_common()]
         self._contracts: dict[Gemm, contract.CudaContract | None] = {}
         self._blocks: dict[tuple[Gemm, int], int] = {}
-        named = dict(kernel.rows[0].schedule)
-        values = tuple(named[choice.name] for choice in self._family.choices)
-        self._own = Schedule(self._family, kernel.rows[0].gemm, target, values)
+        first = kernel.rows[0]
+        self._own = Schedule(self._family, first.gemm, target, self._family.values(dict(first.schedule)))
 
     def other_launch(self, gemm: Gemm, edge: str) -> dict[str, int]:
         """Choices of the launch that the table uses, if possible other ones than at this shape."""

@@ -38,11 +38,9 @@ class Row:
 
     def candidate(self, target: Target) -> Candidate:
         """The kernel with its contract; UserError where the family does not take the schedule here."""
-        family, named = family_of(self.family), dict(self.schedule)
-        if set(named) != {choice.name for choice in family.choices}:
-            raise UserError(f"{self.gemm}: the schedule does not name the choices of {self.family}: {self.text}")
+        family = family_of(self.family)
         try:
-            values = tuple(named[choice.name] for choice in family.choices)
+            values = family.values(dict(self.schedule))
             return family.render(Schedule(family, self.gemm, target, values), "table")
         except ValueError as error:
             raise UserError(f"{self.gemm}: {self.family} does not take this schedule: {error}") from None
@@ -115,7 +113,7 @@ def read_pool(path: Path) -> list[PoolRow]:
         try:
             layout = Layout(fields["layout"]) if fields["layout"] else None
             row = PoolRow(fields["family"], schedule_of(fields["schedule"]), layout)
-            compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
+            compiled = set(family_of(row.family).compiled)
         except (ValueError, UserError) as error:
             raise UserError(f"{where}: {error}") from None
         wrong = sorted(compiled ^ {name for name, _ in row.schedule})
@@ -131,7 +129,7 @@ def pool_of(rows: Iterable[Row]) -> list[PoolRow]:
     """The kernels that a table uses, each once a layout."""
     found: dict[PoolRow, None] = {}
     for row in rows:
-        compiled = {choice.name for choice in family_of(row.family).choices if choice.compiled}
+        compiled = family_of(row.family).compiled
         schedule = tuple((name, value) for name, value in row.schedule if name in compiled)
         found[PoolRow(row.family, schedule, row.gemm.layout)] = None
     return list(found)
