@@ -16,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import kept_baselines
 import scripted_times
 
 TIMEOUT_S = 600.0
@@ -72,8 +73,11 @@ def serve() -> None:
     import cuda_l2.optimizer  # noqa: PLC0415
     import cuda_l2.runs.sweep  # noqa: F401, PLC0415 - what most commands load
     from cuda_l2 import cli  # noqa: PLC0415
+    from cuda_l2.measure.baselines import TorchBaselines  # noqa: PLC0415
 
     scripted_times.install(setattr)
+    kept_baselines.install(setattr)
+    kept_baselines.await_start()
     for line in sys.stdin:
         child = os.fork()
         if not child:
@@ -93,6 +97,7 @@ def serve() -> None:
                 sys.excepthook(*sys.exc_info())
                 status = 1
             threading._shutdown()
+            atexit.unregister(TorchBaselines.close)  # the process is the server's
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,0 +1,38 @@
+"""One process of torch's baselines for all rigs of this process and of those forked from it: a start loads torch."""
+
+import atexit
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from cuda_l2.machine.cpu.target import usable_cores
+from cuda_l2.measure.baselines import TorchBaselines
+from cuda_l2.rigs import cpu
+
+
+class Kept(TorchBaselines):
+    """Baselines that a rig does not close."""
+
+    def close(self) -> None:
+        pass
+
+    def await_start(self) -> None:
+        """Return when torch is loaded: processes forked from here on need not know."""
+        self._await(b"R")
+        self._started = True
+
+
+@cache
+def kept(threads: int) -> Kept:
+    made = Kept(threads)
+    atexit.register(TorchBaselines.close, made)
+    return made
+
+
+def install(replace: Callable[[Any, str, Any], None]) -> None:
+    """Let rigs use it. replace: sets an attribute, as `setattr` does."""
+    replace(cpu, "TorchBaselines", lambda threads, *_: kept(threads))
+
+
+def await_start() -> None:
+    kept(usable_cores()).await_start()
