@@ -73,7 +73,6 @@ def serve() -> None:
     import cuda_l2.optimizer  # noqa: PLC0415
     import cuda_l2.runs.sweep  # noqa: F401, PLC0415 - what most commands load
     from cuda_l2 import cli  # noqa: PLC0415
-    from cuda_l2.measure.baselines import TorchBaselines  # noqa: PLC0415
 
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
@@ -97,7 +96,7 @@ def serve() -> None:
                 sys.excepthook(*sys.exc_info())
                 status = 1
             threading._shutdown()
-            atexit.unregister(TorchBaselines.close)  # the process is the server's
+            kept_baselines.leave()
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()

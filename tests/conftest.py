@@ -135,6 +135,12 @@ def rig(own_folders: Path) -> Iterator[CpuRig]:
 
 
 @pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile is among the baselines."""
+    monkeypatch.setitem(kept_baselines.compiling, "now", True)
+
+
+@pytest.fixture
 def slow_and_fast() -> Iterator[Callable[[str, str], None]]:
     """slow_and_fast(source, source): one candidate takes ten times as long as the other."""
 

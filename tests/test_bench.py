@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import itertools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import run
@@ -614,7 +616,9 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
     assert all(row["speedup"] > 0 and row["ours_us"] > 0 for row in table if row["status"] == "measured")
 
 
-def test_a_budget_searches(tmp_path) -> None:
+def test_a_budget_searches(tmp_path, monkeypatch) -> None:
+    """By a clock that goes on by a second whenever it is read."""
+    monkeypatch.setattr("cuda_l2.search.time", SimpleNamespace(perf_counter=itertools.count().__next__))
     settings = SweepSettings(target="cpu", archive=tmp_path / "a.db", budget_s=4, arms=("torch widened, pre",))
     gemm = Gemm(24, 20, 36)
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header([gemm])) as results:

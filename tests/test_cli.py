@@ -118,7 +118,18 @@ def test_without_a_compiler_the_way_to_get_one_is_named(tmp_path) -> None:
 def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     archive = str(tmp_path / "archive.db")
     done = run(
-        "optimize", "64x48x80", "33x7x9:tn", "--trials", "3", "--protocol", "offline", "--archive", archive, "--json"
+        "optimize",
+        "64x48x80",
+        "33x7x9:tn",
+        "--trials",
+        "3",
+        "--budget",
+        "1h",
+        "--protocol",
+        "offline",
+        "--archive",
+        archive,
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
