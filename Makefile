@@ -1,7 +1,7 @@
 # make setup: the environment alone.
 # make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
-# make test: set up and run the tests, minutes.  make test-all: the slow ones and whole corpora of cheats too, ARGS for
-# pytest in both.  make check: style and types.
+# make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
+# pytest.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
 

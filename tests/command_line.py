@@ -16,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import kept_baselines
 import scripted_times
 
 TIMEOUT_S = 600.0
@@ -74,6 +75,8 @@ def serve() -> None:
     from cuda_l2 import cli  # noqa: PLC0415
 
     scripted_times.install(setattr)
+    kept_baselines.install(setattr)
+    kept_baselines.await_start()
     for line in sys.stdin:
         child = os.fork()
         if not child:
@@ -93,6 +96,7 @@ def serve() -> None:
                 sys.excepthook(*sys.exc_info())
                 status = 1
             threading._shutdown()
+            kept_baselines.leave()
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()

@@ -15,6 +15,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+import kept_baselines
 import scripted_times
 import torch
 
@@ -116,6 +117,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
         scripted_times.install(patch.setattr)
+        kept_baselines.install(patch.setattr)
         yield folder
 
 
@@ -130,6 +132,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rig(own_folders: Path) -> Iterator[CpuRig]:
     with CpuRig() as opened:
         yield opened
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile is among the baselines."""
+    monkeypatch.setitem(kept_baselines.compiling, "now", True)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import command_line
 import pytest
 from linear import require_linear
 
@@ -160,6 +161,7 @@ def no_servers_left() -> Iterator[None]:
     cuda_compiler.close_servers()
 
 
+@pytest.mark.corpus(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 def test_tensor_core_kernels_compile_for_every_architecture(arch: str) -> None:
     exact, short = build_all([Candidate(mma("f32")), Candidate(mma("f16"))], target(arch))
@@ -193,8 +195,7 @@ def test_a_cute_kernel_with_tensor_maps_compiles() -> None:
 
 
 def checked(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cuda_l2.cli", "check", str(file), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return command_line.run("check", str(file), *arguments)
 
 
 def test_check_compiles_for_an_architecture_without_a_gpu(tmp_path: Path) -> None:

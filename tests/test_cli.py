@@ -166,7 +166,18 @@ def test_a_cache_on_a_mount_with_noexec_is_one_clear_line(tmp_path, monkeypatch)
 def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     archive = str(tmp_path / "archive.db")
     done = run(
-        "optimize", "64x48x80", "33x7x9:tn", "--trials", "3", "--protocol", "offline", "--archive", archive, "--json"
+        "optimize",
+        "64x48x80",
+        "33x7x9:tn",
+        "--trials",
+        "3",
+        "--budget",
+        "1h",
+        "--protocol",
+        "offline",
+        "--archive",
+        archive,
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]

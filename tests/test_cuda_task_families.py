@@ -31,6 +31,7 @@ def small(name: str) -> Iterator[Operation]:
         yield known.task(dtype=dtype)
 
 
+@pytest.mark.corpus(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_familys_default_passes_every_check_and_is_timed(
     family: Family,

@@ -73,6 +73,7 @@ def test_other_tasks_are_left_to_others(text: str) -> None:
     assert not set(families_for(Gemm(64, 64, 64), HOPPER)) & set(FAMILIES)
 
 
+@pytest.mark.corpus(12)
 @pytest.mark.parametrize(("family", "name"), SERVED, ids=NAMES)
 def test_schedules_fit_the_device(family: GpuTaskFamily, name: str) -> None:
     dtypes = set(definition(name).dtypes) & ({"float16"} if family.name == "gpu_attention" else {"float32", "float16"})
@@ -88,6 +89,7 @@ def test_schedules_fit_the_device(family: GpuTaskFamily, name: str) -> None:
                     )
 
 
+@pytest.mark.corpus(12)
 @pytest.mark.parametrize(("family", "name"), SERVED, ids=NAMES)
 def test_every_prefix_has_a_valid_value(family: GpuTaskFamily, name: str) -> None:
     rng = np.random.default_rng(1)
@@ -101,6 +103,7 @@ def test_every_prefix_has_a_valid_value(family: GpuTaskFamily, name: str) -> Non
                     values.append(int(rng.choice(valid)))
 
 
+@pytest.mark.full
 def test_every_value_of_every_choice_is_valid_somewhere() -> None:
     rng = np.random.default_rng(2)
     for family in FAMILIES:
@@ -118,12 +121,14 @@ def test_every_value_of_every_choice_is_valid_somewhere() -> None:
         }
 
 
+@pytest.mark.corpus(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
     compiled = compile_source(inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.log
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120a"])
 def test_defaults_and_random_schedules_compile_clean(arch: str) -> None:
     target = dataclasses.replace(compile_only(arch), cores=2)
@@ -195,6 +200,7 @@ ON_CPU = {
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.corpus(6)
 @pytest.mark.parametrize(("text", "wanted"), ON_CPU.items(), ids=[text.partition(":")[0] for text in ON_CPU])
 def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -> None:
     """By tests/cuda_on_cpu.h: indices, edges, reductions and clusters of real candidates, through their contracts."""
@@ -244,6 +250,7 @@ NOT_FINITE = {
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize(("name", "sizes"), NOT_FINITE.items(), ids=list(NOT_FINITE))
 def test_nan_and_infinities_are_treated_as_torch_does(name: str, sizes: str, tmp_path: Path) -> None:
     task, target = tasks.parse(f"{name}:{sizes}"), dataclasses.replace(HOPPER, sms=3)

@@ -153,6 +153,7 @@ def test_the_source_compiles_alone() -> None:
     assert compiled.status is BuildStatus.BUILT, compiled.log
 
 
+@pytest.mark.corpus(2)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_defaults_and_random_schedules_compile_clean(arch) -> None:
     target, rng = machine(arch), np.random.default_rng(6)

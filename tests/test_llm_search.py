@@ -292,7 +292,7 @@ def optimize(policy: str, archive: Path, *options: str, task: str = "64x48x80") 
 def test_the_command_line_asks_an_endpoint_and_keeps_the_key_out(tmp_path) -> None:
     path = tmp_path / "archive.db"
     with serving([Say(block(honest_source() + f"/* {KEY} */\n"))]) as server:
-        options = ("--trials", "3", "--protocol", "offline", "--price-in", "1", "--price-out", "2")
+        options = ("--trials", "3", "--budget", "1h", "--protocol", "offline", "--price-in", "1", "--price-out", "2")
         done = optimize(f"openai:stub@{server.address}", path, *options)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -111,6 +111,7 @@ def test_the_second_gpu_is_the_second_visible_one(monkeypatch) -> None:
     assert [elsewhere.second_gpu(count) for count in (1, 2)] == ["", "5"]
 
 
+@pytest.mark.full
 def test_a_process_of_its_own_judges_elsewhere(target) -> None:
     right = elsewhere.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "cpu")
     assert right.machine == target.machine and right.status == "measured" and right.speedup.estimate > 0

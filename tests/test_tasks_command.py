@@ -103,7 +103,7 @@ def test_what_was_found_is_kept_where_a_later_file_ends_the_command(run, tmp_pat
     assert from_json(Examined, out.read_text()).reason == "a reason"
 
 
-def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
+def test_eager_and_compiled_are_timed_in_the_same_rounds(run, compiling) -> None:
     status, out, error = run("bias_gelu_residual:rows=64,columns=256", "--baselines", "--protocol", "search", "--json")
     assert status == 0, error
     timing = from_json(Timing, json.dumps(json.loads(out)["timing"]))
@@ -116,7 +116,7 @@ def test_eager_and_compiled_are_timed_in_the_same_rounds(run) -> None:
     assert timing.conditions == Conditions()
 
 
-def test_a_compiler_that_fails_is_left_out_with_its_reason(monkeypatch, tmp_path) -> None:
+def test_a_compiler_that_fails_is_left_out_with_its_reason(compiling, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
     task = definition("softplus").task({"rows": 8, "columns": 33})
