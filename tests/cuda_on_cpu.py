@@ -21,7 +21,7 @@ class Compiled:
     """One candidate as a shared library."""
 
     def __init__(self, source: str, folder: Path) -> None:
-        self.contract = contract.parse_cuda_task(source)
+        self.contract = contract.parse_cuda(source)
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
         text = folder / f"{digest}.cpp"
         code = "\n".join(line for line in contract.code(source).splitlines() if not line.startswith("#include <cuda_"))
@@ -46,7 +46,7 @@ class Compiled:
 
     def run(self, task: Operation, tensors: Mapping[str, torch.Tensor], sms: int) -> dict[str, torch.Tensor]:
         """The outputs; AssertionError where something beside outputs and workspaces was written."""
-        plan = self.contract.plan_task(task, sms)
+        plan = self.contract.plan(task, sms)
         memory = {name: _guarded(tensor.contiguous()) for name, tensor in tensors.items()}
         for tensor in task.outputs:
             memory[tensor.name] = _guarded(torch.full(tensor.shape, 77, dtype=getattr(torch, tensor.dtype)))

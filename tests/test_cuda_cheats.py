@@ -44,7 +44,7 @@ def test_the_corpus_is_large_and_has_honest_controls() -> None:
 @cheats
 def test_a_contract_says_what_to_launch_unless_that_is_the_fault(cheat: Cheat) -> None:
     gemm = Gemm.parse(cheat.shape)
-    plan = parse_cuda(cheat.source).plan(gemm.m, gemm.n, gemm.k, SMS)
+    plan = parse_cuda(cheat.source).plan(gemm, SMS)
     defined = all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
     assert defined == (cheat.name != "no_kernel")
 
@@ -101,7 +101,7 @@ def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
 def test_a_contract_that_breaks_a_limit_is_refused_for_its_reason() -> None:
     source = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_tma")
     with pytest.raises(ContractError, match="box"):
-        parse_cuda(source.replace("box = [16, 16]", "box = [16, 257]")).plan(256, 256, 256, SMS)
+        parse_cuda(source.replace("box = [16, 16]", "box = [16, 257]")).plan(Gemm(256, 256, 256), SMS)
 
 
 @pytest.fixture(scope="session")

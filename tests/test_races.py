@@ -199,7 +199,7 @@ def session(shape: str, source: str, refuse: Callable[[Gemm], bool] = lambda gem
     def plan_for(gemm: Gemm) -> Any:
         if refuse(gemm):
             raise ContractError("not this one")
-        return contract.plan(gemm.m, gemm.n, gemm.k, SMS)
+        return contract.plan(gemm, SMS)
 
     return SimpleNamespace(gemm=Gemm.parse(shape), plan_for=plan_for, sms=SMS)
 
@@ -316,7 +316,7 @@ def test_a_fault_of_the_machine_is_no_verdict() -> None:
 def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> None:
     if gpu_present():
         pytest.skip("there is a GPU")
-    plan = parse_cuda(FMA).plan(16, 16, 16, SMS)
+    plan = parse_cuda(FMA).plan(Gemm(16, 16, 16), SMS)
     ended = cuda_alone.run([], [cuda_alone.Job("none.cubin", plan, Gemm(16, 16, 16), 1)], tmp_path, 60)
     assert ended.status == 1
     assert ended.digests == ()
@@ -332,7 +332,7 @@ def cubin_and_plan(source: str, shape: str) -> tuple[Path, Any]:
     target, gemm = cuda.detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)
     assert build.status is BuildStatus.BUILT, build.reason
-    return Path(build.artifact), parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+    return Path(build.artifact), parse_cuda(source).plan(gemm, target.sms)
 
 
 def look(tool: Tool, source: str, shape: str) -> str:

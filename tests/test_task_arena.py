@@ -72,7 +72,7 @@ dtype = "bfloat16"
 shape = ["pairs", "wide"]
 */"""
     arena.select(MIXED)
-    memory = TaskMemory(arena, contract.parse_cpu_task(source))
+    memory = TaskMemory(arena, contract.parse_cpu(source))
     table = memory.write_calls([0])
     words = arena._bytes[table : table + 8 * 7].view(np.int64).tolist()
     offsets = [arena.offset(name, 0) for name in ("out", "flags", "x")]

@@ -31,7 +31,7 @@ class Kernel:
         self._pool = _pool(terms.threads)
         self._function = getattr(ctypes.CDLL(str(self.artifact)), terms.entry)
         self._function.restype = None
-        workspace = terms.workspace_bytes(gemm.m, gemm.n, gemm.k)
+        workspace = terms.workspace_bytes(gemm)
         self._workspace = torch.empty(workspace + WORKSPACE_ALIGN, dtype=torch.uint8)
         aligned = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         sizes = [ctypes.c_int64(size) for size in (gemm.m, gemm.n, gemm.k)]

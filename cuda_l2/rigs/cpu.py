@@ -142,7 +142,7 @@ class CpuBench(Bench):
         def open_candidate() -> Worker:
             assert candidate and build
             called = contract.parse_cpu(candidate.source)
-            arena.poison_workspace(called.workspace_bytes(gemm.m, gemm.n, gemm.k))
+            arena.poison_workspace(called.workspace_bytes(gemm))
             return Worker(arena, Path(build.artifact), called)
 
         arms = {name: baselines.arm(name) for name in names}

@@ -70,9 +70,9 @@ class CpuTaskBench(Bench):
         return verify(open_session, task_checks(), full=full)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        terms = contract.parse_cpu_task(candidate.source)
+        terms = contract.parse_cpu(candidate.source)
         self._arena.select(self._task)
-        self._operands.workspace_bytes = terms.task_workspace_bytes(self._task)
+        self._operands.workspace_bytes = terms.workspace_bytes(self._task)
         memory, forget = TaskMemory(self._arena, terms), self._operands.forget
 
         def open_worker() -> Worker:

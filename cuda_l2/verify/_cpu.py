@@ -43,7 +43,7 @@ class CpuSession(Session):
     def __init__(self, candidate: Candidate, build: Build, arena: Arena, cases: Cases) -> None:
         self.gemm, self.build, self.arena, self.cases = cases.gemm, build, arena, cases
         terms = contract.parse_cpu(candidate.source)
-        self.workspace_bytes = terms.workspace_bytes(self.gemm.m, self.gemm.n, self.gemm.k)
+        self.workspace_bytes = terms.workspace_bytes(self.gemm)
         if self.workspace_bytes > arena.workspace_bytes:
             limit = arena.workspace_bytes >> 20
             asked = f"asks for {self.workspace_bytes} bytes of workspace; at most {limit} MiB"

@@ -20,20 +20,20 @@ class CpuTaskSession(TaskSession):
 
     def __init__(self, candidate: Candidate, build: Build, arena: TaskArena, cases: TaskCases) -> None:
         self.task, self.cases, self.arena = cases.task, cases, arena
-        self.contract = contract.parse_cpu_task(candidate.source)
+        self.contract = contract.parse_cpu(candidate.source)
         arena.select(self.task)
         self._workspace_bytes(self.task)
         self.worker = Worker(TaskMemory(arena, self.contract), Path(build.artifact), self.contract)
 
     def _workspace_bytes(self, task: Operation) -> int:
-        asked, most = self.contract.task_workspace_bytes(task), self.arena.workspace_bytes
+        asked, most = self.contract.workspace_bytes(task), self.arena.workspace_bytes
         if asked > most:
             reason = f"asks for {asked} bytes of workspace for {task}; at most {most >> 20} MiB"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
         return asked
 
     def require_served(self, task: Operation) -> None:
-        self.contract.task_workspace_bytes(task)
+        self.contract.workspace_bytes(task)
 
     def launch(self, case: TaskCase, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         arena = self.arena
