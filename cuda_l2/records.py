@@ -15,7 +15,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from cuda_l2.system.errors import UserError
 
@@ -82,6 +82,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True, order=True)
 class Gemm:
     """C = A B with fp16 operands and result, alpha 1, beta 0 (paper section 2.1)."""
+
+    product: ClassVar[bool] = True
 
     m: int
     n: int
@@ -167,6 +169,8 @@ class Operation:
     Its text, `name@revision:size=1,other=2:float16`, is its identity. revision: digits of the hash of a definition
     that is not ours; dtype: of the tensors whose type the definition leaves open.
     """
+
+    product: ClassVar[bool] = False
 
     name: str
     sizes: tuple[tuple[str, int], ...] = ()

@@ -12,6 +12,7 @@ from cuda_cheats import ACCEPTED, Cheat, all_cheats, read
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.tasks.products import CpuReferences, ProductCases
 from cuda_l2.verify import instructions
 from cuda_l2.verify._base import CheckFailed
 
@@ -75,7 +76,8 @@ def test_reduced_precision_shows_in_the_tensor_instructions(builds: dict[str, Bu
     refused = set()
     for cheat in all_cheats():
         if builds[cheat.name].status is BuildStatus.BUILT:
-            session: Any = SimpleNamespace(gemm=Gemm.parse(cheat.shape), build=builds[cheat.name])
+            cases = ProductCases(Gemm.parse(cheat.shape), 1, CpuReferences())
+            session: Any = SimpleNamespace(cases=cases, build=builds[cheat.name])
             try:
                 instructions.CHECK.run(session)
             except CheckFailed as failure:

@@ -17,12 +17,12 @@ from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import Tensors
 from cuda_l2.kernelbench.process import LINE, Call, Module, Resources
-from cuda_l2.machine.cpu.task_arena import TaskArena
+from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Operation
+from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks.cases import TaskCase
+from cuda_l2.tasks.cases import Case
 
 LOAD_TIMEOUT_S = 600.0
 SPARE_ARENA_BYTES = 16 << 20
@@ -45,9 +45,9 @@ class ModelBaselines:
 
     names = (EAGER, COMPILED)
 
-    def __init__(self, task: Operation, threads: int) -> None:
+    def __init__(self, task: Task, threads: int) -> None:
         self.task, self._known, self._threads = task, foreign(task), threads
-        self.task_arena: TaskArena | None = None
+        self.task_arena: Arena | None = None
         self.left_out: dict[str, str] = {}
         self._case: ForeignCase | None = None
         self._arms: dict[str, ModelArm] = {}
@@ -57,7 +57,7 @@ class ModelBaselines:
         """What a reader of the times needs to know."""
         return {"torch threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
-    def attach_task(self, arena: TaskArena, case: TaskCase) -> None:
+    def attach_task(self, arena: Arena, case: Case) -> None:
         """Use this arena from now on; every arm runs once, on this case."""
         assert isinstance(case, ForeignCase)
         self.task_arena = arena
@@ -79,7 +79,7 @@ class ModelBaselines:
                 self._leave_out(COMPILED, self._arms[COMPILED], reason)
         return [name for name in reversed(self.names) if name in self._arms and (compiles or name == EAGER)]
 
-    def _open_eager(self, arena: TaskArena, case: ForeignCase) -> None:
+    def _open_eager(self, arena: Arena, case: ForeignCase) -> None:
         """Of one whose threads spin and one whose sleep, the faster."""
         with contextlib.ExitStack() as stack:
             both: list[ModelArm] = []
@@ -96,7 +96,7 @@ class ModelBaselines:
         other.close()
         self._arms[EAGER] = chosen
 
-    def _arm(self, name: str, arena: TaskArena, spins: bool) -> "ModelArm":
+    def _arm(self, name: str, arena: Arena, spins: bool) -> "ModelArm":
         return ModelArm(name, self._known, self.task, arena.slots, self._threads, spins)
 
     def _leave_out(self, name: str, arm: "ModelArm", reason: str) -> None:
@@ -116,7 +116,7 @@ class ModelBaselines:
 class ModelArm:
     """One of them with a worker's verbs; only the last of its results is kept. slots: launches of a run, at most."""
 
-    def __init__(self, name: str, known: ForeignTask, task: Operation, slots: int, threads: int, spins: bool) -> None:
+    def __init__(self, name: str, known: ForeignTask, task: Task, slots: int, threads: int, spins: bool) -> None:
         effort, self.spins = known.file.effort, spins
         self._case: ForeignCase | None = None
         self._slots: list[int] = []
@@ -130,7 +130,7 @@ class ModelArm:
         )
         self._module = Module(known.text.encode(), "Model", resources, compiled=name == COMPILED)
 
-    def tried(self, arena: TaskArena, case: ForeignCase) -> str:
+    def tried(self, arena: Arena, case: ForeignCase) -> str:
         """Use an arena and a case of its task from now on; why it does not compute the case, empty where it does."""
         new, self._arena, self._case = self._case is None, arena, case
         arena.write(0, case.tensors)
@@ -146,7 +146,7 @@ class ModelArm:
             return fault.reason
         return case.violation(self._module.output(0))
 
-    def sample(self, arena: TaskArena) -> float:
+    def sample(self, arena: Arena) -> float:
         """Seconds of a run of as many launches as may be, all alike, up to the most that a round has."""
         self.prepare([0] * min(arena.slots, SAMPLED))
         time.sleep(SETTLE_S)
@@ -189,7 +189,7 @@ def call_of(case: ForeignCase, given: Tensors) -> Call:
     return Call(case.task, given, case.numbers, weights)
 
 
-def shared_bytes(task: Operation, calls: int) -> int:
+def shared_bytes(task: Task, calls: int) -> int:
     """Of memory that a module's process needs for so many of them."""
     gaps = LINE * (len(task.inputs) + len(task.weights) + len(task.outputs))
     return calls * (task.bytes + gaps) + SPARE_ARENA_BYTES
@@ -198,11 +198,11 @@ def shared_bytes(task: Operation, calls: int) -> int:
 class KeptBaselines(Generic[Baselines]):
     """Those of the tasks that were asked for last; the others are closed."""
 
-    def __init__(self, open_baselines: Callable[[Operation], Baselines], most: int) -> None:
+    def __init__(self, open_baselines: Callable[[Task], Baselines], most: int) -> None:
         self._open, self._most = open_baselines, most
         self._kept: OrderedDict[str, Baselines] = OrderedDict()
 
-    def get(self, task: Operation) -> Baselines:
+    def get(self, task: Task) -> Baselines:
         if str(task) not in self._kept:
             while len(self._kept) >= self._most:
                 self._kept.popitem(last=False)[1].close()

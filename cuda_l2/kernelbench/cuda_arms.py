@@ -20,12 +20,12 @@ from cuda_l2.kernelbench.process import Call, Module, Resources
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
+from cuda_l2.measure.cuda_operands import CudaCaseOperands
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import COMPILED_GRAPH, EAGER_GRAPH, GRAPHS, CudaTaskBaselines, named
-from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Operation, VerdictStatus
-from cuda_l2.tasks.cases import TaskCase
+from cuda_l2.records import Task, VerdictStatus
+from cuda_l2.tasks.cases import Case
 
 LEAST_S, MOST_REPEATS = 0.004, 1 << 12
 """A sample is repeated so that the clock runs this long, and what the conversation varies by counts for little."""
@@ -44,11 +44,11 @@ class CudaModelBaselines(CudaTaskBaselines):
 
     names = (COMPILED_GRAPH, EAGER_GRAPH, COMPILED, EAGER)
 
-    def __init__(self, task: Operation) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
         self._known = foreign(task)
         self._processes: dict[str, ModelProcess] = {}
-        self._held: list[TaskCase] = []
+        self._held: list[Case] = []
         self._calls: list[Call] = []
         """Of the cases held, in the host's memory."""
 
@@ -57,11 +57,11 @@ class CudaModelBaselines(CudaTaskBaselines):
         spent = {name: process.conversation_s * 1e6 for name, process in self._processes.items()}
         return {"clocks": CLOCKS, "conversation_us": spent}
 
-    def play(self, name: str, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
+    def play(self, name: str, operands: CudaCaseOperands, windows: Sequence[int]) -> Played:
         kind = GRAPHS.get(name, name)
         return ModelPlayed(operands, windows, lambda: self._at(kind, operands), graph=name in GRAPHS)
 
-    def _at(self, kind: str, operands: CudaTaskOperands) -> "ModelProcess":
+    def _at(self, kind: str, operands: CudaCaseOperands) -> "ModelProcess":
         """The process of an arm, with what the operands' windows hold now."""
         cases = operands.current
         if cases is not self._held:
@@ -80,7 +80,7 @@ class CudaModelBaselines(CudaTaskBaselines):
         self._processes[kind].hold(self._calls)
         return self._processes[kind]
 
-    def _try(self, name: str, operands: CudaTaskOperands) -> str:
+    def _try(self, name: str, operands: CudaCaseOperands) -> str:
         played = self.play(name, operands, [0])
         try:
             played.once()
@@ -105,7 +105,7 @@ class CudaModelBaselines(CudaTaskBaselines):
 class ModelProcess:
     """A Model in a process of its own. calls_at_most: cases that it can hold at once."""
 
-    def __init__(self, known: ForeignTask, task: Operation, calls_at_most: int, device: str, *, compiled: bool) -> None:
+    def __init__(self, known: ForeignTask, task: Task, calls_at_most: int, device: str, *, compiled: bool) -> None:
         self.calls_at_most, self.conversation_s = calls_at_most, 0.0
         self._calls: list[Call] | None = None
         resources = Resources(
@@ -117,7 +117,7 @@ class ModelProcess:
         )
         self._module = Module(known.text.encode(), "Model", resources, compiled=compiled)
 
-    def open(self, case: TaskCase) -> None:
+    def open(self, case: Case) -> None:
         """Load the file; Fault where that fails."""
         assert isinstance(case, ForeignCase)
         failure = self._module.load(LOAD_TIMEOUT_S)
@@ -159,7 +159,7 @@ class ModelPlayed(Played):
     """Launches of a Model on windows. opened: its process, with what the windows hold now."""
 
     def __init__(
-        self, operands: CudaTaskOperands, windows: Sequence[int], opened: Callable[[], ModelProcess], *, graph: bool
+        self, operands: CudaCaseOperands, windows: Sequence[int], opened: Callable[[], ModelProcess], *, graph: bool
     ) -> None:
         super().__init__(operands.stream.cuda_stream)
         self._device, self._outputs = operands.stream.device, operands.cases.task.outputs
@@ -183,6 +183,6 @@ class ModelPlayed(Played):
         return tuple(found[output.name].to(self._device) for output in self._outputs)
 
 
-def _on_host(case: TaskCase) -> Call:
+def _on_host(case: Case) -> Call:
     assert isinstance(case, ForeignCase)
     return call_of(case, {name: tensor.cpu() for name, tensor in case.tensors.items()})

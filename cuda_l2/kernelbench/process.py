@@ -26,7 +26,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure import inductor
-from cuda_l2.records import DTYPE_BYTES, Operation, Tensor, VerdictStatus
+from cuda_l2.records import DTYPE_BYTES, Task, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
 
 LINE = 64
@@ -51,7 +51,7 @@ class Call:
     weights: by their keys, for a copy of the module that only this launch has; empty for the module as it is.
     """
 
-    task: Operation
+    task: Task
     tensors: Tensors
     numbers: Mapping[str, bool | int | float]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)

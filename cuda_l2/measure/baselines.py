@@ -60,8 +60,8 @@ class TorchBaselines:
     def attach(self, arena: Arena) -> None:
         """Use this arena from now on."""
         self.thaw()
-        gemm = arena.gemm
-        self._attach(arena, m=gemm.m, n=gemm.n, k=gemm.k, layout=str(gemm.layout))
+        layout = "tn" if arena.task.inputs[1].column_major else "nn"
+        self._attach(arena, **dict(arena.task.sizes), layout=layout)
         self.arena = arena
 
     def arm(self, name: str) -> "TorchArm":

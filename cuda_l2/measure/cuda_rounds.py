@@ -10,10 +10,10 @@ from cuda.bindings import driver
 
 from cuda_l2 import contract
 from cuda_l2.machine.cuda.driver import Graph, Replays, check
-from cuda_l2.machine.fills import POISON
+from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.measure.cuda_arms import AUTOTUNED, COMPILED
 from cuda_l2.measure.cuda_baselines import Baselines
-from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.cuda_operands import CudaProductOperands, other_layout
 from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
 from cuda_l2.measure.rounds import Kernel, Terms
 from cuda_l2.records import Accumulate, Layout, Timing
@@ -26,7 +26,7 @@ def measure_cuda(
     baselines: Baselines,
     names: Sequence[str],
     kernels: Mapping[str, Kernel],
-    operands: CudaOperands,
+    operands: CudaProductOperands,
     terms: Terms,
 ) -> dict[str, Timing]:
     """Time kernels that were found correct against the named baselines; one timing a kernel.
@@ -45,7 +45,7 @@ class CudaRounds(GraphRounds):
         baselines: Baselines,
         names: Sequence[str],
         kernels: Mapping[str, Kernel],
-        operands: CudaOperands,
+        operands: CudaProductOperands,
         terms: Terms,
     ) -> None:
         gemm, arena = operands.gemm, operands.arena
@@ -58,14 +58,18 @@ class CudaRounds(GraphRounds):
         if len(references) < len(names) or len(read) > 1:
             operands.use_other_layout()
         self.operands, self.arena, self.gemm, self.baselines = operands, arena, gemm, baselines
-        arena.place(snug=False)
-        self.operand_places = [arena.operands(window) for window in range(arena.windows)]
+        arena.select(gemm)
+        self.operand_places = [
+            {tensor.name: arena.place(tensor, window) for tensor in gemm.tensors} for window in range(arena.windows)
+        ]
         roles: dict[str, Any] = {"references": references, "subject": subject, "kernels": kernels, "seldom": seldom}
         super().__init__(gpu, operands, [*names, *kernels], terms, **roles)
         for name, kernel in kernels.items():
             plan = contract.plan_cuda(kernel.candidate.source, replace(gemm, layout=kernel.layout), gpu.sms)
-            slot, other = self.slots[name], kernel.layout is not gemm.layout
-            places = [arena.places(plan, window, slot=slot, other_layout=other) for window in range(arena.windows)]
+            places = [arena.places(plan, window, slot=self.slots[name]) for window in range(arena.windows)]
+            if kernel.layout is not gemm.layout:
+                other = other_layout(gemm)
+                places = [{**place, "b": arena.place(other, window)} for window, place in enumerate(places)]
             self.load(name, kernel.build, plan, places)
         self.trace()
 
@@ -75,7 +79,7 @@ class CudaRounds(GraphRounds):
 
     @property
     def rotates(self) -> bool:
-        return self.arena.windows > 1 and self.operand_places[0]["c"] != self.operand_places[1]["c"]
+        return self.arena.sharing.rotates
 
     def windows(self, count: int) -> list[int]:
         """In random order; where they rotate each in its turn, so that none is in the cache when it comes again."""
@@ -84,7 +88,7 @@ class CudaRounds(GraphRounds):
         return [int(window) for window in self.rng.integers(0, self.arena.windows, count)]
 
     def written(self, window: int) -> list[Output]:
-        return [self.arena.written(window)]
+        return self.arena.written(window)
 
     def played(self, name: str, count: int) -> tuple[Replays, list[int]]:
         key = (name, count)
@@ -104,16 +108,17 @@ class CudaRounds(GraphRounds):
 
     def poison(self, name: str) -> None:
         if name in self.slots:
-            self.arena.poison_outputs()
+            self.operands.poison_outputs()
             self.arena.fill_workspaces(self._plans[name], persistent=False, slot=self.slots[name])
         else:
-            self.operands.poison_outputs()
+            self.operands.poison_baselines()
 
     def poison_between(self, name: str, window: int) -> Callable[[], None]:
         output, handle = self.operands.output(window), driver.CUstream(self._stream.cuda_stream)
+        word = POISON_WORDS[self.gemm.dtype] & 0xFFFF
 
         def poison() -> None:
-            check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), POISON, output.numel(), handle))
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), word, output.numel(), handle))
 
         return poison
 
@@ -126,9 +131,10 @@ class CudaRounds(GraphRounds):
     def audit(self, name: str) -> None:
         arena = self.arena
         self.operands.refresh()
-        arena.recorded(arena.records).view(torch.int16).fill_(POISON)
+        arena.forget_records()
         windows = self.record(name, self.written, arena.record_stride, arena.records)
-        self.operands.check(list(arena.recorded(len(windows))), windows, element_wise=True)
+        outputs = [arena.recorded(number)["c"] for number in range(len(windows))]
+        self.operands.check(outputs, windows, element_wise=True)
 
     def _launcher(self, name: str) -> Callable[[int, int], None]:
         launch = self.baselines.launcher(name, self.gemm)
@@ -144,4 +150,4 @@ class CudaRounds(GraphRounds):
         return on_window
 
     def _output(self, name: str, window: int) -> torch.Tensor:
-        return self.arena.c(window) if name in self.slots else self.operands.output(window)
+        return self.arena.outputs(window)["c"] if name in self.slots else self.operands.output(window)

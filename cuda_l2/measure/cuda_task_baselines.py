@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from cuda_l2.measure.cuda_operands import CudaCaseOperands
 from cuda_l2.measure.cuda_played import Calls, Captured, Function, Played
-from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Operation
+from cuda_l2.records import Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.plain import line_of
 from cuda_l2.tasks._base import definition
@@ -38,12 +38,12 @@ class CudaTaskBaselines:
     """Every arm that there may be."""
 
     def __init__(self) -> None:
-        self._task: Operation | None = None
+        self._task: Task | None = None
         self._functions: dict[str, Function] = {}
         self._left_out: dict[str, str] = {}
         self._tried: set[str] = set()
 
-    def arms(self, task: Operation, names: Sequence[str], operands: CudaTaskOperands) -> list[str]:
+    def arms(self, task: Task, names: Sequence[str], operands: CudaCaseOperands) -> list[str]:
         """Those of the names that compute the task, in their order. Compiles on first use."""
         if task != self._task:
             if self._functions.keys() - {EAGER}:
@@ -68,13 +68,13 @@ class CudaTaskBaselines:
         """What a reader of the times needs to know."""
         return {}
 
-    def play(self, name: str, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
+    def play(self, name: str, operands: CudaCaseOperands, windows: Sequence[int]) -> Played:
         """An arm's launches on these windows."""
         kind: type[Calls] = Captured if name in GRAPHS else Calls
         given = {window: operands.arena.given(window) for window in set(windows)}
         return kind(operands.stream, self._function(name), [given[window] for window in windows])
 
-    def _try(self, name: str, operands: CudaTaskOperands) -> str:
+    def _try(self, name: str, operands: CudaCaseOperands) -> str:
         """Why an arm is left out, in one line; empty where it is not."""
         assert self._task is not None
         try:
@@ -94,7 +94,7 @@ class CudaTaskBaselines:
             played.destroy()
 
     def _function(self, name: str) -> Function:
-        assert self._task is not None
+        assert isinstance(self._task, Operation)
         name = GRAPHS.get(name, name)
         if name not in self._functions:
             eager = definition(self._task.name).bind(dict(self._task.sizes))
@@ -107,14 +107,14 @@ class CudaTaskBaselines:
         return self._functions[name]
 
 
-def require_some(task: Operation, names: Sequence[str], left_out: Mapping[str, str]) -> None:
+def require_some(task: Task, names: Sequence[str], left_out: Mapping[str, str]) -> None:
     """UserError where no baseline is left."""
     if not names:
         reason = next(iter(left_out.values()), "none was asked for")
         raise UserError(f"PyTorch cannot compute {task} on this GPU: {reason}")
 
 
-def named(task: Operation, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def named(task: Task, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Results by the names of the task's outputs."""
     return {output.name: result for output, result in zip(task.outputs, results, strict=True)}
 

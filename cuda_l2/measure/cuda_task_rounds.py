@@ -6,9 +6,9 @@ from functools import partial
 from cuda_l2 import contract
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.machine.cuda.worker import slowest_s
+from cuda_l2.measure.cuda_operands import CudaCaseOperands
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, named
-from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.graph_rounds import Gpu, GraphRounds, Output, measured
 from cuda_l2.measure.rounds import CANDIDATE, Terms
 from cuda_l2.records import Build, Candidate, Timing
@@ -22,7 +22,7 @@ def measure_cuda_task(
     baselines: CudaTaskBaselines,
     names: Sequence[str],
     kernel: tuple[Candidate, Build] | None,
-    operands: CudaTaskOperands,
+    operands: CudaCaseOperands,
     terms: Terms,
 ) -> Timing:
     """Time a kernel that was found correct against the named baselines, or without one those against their first."""
@@ -40,7 +40,7 @@ class CudaTaskRounds(GraphRounds):
         baselines: CudaTaskBaselines,
         names: Sequence[str],
         kernel: tuple[Candidate, Build] | None,
-        operands: CudaTaskOperands,
+        operands: CudaCaseOperands,
         terms: Terms,
     ) -> None:
         self.operands, self.arena, self.baselines = operands, operands.arena, baselines
@@ -104,8 +104,7 @@ class CudaTaskRounds(GraphRounds):
 
     def check(self, name: str, windows: Sequence[int], element_wise: bool) -> float:
         if name in self.slots:
-            outputs = self.arena.task.outputs
-            found = [{o.name: self.arena.output(o, window) for o in outputs} for window in windows]
+            found = [self.arena.outputs(window) for window in windows]
             return self.operands.check(found, windows, element_wise=element_wise)
         results = named(self.arena.task, self._last_played[name].results)
         return self.operands.check([results], windows[-1:], element_wise=element_wise)

@@ -20,8 +20,9 @@ from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.cupti import KernelTrace
-from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
 from cuda_l2.machine.cuda.driver import Replays, bus_id, check
 from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.measure.gpu_state import Drift, GpuState
@@ -57,7 +58,7 @@ class TimedOperands(Interface):
     """What the launches of a run work on."""
 
     @property
-    def arena(self) -> DeviceArena: ...
+    def arena(self) -> CudaArena: ...
     @property
     def stream(self) -> torch.cuda.Stream:
         """Where the baselines run."""

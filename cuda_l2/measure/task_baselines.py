@@ -9,14 +9,14 @@ import select
 import struct
 from collections.abc import Mapping, Sequence
 
-from cuda_l2.machine.cpu.task_arena import TaskArena
+from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines import TorchArm, TorchBaselines
 from cuda_l2.measure.task_worker import COMPILED, EAGER
-from cuda_l2.records import Operation
+from cuda_l2.records import Task
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks.cases import TaskCase
+from cuda_l2.tasks.cases import Case
 
 COMPILE_TIMEOUT_S = 600.0
 
@@ -35,10 +35,10 @@ class TaskBaselines(TorchBaselines):
             **inductor.environment(paths.cxx_name()),
         }
         super().__init__(threads)
-        self.task_arena: TaskArena | None = None
+        self.task_arena: Arena | None = None
         self.left_out: dict[str, str] = {}
 
-    def attach_task(self, arena: TaskArena, case: TaskCase) -> None:
+    def attach_task(self, arena: Arena, case: Case) -> None:
         """Use this arena from now on; every arm runs once, on this case."""
         self.thaw()
         self._attach(arena, task=str(arena.task))
@@ -48,7 +48,7 @@ class TaskBaselines(TorchBaselines):
             arena.poison_outputs([0])
             reason = self._try(name, arena)
             for output, limit in zip(arena.task.outputs, case.bounds, strict=True):
-                reason = reason or limit.violation(arena.output(0, output))
+                reason = reason or limit.violation(arena.tensor(0, output))
             if reason:
                 self.left_out[name] = reason
         if len(self.left_out) == len(self.names):
@@ -73,11 +73,11 @@ class TaskBaselines(TorchBaselines):
         self._message(op="collect")
 
     @property
-    def _arena(self) -> TaskArena:
+    def _arena(self) -> Arena:
         assert self.task_arena is not None
         return self.task_arena
 
-    def _try(self, name: str, arena: TaskArena) -> str:
+    def _try(self, name: str, arena: Arena) -> str:
         """Why an arm does not run; empty where it does."""
         given, outputs = ([arena.offset(tensor, 0) for tensor in names] for names in _names(arena.task))
         self._send(op="try", arm=name, given=given, outputs=outputs)
@@ -109,6 +109,6 @@ class TaskArm(TorchArm):
         return self._slots[-1:]
 
 
-def _names(task: Operation) -> tuple[list[str], list[str]]:
+def _names(task: Task) -> tuple[list[str], list[str]]:
     """Of what the task is given, and of its outputs."""
-    return [tensor.name for tensor in (*task.inputs, *task.weights)], [tensor.name for tensor in task.outputs]
+    return [tensor.name for tensor in task.given], [tensor.name for tensor in task.outputs]
