@@ -40,17 +40,27 @@ DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as a task names it; rank 0 for a single number."""
+    """A tensor as a task names it, by its logical shape; rank 0 for a single number."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    column_major: bool = False  # a matrix whose columns lie one after the other; all other tensors are row-major
 
     def __post_init__(self) -> None:
         if not self.name.isascii() or not self.name.isidentifier():
             raise ValueError(f"{self.name!r} cannot name a tensor")
         if self.dtype not in DTYPE_BYTES or min(self.shape, default=1) < 0:
             raise ValueError(f"{self.name} cannot be of {self.dtype} and shape {self.shape}")
+        if self.column_major and len(self.shape) != 2:
+            raise ValueError(f"{self.name} is no matrix: it cannot be column-major")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements in memory from one index of each dimension to the next."""
+        if self.column_major:
+            return 1, self.shape[0]
+        return tuple(math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
 
     @property
     def elements(self) -> int:
@@ -67,6 +77,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True, order=True)
 class Gemm:
     """C = A B with fp16 operands and result, alpha 1, beta 0 (paper section 2.1)."""
+
+    product: ClassVar[bool] = True
 
     m: int
     n: int
@@ -107,9 +119,14 @@ class Gemm:
         return 2 * self.m * self.n * self.k
 
     @property
+    def dtype(self) -> str:
+        """Type of A, B and C."""
+        return "float16"
+
+    @property
     def bytes(self) -> int:
         """Bytes that must move: A and B read once, C written once."""
-        return 2 * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return sum(tensor.bytes for tensor in self.tensors)
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
@@ -117,8 +134,9 @@ class Gemm:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """A and B by their logical shapes; the layout says how B lies in memory."""
-        return Tensor("a", "float16", (self.m, self.k)), Tensor("b", "float16", (self.k, self.n))
+        """A, M x K, and B, K x N."""
+        b = Tensor("b", self.dtype, (self.k, self.n), column_major=self.layout is Layout.TN)
+        return Tensor("a", self.dtype, (self.m, self.k)), b
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -126,7 +144,17 @@ class Gemm:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        return (Tensor("c", "float16", (self.m, self.n)),)
+        return (Tensor("c", self.dtype, (self.m, self.n)),)
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """What a kernel reads."""
+        return self.inputs
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor, the output last."""
+        return (*self.inputs, *self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +164,8 @@ class Operation:
     Its text, `name@revision:size=1,other=2:float16`, is its identity. revision: digits of the hash of a definition
     that is not ours; dtype: of the tensors whose type the definition leaves open.
     """
+
+    product: ClassVar[bool] = False
 
     name: str
     sizes: tuple[tuple[str, int], ...] = ()
@@ -150,7 +180,7 @@ class Operation:
         name, revision, sizes, dtype = self.read_identity(str(self))
         if (name, revision, tuple(sizes.items()), dtype) != (self.name, self.revision, self.sizes, self.dtype):
             raise ValueError(f"{self} does not read as the task it names")
-        names = [tensor.name for tensor in (*self.inputs, *self.weights, *self.outputs)]
+        names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.name}: two tensors have the same name among {', '.join(names)}")
 
@@ -183,7 +213,17 @@ class Operation:
     @property
     def bytes(self) -> int:
         """Bytes that must move: each tensor read or written once."""
-        return sum(tensor.bytes for tensor in (*self.inputs, *self.weights, *self.outputs))
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """Inputs and weights."""
+        return (*self.inputs, *self.weights)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor, outputs last."""
+        return (*self.inputs, *self.weights, *self.outputs)
 
 
 _IDENTITY = re.compile(
@@ -283,15 +323,16 @@ class VerdictStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of C that came out wrong."""
+    """One element of a matrix that came out wrong."""
 
     row: int
     column: int
     expected: float
     found: float
+    matrix: str = "C"
 
     def __str__(self) -> str:
-        return f"C[{self.row}, {self.column}] is {self.found:g}, expected {self.expected:g}"
+        return f"{self.matrix}[{self.row}, {self.column}] is {self.found:g}, expected {self.expected:g}"
 
 
 @dataclass(frozen=True, slots=True)

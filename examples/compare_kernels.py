@@ -90,7 +90,7 @@ def _times(
     for folder, (candidate, build) in built.items():
         if build.status is BuildStatus.BUILT:
             gemm = row.gemm
-            plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+            plan = contract.parse_cuda(candidate.source).plan(gemm, target.sms)
             items[folder] = Item(gemm.layout, build.artifact, pickle.dumps(plan), dependent=False)
         else:
             print(f"{row.gemm} {folder}: {build.reason}", file=sys.stderr)

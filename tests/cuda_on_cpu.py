@@ -26,7 +26,7 @@ class Compiled:
     """One candidate as a shared library. The cache keeps it; what is loaded is a copy with variables of its own."""
 
     def __init__(self, source: str, folder: Path) -> None:
-        self.contract = contract.parse_cuda_task(source)
+        self.contract = contract.parse_cuda(source)
         kept = paths.cache_dir() / "on-cpu"
         kept.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(b"\0".join([source.encode(), HEADER.read_bytes(), _compiler()])).hexdigest()[:16]
@@ -59,7 +59,7 @@ class Compiled:
 
     def run(self, task: Operation, tensors: Mapping[str, torch.Tensor], sms: int) -> dict[str, torch.Tensor]:
         """The outputs; AssertionError where something beside outputs and workspaces was written."""
-        plan = self.contract.plan_task(task, sms)
+        plan = self.contract.plan(task, sms)
         memory = {name: _guarded(tensor.contiguous()) for name, tensor in tensors.items()}
         for tensor in task.outputs:
             memory[tensor.name] = _guarded(torch.full(tensor.shape, 77, dtype=getattr(torch, tensor.dtype)))

@@ -19,22 +19,22 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.kernelbench.arms import KeptBaselines
 from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.machine.cuda import device_arena
+from cuda_l2.machine.cuda import buffers as device_buffers
 from cuda_l2.machine.cuda import worker_main as cuda_worker_main
 from cuda_l2.machine.cuda.driver import LaunchError
 from cuda_l2.machine.cuda.helpers import Projection
 from cuda_l2.machine.cuda.segments import Copied, Segment
 from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
-from cuda_l2.measure import cuda_outputs, cuda_task_baselines, cuda_task_outputs, graph_rounds, timed_memory
+from cuda_l2.measure import cuda_operands, cuda_task_baselines, graph_rounds, timed_memory
 from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, VerdictStatus
-from cuda_l2.rigs import cuda_task
+from cuda_l2.rigs import cuda as cuda_rig
 from cuda_l2.tasks import is_foreign
-from cuda_l2.verify import _gpu
-from cuda_l2.verify._gpu import Facilities
+from cuda_l2.verify import _cuda
+from cuda_l2.verify._cuda import Facilities
 
 RMS_NORM = """/* cuda-l2
 target = "cuda"
@@ -348,12 +348,12 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(driver, "cuMemcpyDtoDAsync", copy)
     room = np.zeros(4 << 20, np.uint8)
     monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (OK, room.ctypes.data))
-    monkeypatch.setattr(device_arena, "SharedBuffer", Buffer)
-    for module in (_gpu, cuda_task_outputs):
+    monkeypatch.setattr(device_buffers, "SharedBuffer", Buffer)
+    for module in (_cuda, cuda_operands):
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
     monkeypatch.setattr(timed_memory, "Graph", Graph)
-    monkeypatch.setattr(cuda_outputs, "torch", _Torch())
+    monkeypatch.setattr(cuda_operands, "torch", _Torch())
     monkeypatch.setattr(cuda_worker_main, "Loaded", _Loaded)
     for module in (graph_rounds, cuda_worker_main):
         monkeypatch.setattr(module, "KernelTrace", Trace)
@@ -362,7 +362,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
         graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda pause_s: None, pause_ended=lambda: None)
     )
     monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)
-    monkeypatch.setattr(cuda_task, "DEVICE", "cpu")
+    monkeypatch.setattr(cuda_rig, "DEVICE", "cpu")
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)

@@ -3,6 +3,7 @@
 import pytest
 
 from cuda_l2.contract import ContractError, evaluate, parse
+from cuda_l2.records import Gemm
 
 NAMES = {"m": 7, "n": 5, "k": 3, "threads": 2}
 
@@ -42,7 +43,7 @@ def test_a_source_without_a_contract_is_told_that_and_not_of_toml() -> None:
 def test_a_contract_is_read() -> None:
     contract = parse('/* cuda-l2\ntarget = "cpu"\nthreads = 2\nworkspace = "threads * m"\n*/\nvoid gemm(void);')
     assert (contract.entry, contract.threads) == ("gemm", 2)
-    assert contract.workspace_bytes(10, 1, 1) == 20
+    assert contract.workspace_bytes(Gemm(10, 1, 1)) == 20
 
 
 @pytest.mark.parametrize(

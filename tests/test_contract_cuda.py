@@ -61,7 +61,7 @@ edge = "programmatic"
 def test_a_plan_is_the_contract_in_numbers() -> None:
     contract = parse_cuda(WHOLE)
     assert contract.kernels == ("first", "second") and contract.programmatic
-    plan = contract.plan(256, 128, 512, 132)
+    plan = contract.plan(Gemm(256, 128, 512), 132)
     assert [(w.name, w.bytes, w.persistent) for w in plan.workspaces] == [
         ("partial", 131072, False),
         ("flags", 32, True),
@@ -132,7 +132,7 @@ def test_a_shape_for_which_a_limit_breaks_is_refused(old, new, says) -> None:
     assert old in WHOLE
     contract = parse_cuda(WHOLE.replace(old, new))
     with pytest.raises(ContractError, match=says):
-        contract.plan(256, 128, 512, 132)
+        contract.plan(Gemm(256, 128, 512), 132)
 
 
 def test_a_contract_of_the_other_machine_is_refused() -> None:
@@ -144,7 +144,7 @@ def test_a_contract_of_the_other_machine_is_refused() -> None:
 
 def test_plans_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        parse_cuda(WHOLE).plan(256, 128, 512, 132).launches = ()  # type: ignore[misc]
+        parse_cuda(WHOLE).plan(Gemm(256, 128, 512), 132).launches = ()  # type: ignore[misc]
 
 
 def test_a_layout_that_the_kernel_does_not_read_is_refused_by_name() -> None:

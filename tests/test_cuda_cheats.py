@@ -15,6 +15,7 @@ from drawing import cases
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.tasks.products import CpuReferences, ProductCases
 from cuda_l2.verify import instructions
 from cuda_l2.verify._base import CheckFailed
 
@@ -53,7 +54,7 @@ def test_the_corpus_is_large_and_has_honest_controls() -> None:
 @cheats
 def test_a_contract_says_what_to_launch_unless_that_is_the_fault(cheat: Cheat) -> None:
     gemm = Gemm.parse(cheat.shape)
-    plan = parse_cuda(cheat.source).plan(gemm.m, gemm.n, gemm.k, SMS)
+    plan = parse_cuda(cheat.source).plan(gemm, SMS)
     defined = all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
     assert defined == (cheat.name != "no_kernel")
 
@@ -82,7 +83,8 @@ def test_reduced_precision_shows_in_the_tensor_instructions(cheat: Cheat, build_
     if build.status is not BuildStatus.BUILT:
         assert cheat.name not in REDUCED
         return
-    session: Any = SimpleNamespace(gemm=Gemm.parse(cheat.shape), build=build)
+    cases = ProductCases(Gemm.parse(cheat.shape), 1, CpuReferences())
+    session: Any = SimpleNamespace(cases=cases, build=build)
     with (
         pytest.raises(CheckFailed, match="allows fp16 operands and fp32 sums only")
         if cheat.name in REDUCED
@@ -108,7 +110,7 @@ def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
 def test_a_contract_that_breaks_a_limit_is_refused_for_its_reason() -> None:
     source = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_tma")
     with pytest.raises(ContractError, match="box"):
-        parse_cuda(source.replace("box = [16, 16]", "box = [16, 257]")).plan(256, 256, 256, SMS)
+        parse_cuda(source.replace("box = [16, 16]", "box = [16, 257]")).plan(Gemm(256, 256, 256), SMS)
 
 
 @pytest.fixture(scope="session")

@@ -14,18 +14,18 @@ from cuda_cheats import all_cheats
 from fake_gpu import L2_BYTES, SMS, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.arena import CudaArena
-from cuda_l2.machine.cuda.device_arena import OUTSIDE
+from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena
 from cuda_l2.measure.baselines._base import LibraryProduct
-from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.cuda_operands import CudaProductOperands
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.measure.timed_memory import ProductMemory
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
-from cuda_l2.verify import Cases, all_checks, verify
-from cuda_l2.verify._cuda import CudaReferences, CudaSession
-from cuda_l2.verify._gpu import Facilities
+from cuda_l2.rigs.cuda import PRODUCT_SHARING
+from cuda_l2.tasks.products import CudaReferences, ProductCases
+from cuda_l2.verify import all_checks, verify
+from cuda_l2.verify._cuda import CudaSession, Facilities
 
 GEMM = Gemm(64, 48, 80)
 SOURCE = next(cheat.source for cheat in all_cheats() if cheat.name == "honest_split")
@@ -99,8 +99,8 @@ def references() -> CudaReferences:
     ("body", "status", "reason"),
     [
         (honest, "correct", ""),
-        (last_row_missing, "incorrect", "left 48 of 3072 elements unwritten"),
-        (keeps_what_is_there, "unhygienic", "C"),
+        (last_row_missing, "incorrect", "left 48 of 3072 elements of c unwritten"),
+        (keeps_what_is_there, "unhygienic", "held before"),
         (before, "unhygienic", OUTSIDE),
     ],
 )
@@ -110,13 +110,14 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
     def delayed(*_: object) -> list[Build]:
         return [Build(candidate.id, BuildStatus.FAILED, "none here")]
 
-    with CudaArena(GEMM, 1 << 20) as arena:
-        cases = Cases(GEMM, 1, references())
+    with CudaArena([GEMM], 1 << 20) as arena:
+        cases = ProductCases(GEMM, 1, references())
         facilities = Facilities(workers, SMS, delayed, 1.0, lambda *_: "")
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks(), full=True)
     assert verdict.status == status and reason in verdict.reason, (verdict.check, verdict.reason)
     if status == "correct":
-        assert {"exact match", "hygiene", "concurrency", "stress", "races"} <= set(verdict.passed)
+        expected = {"exact match", "special values", "hygiene", "state", "concurrency", "stress", "races"}
+        assert expected <= set(verdict.passed)
         assert "record_loaded" in workers.worker.calls
 
 
@@ -126,8 +127,9 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
     workers, candidate, build = parts(body)
 
     chosen = CUDA_PROTOCOLS[protocol]
-    with CudaArena(GEMM, 1 << 20, rotate=5 if chosen.rotates else 0) as arena:
-        operands = CudaOperands(arena, torch.Generator().manual_seed(1), workers.helpers)
+    windows, sharing = 5 if chosen.rotates else PRODUCT_WINDOWS, PRODUCT_SHARING[chosen.rotates]
+    with CudaArena([GEMM], 1 << 20, windows=windows, sharing=sharing) as arena:
+        operands = CudaProductOperands(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers)
         gpu = Gpu(workers, SMS, L2_BYTES)
         kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
         terms = Terms(chosen, np.random.default_rng(1), clock=ticking(0.5))
@@ -142,7 +144,7 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
 
 def test_a_worker_lives_on_when_its_memory_goes(fake_gpu) -> None:  # noqa: F811 - the fixture
     workers = Workers({})
-    with CudaArena(GEMM, 1 << 20) as arena:
+    with CudaArena([GEMM], 1 << 20) as arena:
         worker = workers.get(arena)
         workers.detach()
     assert worker.alive and worker.arena is None and worker.process.buffers == {} and worker.calls == ["attach"]

@@ -79,7 +79,7 @@ def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
 ) -> None:
     """With this machine's memory in place of a device's, and the source compiled for this CPU."""
     from cuda_l2.measure.protocols import CUDA_PROTOCOLS  # noqa: PLC0415 - skipped without cuda-bindings
-    from cuda_l2.rigs.cuda_task import CudaTaskBench  # noqa: PLC0415
+    from cuda_l2.rigs.cuda import CudaBench  # noqa: PLC0415
 
     task = tasks.parse(re.sub("rows=.*", "rows=6,columns=1000", cheat.shape))
     rig = fake_gpu({"kernel": lambda addresses, plan: compiled.launch(plan, addresses)})
@@ -87,7 +87,7 @@ def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
     (tmp_path / "cubin").write_text("kernel")
     candidate = Candidate(cheat.source)
     build = Build(candidate.id, BuildStatus.BUILT, artifact=str(tmp_path / "cubin"))
-    bench = CudaTaskBench(rig, task, 1)
+    bench = CudaBench(rig, task, 1)
     verdict = bench.verify(candidate, build)
     status, reason = str(verdict.status), verdict.reason
     if verdict.status is VerdictStatus.CORRECT:

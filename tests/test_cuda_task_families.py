@@ -16,7 +16,7 @@ from cuda_l2.families._gpu_task import GpuTaskFamily
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Operation, VerdictStatus
-from cuda_l2.rigs.cuda_task import CudaTaskBench
+from cuda_l2.rigs.cuda import CudaBench
 from cuda_l2.tasks._base import SMALLER, definition
 
 HOPPER = compile_only("sm_90a")
@@ -45,10 +45,10 @@ def test_a_familys_default_passes_every_check_and_is_timed(
     rig = fake_gpu({"kernel": lambda addresses, plan: compiled.launch(plan, addresses)})
     (tmp_path / "cubin").write_text("kernel")
     build = Build(candidate.id, BuildStatus.BUILT, artifact=str(tmp_path / "cubin"))
-    bench = CudaTaskBench(rig, task, 1)
+    bench = CudaBench(rig, task, 1)
     verdict = bench.verify(candidate, build)
     assert verdict.status is VerdictStatus.CORRECT, (verdict.check, verdict.reason)
     at_own_sizes = [name for name in verdict.passed if name != "other shapes"]  # which some kernels are compiled for
-    assert at_own_sizes == ["five seeds", "other values", "state", "concurrency"]
+    assert at_own_sizes == ["five seeds", "other values", "special values", "hygiene", "state", "concurrency"]
     timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.speedup, timing.reason

@@ -36,7 +36,7 @@ def test_every_example_has_a_plan_and_is_named_in_the_specification() -> None:
     assert len(files) == 3
     for file in files:
         assert file.name in specification
-        plan = contract.parse_cuda(file.read_text()).plan(200, 104, 72, 132)
+        plan = contract.parse_cuda(file.read_text()).plan(Gemm(200, 104, 72), 132)
         assert plan.launches[0].grid[0] * plan.launches[0].grid[1] > 1
 
 

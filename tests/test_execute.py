@@ -1,4 +1,4 @@
-"""execute/: the runner holds a hostile library even where no rule refused it, and the arena sees every stray write."""
+"""machine/cpu: the runner holds a hostile library even where no rule refused it, and the arena sees every stray write."""
 
 import ctypes
 import fcntl
@@ -11,12 +11,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from waiting import wait_until
 
 import cuda_l2
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Fault, Worker
 from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
@@ -35,8 +36,13 @@ SIGNATURE = (
 
 @pytest.fixture
 def arena():
-    with Arena(GEMM, slots=3, workspace_bytes=4096) as made:
+    with Arena([GEMM], slots=3, workspace_bytes=4096) as made:
         yield made
+
+
+def opened(arena: Arena, artifact: Path, terms: CpuContract) -> Worker:
+    """A worker on the arena."""
+    return Worker(CandidateMemory(arena, terms), artifact, terms)
 
 
 def library(folder: Path, body: str, before: str = "") -> Path:
@@ -70,7 +76,7 @@ def test_a_hostile_library_ends_itself_only(tmp_path, arena, monkeypatch, body, 
     slow = "for (;;) {}" in before
     monkeypatch.setattr("cuda_l2.machine.cpu.worker.START_TIMEOUT_S", 2.0 if slow else 20.0)
     artifact = library(tmp_path, body, before)
-    with pytest.raises(Fault) as fault, Worker(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
+    with pytest.raises(Fault) as fault, opened(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
         worker.launch(0, 1.0 if status is VerdictStatus.TIMED_OUT else 20.0)
     assert status is None or fault.value.status is status, fault.value.reason
     assert fault.value.reason
@@ -84,28 +90,29 @@ def test_a_library_that_opens_files_at_load_finds_none(tmp_path, arena) -> None:
     )
     artifact = library(tmp_path, "c[0] = found;", reader)
     try:
-        with Worker(arena, artifact, CpuContract("gemm", 1, "0")) as worker:
+        with opened(arena, artifact, CpuContract("gemm", 1, "0")) as worker:
             worker.launch(0, 60.0)
-            assert arena.output()[0, 0] == 0
+            assert arena.tensor(0, GEMM.outputs[0])[0, 0] == 0
     except Fault as fault:
         assert fault.status is VerdictStatus.FORBIDDEN
 
 
 def test_a_missing_entry_is_named(tmp_path, arena) -> None:
-    with pytest.raises(Fault, match="other"), Worker(arena, library(tmp_path, ""), CpuContract("other", 1, "0")):
+    with pytest.raises(Fault, match="other"), opened(arena, library(tmp_path, ""), CpuContract("other", 1, "0")):
         pass
 
 
 def test_a_batch_runs_every_launch_on_its_own_operands(tmp_path, arena) -> None:
     artifact = library(tmp_path, "for (int i = 0; i < m * n; ++i) c[i] = a[0] + b[0];")
-    arena.operands["a"][:, 0] = [1, 2, 3]
-    arena.operands["b"][:, 0] = [10, 20, 30]
-    arena.poison_outputs(3)
-    with Worker(arena, artifact, CpuContract("gemm", 1, "0")) as worker:
+    for slot in range(3):
+        a, b = arena.given(slot).values()
+        a.view(torch.int16)[0, 0], b.view(torch.int16)[0, 0] = slot + 1, 10 * (slot + 1)
+    arena.poison_outputs(range(3))
+    with opened(arena, artifact, CpuContract("gemm", 1, "0")) as worker:
         worker.prepare([2, 0, 1])
         assert worker.run(60.0) > 0
-    assert [int(arena.output(slot)[0, 0]) for slot in range(3)] == [11, 22, 33]
-    assert arena.gaps_intact(3)
+    assert [int(arena.tensor(slot, GEMM.outputs[0]).view(torch.int16)[0, 0]) for slot in range(3)] == [11, 22, 33]
+    assert arena.gaps_intact()
 
 
 TAKEN_OVER = """
@@ -161,16 +168,14 @@ ENTER = (
 )
 def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, rig, before, after) -> None:
     gemm = Gemm(32, 24, 16)
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch, Evaluator(gemm, rig) as evaluator:
-        patch.setattr("cuda_l2.rigs.cpu.SLOWEST_GFLOPS", 1e9)
+    with Evaluator(gemm, rig) as evaluator:
         offset, table = evaluator._bench._arena.offsets(0)[0], evaluator._bench._arena._table.offset
         code = TAKEN_OVER.replace("BEFORE", before).replace("AFTER", after)
         enter = ENTER.replace("{a_offset}", str(offset)).replace("{table}", str(table))
         candidate = Candidate('/* cuda-l2\ntarget = "cpu"\n*/' + before + after)
         build = Build(candidate.id, BuildStatus.BUILT, artifact=str(library(tmp_path, enter, code)))
         trial = evaluator.judge(candidate, build)
-    assert trial.status in ("forbidden", "wrong-output", "crashed", "timed-out", "incorrect"), trial
+    assert trial.status in ("forbidden", "wrong-output", "crashed", "timed-out", "incorrect"), trial.reason
     assert trial.reward < 0
 
 
@@ -181,14 +186,14 @@ def test_guards_and_gaps_see_single_bytes(arena) -> None:
             arena._bytes[at] ^= 1
             assert not arena.guards_intact()
             arena._bytes[at] ^= 1
-    arena.poison_outputs(3)
-    arena._outputs[1, -1] = 0
-    assert not arena.gaps_intact(3)
+    arena.poison_outputs(range(3))
+    arena.rows(GEMM.outputs[0])[1, -1] = 0
+    assert not arena.gaps_intact()
 
 
 def test_every_byte_of_the_arena_outside_regions_is_guarded(arena) -> None:
     covered = np.zeros(arena.size, dtype=bool)
-    regions = [arena._table, *arena._regions, arena._workspace, *arena._guards]
+    regions = [arena._table, *arena._regions.values(), arena._workspace, *arena._guards]
     for region in regions:
         covered[region.offset : region.offset + region.size] = True
     assert covered[: arena._workspace.offset + arena._workspace.size + 4096].all()
@@ -201,13 +206,14 @@ import os, signal, sys, time
 from pathlib import Path
 from cuda_l2.system import lock, paths
 from cuda_l2.contract import CpuContract
-from cuda_l2.machine.cpu.arena import Arena
+from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Gemm
 baselines = TorchBaselines(1)
-arena = Arena(Gemm(8, 4, 2), slots=1, workspace_bytes=64)
-worker = Worker(arena, Path({str(artifact)!r}), CpuContract("gemm", 2, "0"))
+arena = Arena([Gemm(8, 4, 2)], slots=1, workspace_bytes=64)
+terms = CpuContract("gemm", 2, "0")
+worker = Worker(CandidateMemory(arena, terms), Path({str(artifact)!r}), terms)
 baselines.attach(arena)
 worker.freeze(), baselines.freeze()
 print(worker._process.pid, baselines._process.pid, flush=True)
@@ -275,7 +281,7 @@ int main(void) {
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="the runner knows two architectures")
 def test_workers_leave_no_process_behind(tmp_path, arena) -> None:
     artifact = library(tmp_path, "")
-    with Worker(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
+    with opened(arena, artifact, CpuContract("gemm", 2, "0")) as worker:
         worker.launch(0, 60.0)
         group = worker._process.pid
     require_gone(group)

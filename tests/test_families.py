@@ -172,4 +172,4 @@ def test_the_contracts_workspace_is_the_kernels(target) -> None:
     schedule = Schedule(CPU_GEMM, gemm, target, CPU_GEMM.default(gemm, target))
     candidate = CPU_GEMM.render(schedule)
     assert build(candidate, target).status is BuildStatus.BUILT
-    assert contract.parse(candidate.source).workspace_bytes(512, 512, 512) < (1 << 20) * (1 + target.cores)
+    assert contract.parse(candidate.source).workspace_bytes(Gemm(512, 512, 512)) < (1 << 20) * (1 + target.cores)

@@ -54,7 +54,7 @@ def default(family: GpuTaskFamily, task: Operation, target: CudaTarget) -> Candi
 
 
 def plan(candidate: Candidate, task: Operation, sms: int = HOPPER.sms) -> Plan:
-    return contract.parse_cuda_task(candidate.source).plan_task(task, sms)
+    return contract.parse_cuda(candidate.source).plan(task, sms)
 
 
 def test_twenty_tasks_and_more_are_served_by_one_family_each() -> None:
@@ -84,7 +84,7 @@ def test_schedules_fit_the_device(family: GpuTaskFamily, name: str) -> None:
                 for candidate in candidates:
                     planned = plan(candidate, task, target.sms)
                     assert all(launch.shared_bytes < target.shared_bytes for launch in planned.launches)
-                    assert contract.parse_cuda_task(candidate.source).interface.names == tuple(
+                    assert contract.parse_cuda(candidate.source).interface.names == tuple(
                         tensor.name for tensor in (*task.inputs, *task.weights, *task.outputs)
                     )
 
@@ -162,7 +162,7 @@ def test_clusters_are_for_hopper_and_later() -> None:
         target = compile_only(arch)
         candidate = default(families_for(task, target)[0], task, target)
         assert dict(candidate.schedule)["CLUSTER"] == blocks
-        assert contract.parse_cuda_task(candidate.source).arch == arch
+        assert contract.parse_cuda(candidate.source).arch == arch
 
 
 def test_every_task_of_the_sample_has_a_family() -> None:

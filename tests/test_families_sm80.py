@@ -59,7 +59,7 @@ def default(gemm: Gemm, target: CudaTarget) -> Schedule:
 
 def plan(schedule: Schedule, shape: str = ""):
     gemm = Gemm.parse(shape) if shape else schedule.gemm
-    return parse_cuda(FAMILY.render(schedule).source).plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+    return parse_cuda(FAMILY.render(schedule).source).plan(gemm, HOPPER.sms)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -53,7 +53,7 @@ def random_schedule(family, gemm: Gemm, rng: np.random.Generator, **wanted: int)
 
 def plan(schedule: Schedule, gemm: Gemm | None = None):
     gemm = gemm or schedule.gemm
-    return parse_cuda(schedule.family.render(schedule).source).plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+    return parse_cuda(schedule.family.render(schedule).source).plan(gemm, HOPPER.sms)
 
 
 @pytest.mark.parametrize(("family", "gemm"), CASES)

@@ -58,7 +58,7 @@ def test_every_schedule_that_can_be_drawn_can_be_written(name, target) -> None:
     for machine in [target, *OTHER_MACHINES] * 5:
         space = space_for(families_for(task, machine), task, machine)
         candidate = space.render(draw(space, rng), "random")
-        assert contract.parse_cpu_task(candidate.source).interface.bind(task) == {"rows": task.inputs[0].shape[0]} | {
+        assert contract.parse_cpu(candidate.source).interface.bind(task) == {"rows": task.inputs[0].shape[0]} | {
             "columns": task.inputs[0].shape[1]
         }
 

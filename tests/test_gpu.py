@@ -126,7 +126,7 @@ def test_a_process_outlives_the_memory_of_a_shape(gpu) -> None:
 
     met = []
     for _ in range(2):
-        with CudaArena(Gemm(64, 64, 64), 1 << 20) as arena:
+        with CudaArena([Gemm(64, 64, 64)], 1 << 20) as arena:
             met.append(gpu.workers.get(arena))
             gpu.workers.detach()
             assert met[-1].alive
@@ -136,15 +136,14 @@ def test_a_process_outlives_the_memory_of_a_shape(gpu) -> None:
 def test_the_gpus_reference_agrees_with_the_cpus(gpu) -> None:
     import torch  # noqa: PLC0415 - only with a GPU
 
-    from cuda_l2.verify import _cuda  # noqa: PLC0415
-    from cuda_l2.verify._base import operands  # noqa: PLC0415
+    from cuda_l2.tasks import products  # noqa: PLC0415
 
-    references = _cuda.CudaReferences(lambda gemm, a, b: [])
     gemm = Gemm(640, 768, 1024)
-    assert gemm.flops > _cuda.CPU_FLOPS
+    cases = products.ProductCases(gemm, 1, products.CudaReferences(lambda gemm, a, b: []))
+    assert gemm.flops > products.CPU_FLOPS
     a, b = (torch.randint(-31, 32, shape, device="cuda").float() for shape in ((gemm.m, gemm.k), (gemm.k, gemm.n)))
-    case = operands(gemm, a, b)
-    assert torch.equal(references.product_fp32(gemm, case).cpu(), case.a.cpu().float() @ case.b.cpu().float())
+    case = cases.operands(a, b)
+    assert torch.equal(cases.product_fp32(case).cpu(), case.a.cpu().float() @ case.b.cpu().float())
 
 
 def test_optimize_finds_a_kernel_and_reports_it(gpu, tmp_path) -> None:

@@ -48,8 +48,7 @@ from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Tensor, TimingStatus
-from cuda_l2.rigs.cuda import CudaRig
-from cuda_l2.rigs.cuda_task import CudaTaskBench, require_feasible
+from cuda_l2.rigs.cuda import CudaBench, CudaRig, require_feasible
 from cuda_l2.runs.task_bench import read_tasks
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -155,7 +154,7 @@ def opened(fake_gpu: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # no
     """opened(name, source) is the rig, the stages, the candidate and its build on a stand-in for a GPU."""
     rigs: list[Rig] = []
 
-    def make(name: str, text: str, timed: str = "") -> tuple[Rig, CudaTaskBench, Candidate, Build]:
+    def make(name: str, text: str, timed: str = "") -> tuple[Rig, CudaBench, Candidate, Build]:
         task = operation(name)
         text = shown_rows_alone(text, task)
         found = {"kernel": Compiled(text, tmp_path)}
@@ -166,7 +165,7 @@ def opened(fake_gpu: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # no
         path.write_text("timed" if timed else "kernel")
         candidate = Candidate(text)
         build = Build(candidate.id, BuildStatus.BUILT, artifact=str(path))
-        return rigs[-1], CudaTaskBench(rigs[-1], task, 1), candidate, build  # type: ignore[arg-type]
+        return rigs[-1], CudaBench(rigs[-1], task, 1), candidate, build  # type: ignore[arg-type]
 
     yield make
     for rig in rigs:
@@ -391,7 +390,7 @@ def test_a_file_too_large_for_the_gpu_says_so() -> None:
     side = 60_000
     tensors = {"inputs": (Tensor("x", "float32", (side, side)),), "outputs": (Tensor("out", "float32", (side, side)),)}
     with pytest.raises(UserError, match=r"GiB of GPU memory .* choose smaller sizes"):
-        require_feasible(Operation("kernelbench/level1/1_Large", **tensors), 50 << 20, 80 << 30)
+        require_feasible(Operation("kernelbench/level1/1_Large", **tensors), 50 << 20, 2, 80 << 30)
 
 
 def test_winners_are_reported_back_to_back_alone() -> None:

@@ -192,7 +192,7 @@ def test_the_example_of_the_gpus_contract_builds_and_has_a_plan() -> None:
     (source,) = examples(contract_text("cuda", task))
     (build,) = build_all([Candidate(source)], compile_only("sm_90a"))
     assert build.status is BuildStatus.BUILT, build.reason
-    (launch,) = contract.parse_cuda_task(source).plan_task(task, 132).launches
+    (launch,) = contract.parse_cuda(source).plan(task, 132).launches
     assert (launch.grid, launch.block) == ((5, 1, 1), (32, 1, 1))
 
 

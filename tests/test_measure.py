@@ -15,7 +15,8 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.measure.baselines._base import TorchProduct, all_baselines, baselines_of, beginning, named
 from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
-from cuda_l2.measure.outputs import Operands, WrongOutput, check_outputs, rms_over_rounding
+from cuda_l2.measure.operands import ProductOperands
+from cuda_l2.measure.outputs import WrongOutput, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
@@ -72,18 +73,18 @@ def test_text_that_a_user_gives_chooses_baselines_by_the_beginnings_of_their_nam
 @pytest.mark.parametrize("shape", ["33x20x50", "33x20x50:tn", "1x1x1", "2x1x700:tn"])
 def test_every_baseline_computes_the_task_on_every_layout(shape, rig) -> None:
     gemm = Gemm.parse(shape)
-    with Arena(gemm, slots=4, workspace_bytes=64) as arena:
+    with Arena([gemm], slots=4, workspace_bytes=64) as arena:
         baselines = rig.baselines
         baselines.attach(arena)
         for seed in range(5):
-            operands = Operands(arena, np.random.default_rng(seed))
+            operands = ProductOperands(arena, gemm, np.random.default_rng(seed))
             operands.refresh(4)
             for baseline in baselines_of(TorchProduct, "cpu"):
                 arm = baselines.arm(baseline)
-                arena.poison_outputs(4)
+                arena.poison_outputs(range(4))
                 arm.prepare([2, 0, 3, 1])
                 arm.run(5.0)
-                check_outputs(operands, 4)
+                operands.check(range(4), element_wise=True)
                 operands.require_untouched(4)
 
 
@@ -91,26 +92,32 @@ def test_every_baseline_computes_the_task_on_every_layout(shape, rig) -> None:
 def filled():
     """An arena whose outputs are right, and its operands."""
     gemm = Gemm(40, 30, 50)
-    with Arena(gemm, slots=3, workspace_bytes=64) as arena:
-        operands = Operands(arena, np.random.default_rng(0))
+    with Arena([gemm], slots=3, workspace_bytes=64) as arena:
+        operands = ProductOperands(arena, gemm, np.random.default_rng(0))
         operands.refresh(3)
-        arena.poison_outputs(3)
+        arena.poison_outputs(range(3))
         for slot in range(3):
-            right = (operands.a(3)[slot] @ operands.b(3)[slot]).half()
-            arena.output(slot)[:] = right.numpy().view(np.uint16)
-        check_outputs(operands, 3)
+            a, b = (operands.values(tensor, 3)[slot] for tensor in gemm.inputs)
+            output(arena, slot)[:] = (a @ b).half().numpy().view(np.uint16)
+        operands.check(range(3), element_wise=True)
         yield arena, operands
+
+
+def output(arena: Arena, slot: int) -> np.ndarray:
+    """C of one slot as raw words."""
+    (c,) = arena.outputs(slot).values()
+    return c.numpy().view(np.uint16)
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda arena, slot: arena.output(slot).__setitem__((39, 29), 0x7DAD),
-        lambda arena, slot: arena.output(slot).__setitem__((0, 0), 0x4C00),  # 16
-        lambda arena, slot: arena.output(slot).__setitem__(slice(None), arena.output((slot + 1) % 3)),
-        lambda arena, slot: np.bitwise_and(arena.output(slot), 0xFFC0, out=arena.output(slot)),
-        lambda arena, slot: arena._outputs.__setitem__((slot, -1), 0),
+        lambda arena, slot: output(arena, slot).__setitem__((39, 29), 0x7DAD),
+        lambda arena, slot: output(arena, slot).__setitem__((0, 0), 0x4C00),  # 16
+        lambda arena, slot: output(arena, slot).__setitem__(slice(None), output(arena, (slot + 1) % 3)),
+        lambda arena, slot: np.bitwise_and(output(arena, slot), 0xFFC0, out=output(arena, slot)),
+        lambda arena, slot: arena.rows(arena.task.outputs[0]).__setitem__((slot, -1), 0),
     ],
     ids=["unwritten", "one wrong element", "another launch's answer", "fewer bits", "behind the output"],
 )
@@ -119,7 +126,7 @@ def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
     spoil(arena, slot)
     with pytest.raises(WrongOutput):
         for _ in range(3):
-            check_outputs(operands, 3)
+            operands.check(range(3), element_wise=True)
 
 
 def test_timed_launches_may_err_as_long_sums_in_fp16_do_and_not_in_the_fp32_class() -> None:
@@ -138,13 +145,13 @@ def test_old_answers_are_wrong_after_a_refresh(filled) -> None:
     _, operands = filled
     operands.refresh(3)
     with pytest.raises(WrongOutput):
-        check_outputs(operands, 3)
+        operands.check(range(3), element_wise=True)
 
 
 def test_touched_operands_are_seen(filled) -> None:
     arena, operands = filled
     operands.require_untouched(3)
-    arena.operands["b"][2, -1] ^= 1
+    arena.given(2)["b"].view(torch.int16)[-1, -1] ^= 1
     with pytest.raises(WrongOutput):
         operands.require_untouched(3)
 

@@ -159,7 +159,7 @@ def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(tar
 @subjects
 def test_a_subject_has_a_contract_for_its_shape(subject: Subject, target: CudaTarget) -> None:
     gemm = subject.gemm
-    assert parse_cuda(subject.candidate(target).source).plan(gemm.m, gemm.n, gemm.k, SMS).launches
+    assert parse_cuda(subject.candidate(target).source).plan(gemm, SMS).launches
 
 
 @subjects

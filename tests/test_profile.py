@@ -134,7 +134,7 @@ def profiled(source: str, shape: str) -> dict[str, float]:
 
     target, gemm = cuda.detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)
-    plan = parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+    plan = parse_cuda(source).plan(gemm, target.sms)
     try:
         return profile.collect(Path(build.artifact), plan, gemm)
     except UserError as error:

@@ -55,7 +55,7 @@ def both_edges(shape: str, family: str) -> list[Row]:
 
 def blocks(task: ProofTask, sms: int = TARGET.sms) -> int:
     gemm = task.gemm
-    x, y, z = contract.parse_cuda(task.candidate.source).plan(gemm.m, gemm.n, gemm.k, sms).launches[0].grid
+    x, y, z = contract.parse_cuda(task.candidate.source).plan(gemm, sms).launches[0].grid
     return x * y * z
 
 
@@ -297,7 +297,7 @@ def test_candidates_are_watched_alone_where_the_tool_speaks_of_several(
 ) -> None:
     """Which of them it means is said by runs of one each."""
     gemm = small[0].gemm
-    plan = contract.parse_cuda(small[0].candidate.source).plan(gemm.m, gemm.n, gemm.k, TARGET.sms)
+    plan = contract.parse_cuda(small[0].candidate.source).plan(gemm, TARGET.sms)
     jobs = [Job(f"{number}.cubin", plan, gemm, 2) for number in range(3)]
     alone: list[str] = []
 

@@ -26,7 +26,7 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.verify import races, stress
-from cuda_l2.verify._base import CheckFailed, normal_case
+from cuda_l2.verify._base import CheckFailed
 
 CHEATS = {cheat.name: cheat for cheat in all_cheats()}
 HONEST = sorted(name for name, cheat in CHEATS.items() if cheat.honest)
@@ -199,9 +199,9 @@ def session(shape: str, source: str, refuse: Callable[[Gemm], bool] = lambda gem
     def plan_for(gemm: Gemm) -> Any:
         if refuse(gemm):
             raise ContractError("not this one")
-        return contract.plan(gemm.m, gemm.n, gemm.k, SMS)
+        return contract.plan(gemm, SMS)
 
-    return SimpleNamespace(gemm=Gemm.parse(shape), plan_for=plan_for, sms=SMS)
+    return SimpleNamespace(task=Gemm.parse(shape), plan_for=plan_for, sms=SMS)
 
 
 FMA = CHEATS["honest_fma"].source
@@ -316,7 +316,7 @@ def test_a_fault_of_the_machine_is_no_verdict() -> None:
 def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> None:
     if gpu_present():
         pytest.skip("there is a GPU")
-    plan = parse_cuda(FMA).plan(16, 16, 16, SMS)
+    plan = parse_cuda(FMA).plan(Gemm(16, 16, 16), SMS)
     ended = cuda_alone.run([], [cuda_alone.Job("none.cubin", plan, Gemm(16, 16, 16), 1)], tmp_path, 60)
     assert ended.status == 1
     assert ended.digests == ()
@@ -332,7 +332,7 @@ def cubin_and_plan(source: str, shape: str) -> tuple[Path, Any]:
     target, gemm = cuda.detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)
     assert build.status is BuildStatus.BUILT, build.reason
-    return Path(build.artifact), parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+    return Path(build.artifact), parse_cuda(source).plan(gemm, target.sms)
 
 
 def look(tool: Tool, source: str, shape: str) -> str:
@@ -410,9 +410,8 @@ def opened(gpu: Any) -> Callable[[str, str], Any]:
     """opened(source, shape) is a session on a GPU, as a context manager."""
     from cuda_l2.build.cuda import build_all  # noqa: PLC0415
     from cuda_l2.machine.cuda.arena import CudaArena  # noqa: PLC0415
-    from cuda_l2.verify._base import Cases  # noqa: PLC0415
-    from cuda_l2.verify._cuda import CudaReferences, CudaSession  # noqa: PLC0415
-    from cuda_l2.verify._gpu import Facilities  # noqa: PLC0415
+    from cuda_l2.tasks.products import CudaReferences, ProductCases  # noqa: PLC0415
+    from cuda_l2.verify._cuda import CudaSession, Facilities  # noqa: PLC0415
 
     def builds(candidate: Candidate, seeds: Any, counts: bool) -> list[Any]:
         return build_all([Candidate(stressed(candidate.source, seed, counts=counts)) for seed in seeds], gpu.target)
@@ -421,8 +420,8 @@ def opened(gpu: Any) -> Callable[[str, str], Any]:
     def opened(source: str, shape: str) -> Iterator[Any]:
         gemm, candidate = Gemm.parse(shape), Candidate(source)
         (build,) = build_all([candidate], gpu.target)
-        cases = Cases(gemm, 1, CudaReferences(lambda *_: list[torch.Tensor]()))
-        with CudaArena(gemm, (64 << 20) + 16 * gemm.m * gemm.n) as arena:
+        cases = ProductCases(gemm, 1, CudaReferences(lambda *_: list[torch.Tensor]()))
+        with CudaArena([gemm], (64 << 20) + 16 * gemm.m * gemm.n) as arena:
             with CudaSession(candidate, build, arena, cases, Facilities(gpu.workers, gpu.target.sms, builds)) as found:
                 yield found
             gpu.workers.renew()  # its arena goes
@@ -464,8 +463,8 @@ def test_shared_memory_holds_other_garbage_before_every_launch(opened: Callable[
     """Blocks write down what they find."""
     gemm = Gemm(64, 48 * 1024, 16)  # 96 KiB a block
     with opened(SHARED, str(gemm)) as session:
-        case = session.cases.get("garbage", 0, normal_case)
-        first, second = (session.launch(case) for _ in range(2))
+        case = session.cases.drawn("garbage")
+        first, second = (session.launch(case)["c"] for _ in range(2))
         assert first.isnan().float().mean() > 0.99
         assert second.isnan().float().mean() > 0.99
         assert (first.view(torch.int16) != second.view(torch.int16)).float().mean() > 0.99

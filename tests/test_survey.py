@@ -55,7 +55,7 @@ def test_a_shortlist_holds_different_launches_of_valid_kernels(shape, pool) -> N
     for option in options:
         source = shortlist.candidate(option, gemm).source
         assert kernel_id(source) == option.kernel
-        assert pickle.loads(option.plan) == parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+        assert pickle.loads(option.plan) == parse_cuda(source).plan(gemm, HOPPER.sms)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -67,7 +67,7 @@ def test_a_plan_as_a_dependent_is_that_of_the_other_edge(shape, pool) -> None:
         assert (schedule is not None) == option.dependent
         if schedule:
             terms = parse_cuda(schedule.family.render(schedule).source)
-            assert as_dependent(pickle.loads(option.plan)) == terms.plan(gemm.m, gemm.n, gemm.k, HOPPER.sms)
+            assert as_dependent(pickle.loads(option.plan)) == terms.plan(gemm, HOPPER.sms)
             checked += 1
     assert checked
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from cuda_l2.tasks._base import definitions
-from cuda_l2.tasks.cases import OwnCases, TaskCase
+from cuda_l2.tasks.cases import Case, OwnCases
 from cuda_l2.tasks.values import Distribution
-from cuda_l2.verify.tasks.seeds import SEEDS
+from cuda_l2.verify.seeds import SEEDS
 
 EVERY = [(name, dtype) for name, known in definitions().items() for dtype in known.dtypes]
 TOLERANCES = 4
 """By so many of them one element is off."""
 
 
-def answers(case: TaskCase, index: int) -> Iterator[tuple[str, torch.Tensor]]:
+def answers(case: Case, index: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Wrong ones for one of the outputs."""
     limit = case.bounds[index]
     right = limit.rounded
@@ -71,7 +71,7 @@ def test_every_tensor_counts(name: str, dtype: str) -> None:
     assert not unseen
 
 
-def judged(cases: OwnCases) -> Iterator[tuple[Distribution, TaskCase]]:
+def judged(cases: OwnCases) -> Iterator[tuple[Distribution, Case]]:
     """What a candidate is launched on at a task's own sizes, but for special values and changed tensors."""
     for seed in range(SEEDS):
         yield Distribution.NORMAL, cases.drawn(f"seed {seed}")

@@ -87,7 +87,7 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
     if reason:
         return BuildStatus.REFUSED, reason, ""
     try:
-        entry = contract.parse_cpu_task(candidate.source).entry
+        entry = contract.parse_cpu(candidate.source).entry
     except contract.ContractError as error:
         return BuildStatus.REFUSED, str(error), ""
     (work / SOURCE_NAME).write_text(candidate.source)

@@ -84,7 +84,7 @@ def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolc
     if reason:
         return _finished(attempt, tools, BuildStatus.REFUSED, reason)
     try:
-        terms = contract.parse_cuda_task(candidate.source)
+        terms = contract.parse_cuda(candidate.source)
     except contract.ContractError as error:
         return _finished(attempt, tools, BuildStatus.REFUSED, str(error))
     if not target.runs(terms.arch):

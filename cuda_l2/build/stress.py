@@ -17,7 +17,7 @@ statement, multicast loads, orders within a warp, and races so narrow that these
 import re
 
 from cuda_l2.build import in_flight, lexing
-from cuda_l2.contract import parse_cuda_task
+from cuda_l2.contract import parse_cuda
 from cuda_l2.contract.cuda import ELEMENT_BYTES
 
 _PRELUDE = """
@@ -129,7 +129,7 @@ def _watched(source: str, text: str, statements: list[re.Match[str]], closing: d
 
 def _least_box(source: str) -> int:
     """Bytes of shared memory that every tensor load overwrites, from where it begins; 0 where the text does not say."""
-    sizes, terms = [], parse_cuda_task(source)
+    sizes, terms = [], parse_cuda(source)
     outputs = [buffer.name for buffer in terms.interface.buffers if buffer.kind == "output"]
     for tensor_map in (each for each in terms.tensor_maps if each.tensor not in outputs):
         sides = [*zip(tensor_map.box, tensor_map.element_strides, strict=True)]

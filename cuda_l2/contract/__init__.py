@@ -10,11 +10,11 @@ import tomllib
 from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
-from cuda_l2.contract.buffers import GEMM, Interface
+from cuda_l2.contract.buffers import Interface
 from cuda_l2.contract.cpu import CpuContract
 from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import Gemm, Task
+from cuda_l2.records import Task
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
@@ -36,14 +36,7 @@ def states_contract(source: str) -> bool:
 
 
 def parse_cpu(source: str) -> CpuContract:
-    """The contract of a CPU candidate for matrix products."""
-    contract = parse_cpu_task(source)
-    _require_gemm(contract)
-    return contract
-
-
-def parse_cpu_task(source: str) -> CpuContract:
-    """The contract of a CPU candidate for any task."""
+    """The contract of a CPU candidate; ContractError where it is none."""
     contract = parse(source)
     if not isinstance(contract, CpuContract):
         raise ContractError('this machine\'s candidates must say target = "cpu"')
@@ -51,40 +44,17 @@ def parse_cpu_task(source: str) -> CpuContract:
 
 
 def parse_cuda(source: str) -> CudaContract:
-    """The contract of a CUDA candidate for matrix products."""
-    contract = parse_cuda_task(source)
-    _require_gemm(contract)
-    return contract
-
-
-def parse_cuda_task(source: str) -> CudaContract:
-    """The contract of a CUDA candidate for any task."""
+    """The contract of a CUDA candidate; ContractError where it is none."""
     contract = parse(source)
     if not isinstance(contract, CudaContract):
         raise ContractError('this machine\'s candidates must say target = "cuda"')
     return contract
 
 
-def _require_gemm(contract: CpuContract | CudaContract) -> None:
-    if contract.interface != GEMM:
-        raise ContractError(
-            f"the contract declares the buffers {', '.join(contract.interface.names)};"
-            " a matrix product's are a, b and c, declared by leaving [[buffer]] out"
-        )
-
-
 @functools.lru_cache(maxsize=64)
 def plan_cuda(source: str, task: Task, sms: int) -> Plan:
-    """What is launched for a task on a device of so many multiprocessors; ContractError where it is refused."""
-    if not isinstance(task, Gemm):
-        return parse_cuda_task(source).plan_task(task, sms)
-    gemm, contract = task, parse_cuda(source)
-    if gemm.layout not in contract.layouts:
-        raise ContractError(
-            f"the kernel reads B as {' or '.join(contract.layouts)} alone, as its contract says;"
-            f" the shape has {gemm.layout}: write {gemm.m}x{gemm.n}x{gemm.k}:{contract.layouts[0]}"
-        )
-    return contract.plan(gemm.m, gemm.n, gemm.k, sms)
+    """What is launched for a task on a device with this number of multiprocessors; ContractError where refused."""
+    return parse_cuda(source).plan(task, sms)
 
 
 def code(source: str) -> str:
@@ -97,7 +67,7 @@ def kernel_id(source: str, terms: CudaContract | None = None) -> str:
 
     terms: the source's contract, where it is read already.
     """
-    arch = (terms or parse_cuda_task(source)).arch
+    arch = (terms or parse_cuda(source)).arch
     return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -126,9 +96,7 @@ __all__ = [
     "kernel_id",
     "parse",
     "parse_cpu",
-    "parse_cpu_task",
     "parse_cuda",
-    "parse_cuda_task",
     "plan_cuda",
     "states_contract",
 ]

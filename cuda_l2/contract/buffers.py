@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import DTYPE_BYTES, Task
+from cuda_l2.records import DTYPE_BYTES, Gemm, Task
 
 KINDS = ("input", "weight", "output")
 RESERVED = ("sms", "threads", "i", "min", "max", "cdiv")
@@ -52,7 +52,7 @@ class Interface:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the buffers."""
+        """Names of the buffers."""
         return tuple(buffer.name for buffer in self.buffers)
 
     @property
@@ -62,7 +62,17 @@ class Interface:
         return tuple(dict.fromkeys((*self.own_sizes, *dims)))
 
     def bind(self, task: Task) -> dict[str, int]:
-        """The sizes' values for a task; ContractError where its tensors are not the ones declared."""
+        """The sizes' values for a task, in the order of `sizes`, a matrix product's as m, n and k.
+
+        ContractError where the task's tensors are not the ones declared.
+        """
+        if isinstance(task, Gemm):
+            if self != GEMM:
+                raise ContractError(
+                    f"the contract declares the buffers {', '.join(self.names)};"
+                    " a matrix product's are a, b and c, declared by leaving [[buffer]] out"
+                )
+            return dict(task.sizes)
         given = dict(task.sizes)
         values: dict[str, int] = {}
         for name in self.own_sizes:

@@ -31,11 +31,8 @@ class CpuContract:
     workspace: str
     interface: Interface = GEMM
 
-    def workspace_bytes(self, m: int, n: int, k: int) -> int:
-        return evaluate(self.workspace, {"m": m, "n": n, "k": k, "threads": self.threads})
-
-    def task_workspace_bytes(self, task: Task) -> int:
-        """The same for any task; ContractError also where its tensors are not the ones declared."""
+    def workspace_bytes(self, task: Task) -> int:
+        """Bytes for one task; ContractError also where its tensors are not the ones declared."""
         return evaluate(self.workspace, {**self.interface.bind(task), "threads": self.threads})
 
 

@@ -187,15 +187,13 @@ class CudaContract:
         """Whether any launch may begin before the one ahead of it has ended."""
         return any(launch.edge == "programmatic" for launch in self.launches)
 
-    def plan(self, m: int, n: int, k: int, sms: int) -> Plan:
-        """Evaluate every expression for one shape; ContractError where a result breaks a limit."""
-        return self._plan({"m": m, "n": n, "k": k, "sms": sms})
+    def plan(self, task: Task, sms: int) -> Plan:
+        """Evaluate every expression for one task on a device with this number of multiprocessors.
 
-    def plan_task(self, task: Task, sms: int) -> Plan:
-        """The same for any task; ContractError also where its tensors are not the ones declared."""
-        return self._plan({**self.interface.bind(task), "sms": sms})
-
-    def _plan(self, values: dict[str, int]) -> Plan:
+        ContractError where a result breaks a limit, or the task's tensors are not the ones declared.
+        """
+        values = {**self.interface.bind(task), "sms": sms}
+        self._require_layout(task)
         for name, expression in self.names:
             values[name] = evaluate(expression, values)
         tables = {table.name: _table_bytes(table, values) for table in self.tables}
@@ -207,6 +205,16 @@ class CudaContract:
             tuple(_map_plan(tensor_map, values) for tensor_map in self.tensor_maps),
             tuple(_launch_plan(launch, values, tables) for launch in self.launches),
         )
+
+    def _require_layout(self, task: Task) -> None:
+        """ContractError where the kernel does not read B as it lies."""
+        layout = Layout.TN if any(tensor.column_major for tensor in task.given) else Layout.NN
+        if layout not in self.layouts:
+            shape = "x".join(str(size) for _, size in task.sizes)
+            raise ContractError(
+                f"the kernel reads B as {' or '.join(self.layouts)} alone, as its contract says;"
+                f" the shape has {layout}: write {shape}:{self.layouts[0]}"
+            )
 
 
 def _table_bytes(table: Table, values: Mapping[str, int]) -> str:

@@ -9,21 +9,19 @@ small tasks take a third of the time with threads that spin, and fifty times as 
 import contextlib
 import statistics
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
 
 from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import Call, Tensors
 from cuda_l2.kernelbench.process import LINE, Module, Resources
-from cuda_l2.machine.cpu.task_arena import TaskArena
+from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchBaseline
-from cuda_l2.records import Operation
+from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks.cases import TaskCase
+from cuda_l2.tasks.cases import Case
 
 EAGER, COMPILED = torch_eager.EAGER.name, torch_compile.COMPILED.name
 LOAD_TIMEOUT_S = 600.0
@@ -32,22 +30,15 @@ ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
 """Runs of eager with threads that spin and with threads that sleep; launches of each; idle time before it."""
 
 
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-Baselines = TypeVar("Baselines", bound=_Closes)
-
-
 class ModelBaselines:
     """The reference of one file's task, eager and compiled; processes start on first use.
 
     An arm that cannot run, or whose result is wrong, is left out with its reason; UserError where eager is.
     """
 
-    def __init__(self, task: Operation, threads: int) -> None:
+    def __init__(self, task: Task, threads: int) -> None:
         self.task, self._known, self._threads = task, foreign(task), threads
-        self.arena: TaskArena | None = None
+        self.arena: Arena | None = None
         self.left_out: dict[str, str] = {}
         self._case: ForeignCase | None = None
         self._arms: dict[str, ModelArm] = {}
@@ -57,7 +48,7 @@ class ModelBaselines:
         """Fields of a timing's conditions that a reader of the times needs."""
         return {"torch_threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
-    def attach(self, arena: TaskArena, case: TaskCase) -> None:
+    def attach(self, arena: Arena, case: Case) -> None:
         """Use this arena from now on; every arm runs once, on this case."""
         assert isinstance(case, ForeignCase)
         self.arena = arena
@@ -80,7 +71,7 @@ class ModelBaselines:
         found = (torch_compile.COMPILED, torch_eager.EAGER)
         return [each for each in found if each.name in self._arms and (compiles or not each.compiled)]
 
-    def _open_eager(self, arena: TaskArena, case: ForeignCase) -> None:
+    def _open_eager(self, arena: Arena, case: ForeignCase) -> None:
         """Keep the faster of two processes: one whose threads spin, one whose threads sleep."""
         with contextlib.ExitStack() as stack:
             both: list[ModelArm] = []
@@ -97,7 +88,7 @@ class ModelBaselines:
         other.close()
         self._arms[EAGER] = chosen
 
-    def _arm(self, name: str, arena: TaskArena, spins: bool) -> "ModelArm":
+    def _arm(self, name: str, arena: Arena, spins: bool) -> "ModelArm":
         return ModelArm(name, self._known, self.task, arena.slots, self._threads, spins)
 
     def _leave_out(self, name: str, arm: "ModelArm", reason: str) -> None:
@@ -117,7 +108,7 @@ class ModelBaselines:
 class ModelArm:
     """One of them with a worker's verbs; only the last of its results is kept. slots: launches of a run, at most."""
 
-    def __init__(self, name: str, known: ForeignTask, task: Operation, slots: int, threads: int, spins: bool) -> None:
+    def __init__(self, name: str, known: ForeignTask, task: Task, slots: int, threads: int, spins: bool) -> None:
         effort, self.spins = known.file.effort, spins
         self._case: ForeignCase | None = None
         self._slots: list[int] = []
@@ -131,7 +122,7 @@ class ModelArm:
         )
         self._module = Module(known.text.encode(), "Model", resources, compiled=name == COMPILED)
 
-    def tried(self, arena: TaskArena, case: ForeignCase) -> str:
+    def tried(self, arena: Arena, case: ForeignCase) -> str:
         """Use an arena and a case of its task from now on; why it does not compute the case, empty where it does."""
         new, self._arena, self._case = self._case is None, arena, case
         arena.write(0, case.tensors)
@@ -147,7 +138,7 @@ class ModelArm:
             return fault.reason
         return case.violation(self._module.output(0))
 
-    def sample(self, arena: TaskArena) -> float:
+    def sample(self, arena: Arena) -> float:
         """Seconds of a run of as many launches as may be, all alike, up to the most that a round has."""
         self.prepare([0] * min(arena.slots, SAMPLED))
         time.sleep(SETTLE_S)
@@ -190,31 +181,10 @@ def call_of(case: ForeignCase, given: Tensors) -> Call:
     return Call(case.task, given, case.numbers, weights, case.result)
 
 
-def shared_bytes(task: Operation, calls: int) -> int:
+def shared_bytes(task: Task, calls: int) -> int:
     """Bytes of shared memory that a module's process needs for a number of calls."""
     gaps = LINE * (len(task.inputs) + len(task.weights) + len(task.outputs))
     return calls * (task.bytes + gaps) + SPARE_ARENA_BYTES
-
-
-class KeptBaselines(Generic[Baselines]):
-    """Those of the tasks that were asked for last; the others are closed."""
-
-    def __init__(self, open_baselines: Callable[[Operation], Baselines], most: int) -> None:
-        self._open, self._most = open_baselines, most
-        self._kept: OrderedDict[str, Baselines] = OrderedDict()
-
-    def get(self, task: Operation) -> Baselines:
-        if str(task) not in self._kept:
-            while len(self._kept) >= self._most:
-                self._kept.popitem(last=False)[1].close()
-            self._kept[str(task)] = self._open(task)
-        self._kept.move_to_end(str(task))
-        return self._kept[str(task)]
-
-    def close(self) -> None:
-        for baselines in self._kept.values():
-            baselines.close()
-        self._kept.clear()
 
 
 @contextlib.contextmanager

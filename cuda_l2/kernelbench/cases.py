@@ -16,10 +16,10 @@ import torch
 from cuda_l2.kernelbench.arguments import TENSOR
 from cuda_l2.kernelbench.checkout import foreign
 from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
-from cuda_l2.records import Operation
+from cuda_l2.records import Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER
-from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, TaskCase, TaskCases
+from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, Case, Cases
 from cuda_l2.tasks.values import Distribution
 
 FACTORS = (LARGER, SMALLER)
@@ -31,7 +31,7 @@ BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)
 
 
 @dataclass(frozen=True)
-class ForeignCase(TaskCase):
+class ForeignCase(Case):
     """A case with what a module needs to run on it.
 
     numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
@@ -46,7 +46,7 @@ class ForeignCase(TaskCase):
     asked: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ForeignCases(TaskCases):
+class ForeignCases(Cases):
     """Cases of one file's task, which `checkout.read` or `checkout.admit` knows. UserError where its file fails.
 
     device: where tensors lie; the file's effort says where its references run.
@@ -61,24 +61,24 @@ class ForeignCases(TaskCases):
         self.distributions = tuple(Distribution(each) for each in self._examined.distributions)
         self._usual = self._usual_values()
         self.usual = f"{self._usual} values" if self._usual else "the file's own inputs"
-        self._ahead: list[TaskCase] = []
+        self._ahead: list[Case] = []
         self.others = self._others(np.random.default_rng([seed, 2]))
 
-    def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> ForeignCase:
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> ForeignCase:
         of, values = task or self.task, distribution or self._usual
         key = f"{of} {values} {name}"
         return self._kept(key, self._recipe(key, values, of))
 
-    def timed(self, index: int) -> TaskCase:
+    def timed(self, index: int) -> Case:
         while len(self._ahead) <= index:
             self._ahead += self._alike(self.drawn("seed 0"), len(self._ahead))
         return self._ahead[index]
 
-    def exactly(self, case: TaskCase) -> TaskCase:
+    def exactly(self, case: Case) -> Case:
         assert isinstance(case, ForeignCase)
         return self._made(case.asked)
 
-    def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase | None:
+    def changed(self, case: Case, tensor: str, *, wholly: bool) -> Case | None:
         assert isinstance(case, ForeignCase)
         given = case.tensors[tensor]
         if tensor in case.numbers or not given.is_floating_point() or not (tensor in case.keys or bool(given.any())):
@@ -91,7 +91,7 @@ class ForeignCases(TaskCases):
         case = self.drawn("seed 0")
         return [name for name, given in case.tensors.items() if given.is_floating_point() and name not in case.numbers]
 
-    def special(self, tensor: str, kind: str) -> TaskCase | None:
+    def special(self, tensor: str, kind: str) -> Case | None:
         base, key = self.drawn("special"), f"special {tensor} {kind}"
         count = base.tensors[tensor].numel()
         if not count:
@@ -130,10 +130,10 @@ class ForeignCases(TaskCases):
                 continue
         return tuple(other for other in dict.fromkeys(found) if other != self.task)
 
-    def _recipe(self, key: str, values: Distribution | None, task: Operation) -> dict[str, Any]:
+    def _recipe(self, key: str, values: Distribution | None, task: Task) -> dict[str, Any]:
         return {"seed": self._mixed(key) >> 32, "sizes": dict(task.sizes), "distribution": values}
 
-    def _alike(self, known: ForeignCase, start: int) -> list[TaskCase]:
+    def _alike(self, known: ForeignCase, start: int) -> list[Case]:
         """Cases whose results may be what those of a known one may be; of integers, and beside what is not finite,
         each its own.
         """
@@ -146,7 +146,7 @@ class ForeignCases(TaskCases):
             seeds=[recipe["seed"] for recipe in recipes], sizes=dict(self.task.sizes), distribution=self._usual
         )
         pairs = list(zip(self.task.outputs, known.bounds, strict=True))
-        found: list[TaskCase] = []
+        found: list[Case] = []
         for recipe, tensors in zip(recipes, sets, strict=True):
             try:
                 bounds = tuple(
@@ -162,7 +162,7 @@ class ForeignCases(TaskCases):
         assert isinstance(case, ForeignCase)
         return case
 
-    def _or_none(self, key: str, recipe: Mapping[str, Any]) -> TaskCase | None:
+    def _or_none(self, key: str, recipe: Mapping[str, Any]) -> Case | None:
         try:
             return self._kept(key, recipe)
         except Refused as none:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.kernelbench.files import Entry, entries, find_entry
 from cuda_l2.kernelbench.opened import Effort, OpenedFile
-from cuda_l2.records import Operation
+from cuda_l2.records import Operation, Task
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import KERNELBENCH
@@ -98,7 +98,7 @@ def require_gpu_devices(what: str) -> None:
         )
 
 
-def foreign(task: Operation) -> ForeignTask:
+def foreign(task: Task) -> ForeignTask:
     """The file that a task comes from; UserError where this process was not shown its checkout."""
     if str(task) not in _tasks:
         raise UserError(f"{task} comes from a KernelBench checkout: give its folder with --kernelbench")

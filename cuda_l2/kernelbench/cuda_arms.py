@@ -22,11 +22,11 @@ from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.measure.baselines._base import TorchTask
+from cuda_l2.measure.cuda_operands import CudaCaseOperands
 from cuda_l2.measure.cuda_played import Played
-from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, results_by_name
-from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
-from cuda_l2.records import Operation, VerdictStatus
-from cuda_l2.tasks.cases import TaskCase
+from cuda_l2.measure.cuda_task_baselines import CudaFileBaselines, results_by_name
+from cuda_l2.records import Task, VerdictStatus
+from cuda_l2.tasks.cases import Case
 
 LEAST_S, MOST_REPEATS = 0.004, 1 << 12
 """A sample is repeated so that the clock runs this long, and what the conversation varies by counts for little."""
@@ -37,17 +37,17 @@ CLOCKS = (
 )
 
 
-class CudaModelBaselines(CudaTaskBaselines):
+class CudaModelBaselines(CudaFileBaselines):
     """The reference of one file's task, whose processes start on first use.
 
     An arm that cannot run or be captured, or whose result is wrong, is left out with its reason.
     """
 
-    def __init__(self, task: Operation) -> None:
+    def __init__(self, task: Task) -> None:
         super().__init__()
         self._known = foreign(task)
         self._processes: dict[str, ModelProcess] = {}
-        self._held: list[TaskCase] = []
+        self._held: list[Case] = []
         self._calls: list[Call] = []
         """Calls on the cases held, in the host's memory."""
 
@@ -60,11 +60,11 @@ class CudaModelBaselines(CudaTaskBaselines):
         spent = {name: process.conversation_s * 1e6 for name, process in self._processes.items()}
         return {"clocks": CLOCKS, "conversation_us": spent}
 
-    def play(self, baseline: TorchTask, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
+    def play(self, baseline: TorchTask, operands: CudaCaseOperands, windows: Sequence[int]) -> Played:
         kind = baseline.called.name
         return ModelPlayed(operands, windows, lambda: self._at(kind, operands), graph=baseline.graph_of is not None)
 
-    def _at(self, kind: str, operands: CudaTaskOperands) -> "ModelProcess":
+    def _at(self, kind: str, operands: CudaCaseOperands) -> "ModelProcess":
         """The process of an arm, with what the operands' windows hold now."""
         cases = operands.current
         if cases is not self._held:
@@ -83,7 +83,7 @@ class CudaModelBaselines(CudaTaskBaselines):
         self._processes[kind].hold(self._calls)
         return self._processes[kind]
 
-    def _try(self, baseline: TorchTask, operands: CudaTaskOperands) -> str:
+    def _try(self, baseline: TorchTask, operands: CudaCaseOperands) -> str:
         played = self.play(baseline, operands, [0])
         try:
             played.once()
@@ -108,7 +108,7 @@ class CudaModelBaselines(CudaTaskBaselines):
 class ModelProcess:
     """A Model in a process of its own. calls_at_most: cases that it can hold at once."""
 
-    def __init__(self, known: ForeignTask, task: Operation, calls_at_most: int, device: str, *, compiled: bool) -> None:
+    def __init__(self, known: ForeignTask, task: Task, calls_at_most: int, device: str, *, compiled: bool) -> None:
         self.calls_at_most, self.conversation_s = calls_at_most, 0.0
         self._calls: list[Call] | None = None
         resources = Resources(
@@ -120,7 +120,7 @@ class ModelProcess:
         )
         self._module = Module(known.text.encode(), "Model", resources, compiled=compiled)
 
-    def open(self, case: TaskCase) -> None:
+    def open(self, case: Case) -> None:
         """Load the file; Fault where that fails."""
         assert isinstance(case, ForeignCase)
         failure = self._module.load(LOAD_TIMEOUT_S)
@@ -162,7 +162,7 @@ class ModelPlayed(Played):
     """Launches of a Model on windows. opened: its process, with what the windows hold now."""
 
     def __init__(
-        self, operands: CudaTaskOperands, windows: Sequence[int], opened: Callable[[], ModelProcess], *, graph: bool
+        self, operands: CudaCaseOperands, windows: Sequence[int], opened: Callable[[], ModelProcess], *, graph: bool
     ) -> None:
         super().__init__(operands.stream.cuda_stream)
         self._device, self._outputs = operands.stream.device, operands.cases.task.outputs
@@ -186,6 +186,6 @@ class ModelPlayed(Played):
         return tuple(found[output.name].to(self._device) for output in self._outputs)
 
 
-def _on_host(case: TaskCase) -> Call:
+def _on_host(case: Case) -> Call:
     assert isinstance(case, ForeignCase)
     return call_of(case, {name: tensor.cpu() for name, tensor in case.tensors.items()})

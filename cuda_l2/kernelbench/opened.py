@@ -20,7 +20,7 @@ from cuda_l2.kernelbench.arguments import TENSOR
 from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
 from cuda_l2.kernelbench.files import Entry, read_source, revision_of
 from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
-from cuda_l2.records import DTYPE_BYTES, Operation, from_json, to_json
+from cuda_l2.records import DTYPE_BYTES, Operation, Task, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
@@ -52,7 +52,7 @@ class Call:
     module as it is. result: structure of the result, see `arguments.structure`.
     """
 
-    task: Operation
+    task: Task
     tensors: Tensors
     numbers: Mapping[str, bool | int | float]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)

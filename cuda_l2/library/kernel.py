@@ -24,7 +24,7 @@ class Kernel(Product):
         self.candidate, self.artifact, self.machine = candidate, Path(build.artifact), machine
         terms = contract.parse_cpu(candidate.source)
         entry = ctypes.CDLL(str(self.artifact))[terms.entry]
-        super().__init__(gemm, entry, terms.threads, terms.workspace_bytes(gemm.m, gemm.n, gemm.k))
+        super().__init__(gemm, entry, terms.threads, terms.workspace_bytes(gemm))
 
     def save(self, path: Path | str) -> None:
         """Write the kernel's source, task, contract and hash as JSON; `cuda_l2.load` reads it."""

@@ -145,7 +145,7 @@ def tasks_for(kernel: TableKernel, target: CudaTarget) -> list[ProofTask]:
 def _task(kernel: TableKernel, role: str, gemm: Gemm, edge: str, candidate: Candidate, target: CudaTarget) -> ProofTask:
     """ContractError where the contract refuses the shape."""
     assert contract.kernel_id(candidate.source) == kernel.id
-    plan = contract.parse_cuda(candidate.source).plan(gemm.m, gemm.n, gemm.k, target.sms)
+    plan = contract.parse_cuda(candidate.source).plan(gemm, target.sms)
     return ProofTask(kernel, role, gemm, edge, candidate, max(launch.shared_bytes for launch in plan.launches))
 
 
@@ -210,7 +210,7 @@ class _Fit:
             self._contracts[gemm] = contract.parse_cuda(candidate.source) if candidate else None
         terms = self._contracts[gemm]
         try:
-            plan = terms.plan(gemm.m, gemm.n, gemm.k, sms) if terms else None
+            plan = terms.plan(gemm, sms) if terms else None
         except contract.ContractError:
             return 0
         return math.prod(plan.launches[0].grid) if plan else 0

@@ -111,7 +111,7 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     built(kernel)  # the rules judge the text
     macros = {
         **{"NAME": name, "ENTRY": terms.entry, "M": gemm.m, "N": gemm.n, "K": gemm.k},
-        **{"POOL_THREADS": terms.threads, "WORKSPACE": max(1, terms.workspace_bytes(gemm.m, gemm.n, gemm.k))},
+        **{"POOL_THREADS": terms.threads, "WORKSPACE": max(1, terms.workspace_bytes(gemm))},
     }
     defined = [f"-D{macro}={value}" for macro, value in macros.items()]
     helper = compiled(EXPORTED, "-c", "-fPIC", "-pthread", "-fvisibility=hidden", *defined)

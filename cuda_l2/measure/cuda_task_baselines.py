@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from cuda_l2.measure.baselines._base import TorchTask, baselines_of
+from cuda_l2.measure.cuda_operands import CudaCaseOperands
 from cuda_l2.measure.cuda_played import Calls, Captured, Function, Played
-from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
-from cuda_l2.records import Operation
+from cuda_l2.records import Operation, Task
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
 
@@ -26,7 +27,7 @@ class CudaTaskBaselines:
     """PyTorch for one task at a time; what it compiled is kept until another task comes."""
 
     def __init__(self) -> None:
-        self._task: Operation | None = None
+        self._task: Task | None = None
         self._functions: dict[TorchTask, Function] = {}
         self._left_out: dict[str, str] = {}
         self._tried: set[str] = set()
@@ -36,7 +37,7 @@ class CudaTaskBaselines:
         """Every baseline that there may be, the usual strongest first."""
         return baselines_of(TorchTask, "cuda")
 
-    def arms(self, task: Operation, wanted: Sequence[TorchTask], operands: CudaTaskOperands) -> list[TorchTask]:
+    def arms(self, task: Task, wanted: Sequence[TorchTask], operands: CudaCaseOperands) -> list[TorchTask]:
         """Those that compute the task, in their order. Compiles on first use."""
         if task != self._task:
             if any(baseline.compiled for baseline in self._functions):
@@ -61,13 +62,13 @@ class CudaTaskBaselines:
         """Fields of a timing's conditions that a reader of the times needs."""
         return {}
 
-    def play(self, baseline: TorchTask, operands: CudaTaskOperands, windows: Sequence[int]) -> Played:
+    def play(self, baseline: TorchTask, operands: CudaCaseOperands, windows: Sequence[int]) -> Played:
         """A baseline's launches on these windows."""
         kind: type[Calls] = Captured if baseline.graph_of else Calls
         given = {window: operands.arena.given(window) for window in set(windows)}
         return kind(operands.stream, self._function(baseline), [given[window] for window in windows])
 
-    def _try(self, baseline: TorchTask, operands: CudaTaskOperands) -> str:
+    def _try(self, baseline: TorchTask, operands: CudaCaseOperands) -> str:
         """Why a baseline is left out, in one line; empty where it is not."""
         assert self._task is not None
         try:
@@ -87,19 +88,23 @@ class CudaTaskBaselines:
             played.destroy()
 
     def _function(self, baseline: TorchTask) -> Function:
-        assert self._task is not None
+        assert isinstance(self._task, Operation)
         if baseline.called not in self._functions:
             self._functions[baseline.called] = baseline.bind(self._task)
         return self._functions[baseline.called]
 
 
-def require_some(task: Operation, baselines: Sequence[TorchTask], left_out: Mapping[str, str]) -> None:
+class CudaFileBaselines(CudaTaskBaselines, Closing):
+    """The Model of a file as baselines of its task; it holds processes until it is closed."""
+
+
+def require_some(task: Task, baselines: Sequence[TorchTask], left_out: Mapping[str, str]) -> None:
     """UserError where no baseline is left."""
     if not baselines:
         reason = next(iter(left_out.values()), "none was asked for")
         raise UserError(f"PyTorch cannot compute {task} on this GPU: {reason}")
 
 
-def results_by_name(task: Operation, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def results_by_name(task: Task, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Results by the names of the task's outputs."""
     return {output.name: result for output, result in zip(task.outputs, results, strict=True)}

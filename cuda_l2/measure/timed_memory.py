@@ -14,15 +14,14 @@ from cuda.bindings import driver
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.device_arena import Place
+from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.driver import Graph, Replays, check
 from cuda_l2.machine.cuda.worker import slowest_s
-from cuda_l2.machine.fills import POISON
+from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.measure.baselines._base import Baseline, LibraryProduct
-from cuda_l2.measure.cuda_outputs import CudaOperands
+from cuda_l2.measure.cuda_operands import CudaCaseOperands, CudaProductOperands, other_layout
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines, results_by_name
-from cuda_l2.measure.cuda_task_outputs import CudaTaskOperands
 from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Accumulate, Layout
@@ -42,7 +41,7 @@ class ProductMemory:
     draws_power = True
     """Whether launches take as much power as the heater's products, which then run while results are checked."""
 
-    def __init__(self, operands: CudaOperands, libraries: Libraries) -> None:
+    def __init__(self, operands: CudaProductOperands, libraries: Libraries) -> None:
         self._operands, self._libraries = operands, libraries
         self.arena, self.stream, self.gemm = operands.arena, operands.stream, operands.gemm
         self.layout = self.gemm.layout
@@ -51,16 +50,21 @@ class ProductMemory:
         """Lay the memory out for a measurement. both_layouts: B is read in both."""
         if both_layouts:
             self._operands.use_other_layout()
-        self.arena.place(snug=False)
-        self._places = [self.arena.operands(window) for window in range(self.arena.windows)]
+        self.arena.select(self.gemm)
+        windows = range(self.arena.windows)
+        self._places = [{each.name: self.arena.place(each, window) for each in self.gemm.tensors} for window in windows]
 
     def plan(self, kernel: Kernel, sms: int) -> Plan:
         return contract.plan_cuda(kernel.candidate.source, replace(self.gemm, layout=kernel.layout), sms)
 
     def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
         """Where a kernel's tensors lie in every window."""
-        other, arena = kernel.layout is not self.layout, self.arena
-        return [arena.places(plan, window, slot=slot, other_layout=other) for window in range(arena.windows)]
+        arena = self.arena
+        found = [arena.places(plan, window, slot=slot) for window in range(arena.windows)]
+        if kernel.layout is self.layout:
+            return found
+        other = other_layout(self.gemm)
+        return [{**places, "b": arena.place(other, window)} for window, places in enumerate(found)]
 
     def refresh(self) -> None:
         """Other inputs in the windows than in the round before."""
@@ -78,7 +82,7 @@ class ProductMemory:
     @property
     def rotates(self) -> bool:
         """Whether every window has an output of its own."""
-        return self.arena.windows > 1 and self._places[0]["c"] != self._places[1]["c"]
+        return self.arena.sharing.rotates
 
     def windows(self, count: int, rng: np.random.Generator) -> list[int]:
         """In random order; where they rotate each in its turn, so that none is in the cache when it comes again."""
@@ -88,7 +92,7 @@ class ProductMemory:
 
     def written(self, window: int) -> list[Output]:
         """A kernel's outputs in a window."""
-        return [self.arena.written(window)]
+        return self.arena.written(window)
 
     def played(self, baseline: Any, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
         """A baseline's launches and their windows; made on first use."""
@@ -108,23 +112,24 @@ class ProductMemory:
         return graphs[key]
 
     def poison_kernels_outputs(self) -> None:
-        self.arena.poison_outputs()
+        self._operands.poison_outputs()
 
     def poison_baselines_outputs(self) -> None:
-        self._operands.poison_outputs()
+        self._operands.poison_baselines()
 
     def poisoning(self, window: int) -> Callable[[], None]:
         """Enqueues poison for the baselines' output in one window."""
         output, handle = self._operands.output(window), driver.CUstream(self.stream.cuda_stream)
+        word = POISON_WORDS[self.gemm.outputs[0].dtype] & 0xFFFF
 
         def poison() -> None:
-            check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), POISON, output.numel(), handle))
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), word, output.numel(), handle))
 
         return poison
 
     def check_kernel(self, windows: Sequence[int], element_wise: bool) -> float:
         """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
-        outputs = [self.arena.c(window) for window in windows]
+        outputs = [self.arena.outputs(window)["c"] for window in windows]
         return self._operands.check(outputs, windows, element_wise, self.gemm.accumulate)
 
     def check_baseline(self, baseline: Baseline, windows: Sequence[int], element_wise: bool) -> float:
@@ -136,9 +141,10 @@ class ProductMemory:
         """WrongOutput where one of many launches of a round like the timed ones did not give its own result."""
         arena = self.arena
         self._operands.refresh()
-        arena.recorded(arena.records).view(torch.int16).fill_(POISON)
+        arena.forget_records()
         windows = record(arena.record_stride, arena.records)
-        self._operands.check(list(arena.recorded(len(windows))), windows, element_wise=True)
+        outputs = [arena.recorded(number)["c"] for number in range(len(windows))]
+        self._operands.check(outputs, windows, element_wise=True)
 
     def _launcher(self, baseline: LibraryProduct) -> Callable[[int, int], None]:
         launch = baseline.launcher(self._libraries, self.gemm)
@@ -160,7 +166,7 @@ class TaskMemory:
     layout = Layout.NN
     draws_power = False  # most tasks move data
 
-    def __init__(self, operands: CudaTaskOperands, baselines: CudaTaskBaselines, *, rotates: bool) -> None:
+    def __init__(self, operands: CudaCaseOperands, baselines: CudaTaskBaselines, *, rotates: bool) -> None:
         self._operands, self._baselines, self.rotates = operands, baselines, rotates
         self.arena, self.stream, self.task = operands.arena, operands.stream, operands.cases.task
         self._last_played: dict[str, Played] = {}
@@ -224,8 +230,7 @@ class TaskMemory:
         return lambda: None
 
     def check_kernel(self, windows: Sequence[int], element_wise: bool) -> float:
-        outputs = self.arena.task.outputs
-        found = [{o.name: self.arena.output(o, window) for o in outputs} for window in windows]
+        found = [self.arena.outputs(window) for window in windows]
         return self._operands.check(found, windows, element_wise=element_wise)
 
     def check_baseline(self, baseline: Baseline, windows: Sequence[int], element_wise: bool) -> float:

@@ -13,21 +13,35 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from cuda_l2.machine.cpu.arena import Arena
-from cuda_l2.machine.cpu.task_arena import TaskArena
 from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
 from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
 from cuda_l2.system import paths, variables
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks.cases import TaskCase
+from cuda_l2.tasks.cases import Case
 
 WORKER = "cuda_l2.measure.torch_worker"
 START_TIMEOUT_S = 120.0
 COMPILE_TIMEOUT_S = 600.0
+
+
+class HostBaselines(Protocol):
+    """Baselines of one task at a time on the CPU, in processes that share its arena."""
+
+    arena: Arena | None
+    left_out: dict[str, str]
+
+    @property
+    def conditions(self) -> Mapping[str, Any]: ...
+    def attach(self, arena: Arena, case: Case) -> None: ...
+    def ready(self, *, compiles: bool) -> list[TorchBaseline]: ...
+    def arm(self, baseline: TorchBaseline) -> Contestant: ...
+    def close(self) -> None: ...
 
 
 class TorchBaselines:
@@ -51,25 +65,24 @@ class TorchBaselines:
         )
         os.close(ack_write)
         self._started = False
-        self.arena: Arena | TaskArena | None = None
+        self.arena: Arena | None = None
         self.left_out: dict[str, str] = {}
 
-    def attach(self, arena: Arena | TaskArena, case: TaskCase | None = None) -> None:
+    def attach(self, arena: Arena, case: Case | None = None) -> None:
         """Use this arena from now on. Every baseline runs once on the case, if there is one."""
         self.thaw()
-        task, path = task_of(arena), f"/proc/{os.getpid()}/fd/{arena.fd}"
+        task, path = arena.task, f"/proc/{os.getpid()}/fd/{arena.fd}"
         self._message(op="attach", path=path, size=arena.size, task=str(task), environment=_inductor(task))
         self.arena, self.left_out = arena, {}
         if case is None:
             return
-        assert isinstance(arena, TaskArena)
         found = self._all()
         for baseline in reversed(found):  # what compiles comes last
             arena.write(0, case.tensors)
             arena.poison_outputs([0])
             reason = self._try(baseline)
             for output, limit in zip(arena.task.outputs, case.bounds, strict=True):
-                reason = reason or limit.violation(arena.output(0, output))
+                reason = reason or limit.violation(arena.tensor(0, output))
             if reason:
                 self.left_out[baseline.name] = reason
         if len(self.left_out) == len(found):
@@ -120,7 +133,7 @@ class TorchBaselines:
     def _all(self) -> list[TorchBaseline]:
         """The baselines of the arena's task, in their rank."""
         assert self.arena is not None
-        return [each for each in baselines_of(TorchBaseline, "cpu") if each.serves(task_of(self.arena))]
+        return [each for each in baselines_of(TorchBaseline, "cpu") if each.serves(self.arena.task)]
 
     def _try(self, baseline: TorchBaseline) -> str:
         """Why a baseline does not run on the first slot; empty where it does."""
@@ -205,16 +218,9 @@ class TorchArm:
         self._baselines.thaw()
 
 
-def task_of(arena: Arena | TaskArena) -> Task:
-    return arena.gemm if isinstance(arena, Arena) else arena.task
-
-
-def _offsets(arena: Arena | TaskArena, slot: int) -> dict[str, int]:
+def _offsets(arena: Arena, slot: int) -> dict[str, int]:
     """Where every tensor of a slot begins, in bytes."""
-    if isinstance(arena, Arena):
-        return dict(zip("abc", arena.offsets(slot), strict=True))
-    task = arena.task
-    return {tensor.name: arena.offset(tensor.name, slot) for tensor in (*task.inputs, *task.weights, *task.outputs)}
+    return {tensor.name: arena.offset(tensor.name, slot) for tensor in arena.task.tensors}
 
 
 def _inductor(task: Task) -> dict[str, str]:

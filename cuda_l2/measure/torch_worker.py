@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from cuda_l2 import tasks
+from cuda_l2.machine.tensors import view
 from cuda_l2.measure.baselines._base import Function, TorchBaseline, named
-from cuda_l2.records import Layout, Task, Tensor
+from cuda_l2.records import Tensor
 from cuda_l2.system.text import line_of
 
 Views = dict[str, torch.Tensor]
@@ -87,14 +88,11 @@ class Worker:
 
     def _views(self, tensors: Iterable[Tensor], offsets: dict[str, int]) -> Views:
         """Tensors of one launch at byte offsets into the shared memory."""
-        return {tensor.name: _view(self._memory, self._task, tensor, offsets[tensor.name]) for tensor in tensors}
-
-
-def _view(memory: torch.Tensor, task: Task, tensor: Tensor, offset: int) -> torch.Tensor:
-    words = memory[offset : offset + tensor.bytes].view(getattr(torch, tensor.dtype))
-    if tensor.name == "b" and getattr(task, "layout", None) is Layout.TN:
-        return words.reshape(tensor.shape[::-1]).t()
-    return words.reshape(tensor.shape)
+        found = {}
+        for tensor in tensors:
+            start = offsets[tensor.name]
+            found[tensor.name] = view(self._memory[start : start + tensor.bytes], tensor)
+        return found
 
 
 def _attached(message: dict[str, Any]) -> torch.Tensor:

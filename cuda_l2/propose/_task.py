@@ -4,8 +4,6 @@ import re
 
 from cuda_l2.llm.templates import fenced
 from cuda_l2.records import Gemm, Operation, Task
-from cuda_l2.tasks import is_foreign
-from cuda_l2.tasks.optional import load_kernelbench
 
 _OF_TENSORS = ("shape", "device", "dtype", "to", "nn", "functional", "linalg", "mT", "flatten", "transpose", "values")
 """What references call beside computing."""
@@ -29,11 +27,11 @@ def code_words(task: Operation) -> str:
     """Words of the instruction that code has too: the task's name and group, and what its reference calls."""
     # torch loads only where it is needed
     from cuda_l2.tasks._base import definition  # noqa: PLC0415
+    from cuda_l2.tasks.kinds import file_kind  # noqa: PLC0415
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
 
-    if is_foreign(task.name):
-        named = task.name.rpartition("/")[2].strip("0123456789_").lower().split("_")
-        text = load_kernelbench("checkout").foreign(task).text
+    if kind := file_kind(task.name):
+        named, text = task.name.rpartition("/")[2].strip("0123456789_").lower().split("_"), kind.text(task)
     else:
         named, text = [*task.name.split("_"), *definition(task.name).group.split()], reference_text(task.name)
     words = [*named, *re.findall(r"\.([A-Za-z_]\w+)", text)]
@@ -52,12 +50,13 @@ def _product(gemm: Gemm) -> str:
 
 def _operation(task: Operation) -> str:
     # torch loads only where it is needed
+    from cuda_l2.tasks.kinds import file_kind  # noqa: PLC0415
     from cuda_l2.tasks.reference_text import reference_text  # noqa: PLC0415
     from cuda_l2.tasks.words import sizes_words, tensor_lines, tolerance_words  # noqa: PLC0415
 
     work = f"{task.flops:,} floating-point operations, " if task.flops else ""
-    if is_foreign(task.name):
-        text, what, sizes = load_kernelbench("checkout").foreign(task).text, _MODULE, "The file's numbers"
+    if kind := file_kind(task.name):
+        text, what, sizes = kind.text(task), _MODULE, "The file's numbers"
         sizes += f", but here {sizes_words(dict(task.sizes))}" if task.sizes else " as they stand"
     else:
         text, what, sizes = reference_text(task.name), _FUNCTION, f"Sizes: {sizes_words(dict(task.sizes))}"

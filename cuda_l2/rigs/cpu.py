@@ -1,7 +1,8 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,33 +12,28 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.build.cpu import build_all
-from cuda_l2.kernelbench.arms import KeptBaselines, ModelBaselines
 from cuda_l2.machine.cpu import target as cpu
-from cuda_l2.machine.cpu.arena import Arena, operand_bytes
+from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, strongest_first
 from cuda_l2.measure.clock import CLOCK, Clock
-from cuda_l2.measure.cpu_rounds import measure_cpu
-from cuda_l2.measure.outputs import Operands
+from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
+from cuda_l2.measure.fresh_worker import FreshWorker
+from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import Terms
-from cuda_l2.measure.torch_baselines import TorchBaselines
-from cuda_l2.records import Build, Candidate, Gemm, Operation, Task, Timing, Verdict
-from cuda_l2.rigs import cpu_task
+from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
+from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
 from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
-from cuda_l2.rigs.cpu_task import CpuTaskBench
+from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign
-from cuda_l2.verify import Cases, all_checks, verify
-from cuda_l2.verify._cpu import CpuReferences, CpuSession
+from cuda_l2.tasks.kinds import file_kind, kind_of
+from cuda_l2.verify import all_checks, verify
+from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 
-SLOT_BYTES = 32 << 20
-"""Operands of all launches of a timed round together, and their outputs, take at most this, one launch more."""
-MAX_SLOTS = 128
-SLOWEST_GFLOPS = 0.2
-"""A timed launch slower than this is taken to hang."""
 MOST_MODELS = 4
 """Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
@@ -60,34 +56,29 @@ class CpuRig(Rig):
         self.target.ceilings()  # measured while the machine is still idle
         self.protocols = CPU_PROTOCOLS
         self.baselines = TorchBaselines(self.target.cores, clock)
-        self._models = KeptBaselines(lambda task: ModelBaselines(task, self.target.cores), MOST_MODELS)
+        self._models: KeptBaselines[HostBaselines] = KeptBaselines(self._model_of, MOST_MODELS)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
-        if isinstance(task, Operation):
-            return CpuTaskBench(self, partial(self._baselines_of, task), task, seed)
         self.require_feasible(task)
         return CpuBench(self, task, seed)
 
-    def _baselines_of(self, task: Operation) -> TorchBaselines | ModelBaselines:
+    def _model_of(self, task: Task) -> HostBaselines:
+        kind = file_kind(str(task))
+        assert kind
+        return kind.host_baselines(task, self.target.cores)  # type: ignore[no-any-return]
+
+    def baselines_of(self, task: Task) -> HostBaselines:
         """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
-        if not is_foreign(task.name):
-            return self.baselines
-        return self._models.get(task)
+        return self._models.get(task) if is_foreign(str(task)) else self.baselines
 
     def require_feasible(self, task: Task) -> None:
-        if isinstance(task, Operation):
-            cpu_task.require_feasible(task)
-            return
-        gemm = task
-        # arena, private copies in fp16 and fp32, baselines' buffers, references in fp64
-        need = 30 * (gemm.m * gemm.k + gemm.k * gemm.n) + 60 * gemm.m * gemm.n + WORKSPACE_BYTES
-        available = available_memory_bytes()
+        need, available = kind_of(task).host_bytes(task) + WORKSPACE_BYTES, available_memory_bytes()
         if need > available:
             raise UserError(
-                f"{gemm} needs about {need / 2**30:.1f} GiB of memory to check and time,"
-                f" {available / 2**30:.1f} GiB are free; choose a smaller shape"
+                f"{task} needs about {need / 2**30:.1f} GiB of memory to check and time,"
+                f" {available / 2**30:.1f} GiB are free; choose smaller sizes"
             )
 
     def environment(self) -> dict[str, Any]:
@@ -104,15 +95,23 @@ class CpuRig(Rig):
 
 
 class CpuBench(Bench):
-    """The stages for one shape on the CPU."""
+    """The stages for one task on the CPU."""
 
-    def __init__(self, rig: CpuRig, gemm: Gemm, seed: int) -> None:
-        self._rig, self._gemm = rig, gemm
+    def __init__(self, rig: CpuRig, task: Task, seed: int) -> None:
+        self._rig, self._task = rig, task
+        self._draw(seed)
+
+    def _draw(self, seed: int) -> None:
+        """Cases, memory for their shapes, and what is timed."""
+        task = self._task
         self._rng = np.random.default_rng(seed)
-        slots = max(1, min(MAX_SLOTS, SLOT_BYTES // max(operand_bytes(gemm), 2 * gemm.m * gemm.n)))
-        workspace = WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * rig.target.cores + 8 * gemm.m * gemm.n
-        self._arena = Arena(gemm, slots=slots, workspace_bytes=workspace)
-        self._cases = Cases(gemm, seed, CpuReferences())
+        self._cases = kind_of(task).cases(task, seed)
+        outputs = sum(tensor.bytes for tensor in task.outputs)
+        self._arena = Arena(
+            [task, *self._cases.others],
+            slots=slots_for(task),
+            workspace_bytes=WORKSPACE_BYTES + WORKSPACE_BYTES_A_CORE * self._rig.target.cores + 4 * outputs,
+        )
         self._operands: Operands | None = None
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
@@ -122,40 +121,60 @@ class CpuBench(Bench):
         return verify(partial(CpuSession, candidate, build, self._arena, self._cases), all_checks(), full=full)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._time(candidate, build, protocol, beat)
+        return self._time((candidate, build), protocol, beat)
 
     def time_baselines(self, protocol: Protocol) -> Timing:
-        return self._time(None, None, protocol)
+        return self._time(None, protocol)
 
-    def _time(self, candidate: Candidate | None, build: Build | None, protocol: Protocol, beat: float = 0.0) -> Timing:
-        baselines, arena, gemm = self._rig.baselines, self._arena, self._gemm
-        if baselines.arena is not arena:
-            baselines.attach(arena)
+    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
+        task, arena = self._task, self._arena
+        arena.select(task)
         if self._operands is None:
-            self._operands = Operands(arena, self._rng)
-        chosen = strongest_first(baselines_of(TorchProduct, "cpu"), gemm)
-        chosen = chosen[:1] if protocol.selects else strongest_first(self._rig.request.reported(chosen), gemm)
+            self._operands = open_operands(arena, self._cases, self._rng)
+        operands = self._operands
+        arms, conditions = self._arms(protocol)
+        opened = self._candidate(*kernel, operands) if kernel else None
+        terms = Terms(protocol, self._rng, beat, self._rig.clock)
+        timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
+        return replace(timing, conditions=replace(timing.conditions, **conditions))
 
-        def open_candidate() -> Worker:
-            assert candidate and build
-            called = contract.parse_cpu(candidate.source)
-            arena.poison_workspace(called.workspace_bytes(gemm.m, gemm.n, gemm.k))
-            return Worker(arena, Path(build.artifact), called)
+    def _candidate(
+        self, candidate: Candidate, build: Build, operands: Operands
+    ) -> Callable[[], Worker] | Callable[[], FreshWorker]:
+        """Opens what launches a candidate where it is timed."""
+        terms = contract.parse_cpu(candidate.source)
+        operands.workspace_bytes = terms.workspace_bytes(self._task)
+        memory = CandidateMemory(self._arena, terms)
 
-        arms = {baseline.name: baselines.arm(baseline) for baseline in chosen}
-        terms, timeout_s = (
-            Terms(protocol, self._rng, beat, self._rig.clock),
-            5.0 + 64 * gemm.flops / SLOWEST_GFLOPS * 1e-9,
-        )
-        return measure_cpu(open_candidate if candidate else None, arms, self._operands, terms, timeout_s)
+        def open_worker() -> Worker:
+            self._arena.poison_workspace(operands.workspace_bytes)
+            return Worker(memory, Path(build.artifact), terms)
+
+        return partial(FreshWorker, open_worker, operands.forget) if operands.fresh_processes else open_worker
+
+    def _arms(self, protocol: Protocol) -> tuple[dict[str, Contestant], dict[str, Any]]:
+        """The baselines to time, the usual strongest first, and what a reader of their times needs to know."""
+        baselines, task = self._rig.baselines_of(self._task), self._task
+        if isinstance(baselines, TorchBaselines) and task.product:
+            if baselines.arena is not self._arena:
+                baselines.attach(self._arena)
+            chosen = strongest_first(baselines_of(TorchProduct, "cpu"), task)
+            chosen = chosen[:1] if protocol.selects else strongest_first(self._rig.request.reported(chosen), task)
+            return {each.name: baselines.arm(each) for each in chosen}, {}
+        if baselines.arena is not self._arena:
+            baselines.attach(self._arena, self._cases.timed(0))
+        # compiled first: where there is no candidate it stands in its place
+        ready = baselines.ready(compiles=not protocol.selects)
+        conditions = {"left_out": dict(baselines.left_out), **baselines.conditions}
+        return {each.name: baselines.arm(each) for each in ready}, conditions
 
     def renew(self) -> None:
         """Every session and every timing has a process of its own anyway."""
 
     def redraw(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._cases = Cases(self._gemm, seed, CpuReferences())
-        self._operands = None
+        self.close()
+        self._draw(seed)
 
     def close(self) -> None:
+        self._cases.close()
         self._arena.close()

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,40 +14,40 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
-from cuda_l2.kernelbench.arms import KeptBaselines
-from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda import target as cuda
-from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.arena import PRODUCT_WINDOWS, CudaArena, Sharing, arena_bytes, given_file
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, library_baselines, strongest_first
 from cuda_l2.measure.clock import CLOCK, Clock
-from cuda_l2.measure.cuda_outputs import CudaOperands
-from cuda_l2.measure.cuda_task_baselines import CudaTaskBaselines
+from cuda_l2.measure.cuda_operands import CudaCaseOperands, CudaOperands, CudaProductOperands, other_layout
+from cuda_l2.measure.cuda_task_baselines import CudaFileBaselines, CudaTaskBaselines, require_some
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
-from cuda_l2.measure.timed_memory import ProductMemory
+from cuda_l2.measure.timed_memory import ProductMemory, TaskMemory
 from cuda_l2.measure.tuned import TuneSettings
-from cuda_l2.records import Build, Candidate, Gemm, Layout, Operation, Task, Timing, Verdict
-from cuda_l2.rigs import cuda_task
+from cuda_l2.records import Build, Candidate, Gemm, Layout, Task, Timing, Verdict
 from cuda_l2.rigs._base import PAPER_TUNING, Bench, Elsewhere, Request, Rig
-from cuda_l2.rigs.cuda_task import CudaTaskBench
 from cuda_l2.rigs.elsewhere import judge_on, second_gpu
+from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks import is_foreign
-from cuda_l2.verify import Cases, all_checks, deviation, verify
-from cuda_l2.verify._base import CACHE_BYTES
-from cuda_l2.verify._cuda import CudaReferences, CudaSession
-from cuda_l2.verify._gpu import Facilities, Sanitize
+from cuda_l2.tasks.cases import in_full_precision
+from cuda_l2.tasks.kinds import file_kind, kind_of
+from cuda_l2.tasks.products import CACHE_BYTES
+from cuda_l2.verify import all_checks, deviation, verify
+from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
 
-WORKSPACE_BYTES = 256 << 20
+DEVICE = "cuda"
+WORKSPACE_BYTES, WORKSPACES, PRODUCT_WORKSPACES = 256 << 20, 2, 8
+"""A candidate's workspaces may take so much, and so many times the task's tensors more, or a matrix product's C."""
 RUNS = 3
 LONG_RUN_S = 2.0
 """A run whose clocks drifted between arms is repeated, at most so often, and no more once it took so long: kernels that
@@ -55,11 +56,24 @@ CACHED_BYTES = 8 << 30
 """Memory that torch may hold unused when the next shape comes."""
 CACHES_ROTATED = 2.2
 """Rotating operands take this many times the L2 cache together."""
-MAX_ROTATED = 512
+MAX_ROTATED, MAX_ROTATED_PRODUCTS = 128, 512
+"""Each window of a task that is no matrix product has a case of its own, with its reference."""
+SHARING = {False: Sharing.SEPARATE, True: Sharing.ROTATING}
+PRODUCT_SHARING = {False: Sharing.OVERLAPPING, True: Sharing.PACKED}
+"""By whether windows rotate."""
+LEAST_WINDOWS, MOST_WINDOWS = 2, 4
+CACHE_SHARE = 0.5
+"""Of the L2 cache, that the windows of a timed round may take together where they are more than the least."""
+REFERENCE_COPIES = 12
+"""Of a task's tensors in fp64, that a reference and its tolerance take at once, about."""
+OTHERS_BYTES = 4 << 30
+"""Of CUDA contexts and the like in processes that hold a file's Model and tensors."""
+LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
+"""Bytes of cases that are kept, with their references."""
 MOST_MODELS = 2
 """Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
-CASES = 18
-"""Of inputs that one verification draws."""
+CASES = 24
+"""Of a matrix product's inputs that one verification draws."""
 T = TypeVar("T")
 
 
@@ -98,7 +112,7 @@ class CudaRig(Rig):
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
             self._task_baselines = CudaTaskBaselines()
-            self._models = KeptBaselines(CudaModelBaselines, MOST_MODELS)
+            self._models: KeptBaselines[CudaFileBaselines] = KeptBaselines(_model_of, MOST_MODELS)
             stack.callback(self._models.close)
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
@@ -109,51 +123,32 @@ class CudaRig(Rig):
         self.require_feasible(task)
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
-        if isinstance(task, Operation):
-            return CudaTaskBench(self, task, seed)
         return CudaBench(self, task, seed, both_layouts)
 
-    def baselines_of(self, task: Operation) -> CudaTaskBaselines:
+    def baselines_of(self, task: Task) -> CudaTaskBaselines:
         """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
-        return self._models.get(task) if is_foreign(task.name) else self._task_baselines
+        return self._models.get(task) if is_foreign(str(task)) else self._task_baselines
 
     def reports(self, task: Task, protocols: Sequence[str]) -> list[str]:
-        if not isinstance(task, Operation) or not is_foreign(task.name):
+        if kind_of(task).single_launches:
             return list(protocols)
         found = [name for name in protocols if self.protocols[name].round_s]
         if not found:
-            cuda_task.require_back_to_back(task, self.protocols[protocols[0]])
+            require_timed(task, self.protocols[protocols[0]])
         return found
 
     def free_bytes(self) -> int:
-        """Of the GPU's memory; what torch keeps unused counts as free."""
+        """Bytes of the GPU's memory that are free; what torch keeps unused counts as free."""
         free, _ = torch.cuda.mem_get_info()
         return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
     def require_feasible(self, task: Task) -> None:
-        if isinstance(task, Operation):
-            cuda_task.require_feasible(task, self.target.l2_bytes, self.free_bytes())
-            return
-        gemm, need, free = task, self._needed_bytes(task), self.free_bytes()
-        if need > free:
-            raise UserError(
-                f"{gemm} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
-                f" {free / 2**30:.1f} GiB are free; choose a smaller shape, or end what else runs on the GPU"
-            )
-
-    def _needed_bytes(self, gemm: Gemm) -> int:
-        inputs, outputs = gemm.m * gemm.k + gemm.k * gemm.n, gemm.m * gemm.n  # elements
-        # arena with staging and records, private copies in fp16 and fp32, references in fp64
-        plain = 24 * inputs + 40 * outputs + 4 * WORKSPACE_BYTES
-        # all cases of the checks, with what is expected of each
-        cases = min(CACHE_BYTES["cuda"], CASES * 2 * inputs + CASES * 4 * outputs)
-        # shared and private operands of every window, B in both layouts, and what the arena has beside them
-        rotating = self.rotated(gemm) * (6 * inputs + 4 * outputs) + 2 * inputs + 2 * WORKSPACE_BYTES
-        return plain + cases + rotating
+        require_feasible(task, self.target.l2_bytes, self.rotated(task), self.free_bytes())
 
     def rotated(self, task: Task) -> int:
-        """So many operands are met in turn where none is to be in the cache when it comes again."""
-        return min(MAX_ROTATED, max(2, int(CACHES_ROTATED * self.target.l2_bytes / max(1, task.bytes)) + 1))
+        """Number of windows met in turn where none is to be in the cache when it comes again."""
+        most = MAX_ROTATED_PRODUCTS if task.product else MAX_ROTATED
+        return min(most, max(2, int(CACHES_ROTATED * self.target.l2_bytes / max(1, task.bytes)) + 1))
 
     def retried(self, work: Callable[[], T]) -> T:
         """A fault of the machine is no verdict on what ran: once more in a fresh process, then it ends the run."""
@@ -193,8 +188,8 @@ class CudaRig(Rig):
 
     def elsewhere(self, task: Task, candidate: Candidate) -> Elsewhere | None:
         other = second_gpu(torch.cuda.device_count())
-        told = not isinstance(task, Operation) or not is_foreign(task.name)  # else it would need the file's checkout
-        return judge_on(other, task, candidate, FINALS.name) if other and told else None
+        known = kind_of(task).known_by_text
+        return judge_on(other, task, candidate, FINALS.name) if other and known else None
 
     def prefetch(self, candidates: Sequence[Candidate]) -> None:
         self.builders.build(candidates)  # the cache has them when they are asked for
@@ -204,95 +199,190 @@ class CudaRig(Rig):
 
 
 class CudaBench(Bench):
-    """The stages for one shape on a GPU."""
+    """The stages for one task on a GPU. both_layouts: kernels may read B in either layout."""
 
-    def __init__(self, rig: CudaRig, gemm: Gemm, seed: int, both_layouts: bool) -> None:
-        self._rig, self._gemm, self._both_layouts = rig, gemm, both_layouts
+    def __init__(self, rig: CudaRig, task: Task, seed: int, both_layouts: bool = False) -> None:
+        self._rig, self._task = rig, task
+        self._gemm = task if isinstance(task, Gemm) else None
+        self._beside = [other_layout(self._gemm)] if self._gemm and both_layouts else []
+        if self._gemm:
+            rig.libraries.hold(self._gemm)
+        try:
+            self._draw(seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _draw(self, seed: int) -> None:
+        """Cases, and memory for their shapes."""
+        rig, task = self._rig, self._task
+        self._arenas: dict[bool, CudaArena] = {}
+        self._operands: dict[bool, CudaOperands] = {}
+        """By whether they rotate."""
         self._rng = np.random.default_rng(seed)
-        self._generator = torch.Generator("cuda").manual_seed(seed)
-        self._workspace_bytes = WORKSPACE_BYTES + 16 * gemm.m * gemm.n
-        self._rotating: CudaOperands | None = None
-        self._operands: CudaOperands | None = None
-        with contextlib.ExitStack() as stack:
-            rig.libraries.hold(gemm)
-            stack.callback(rig.libraries.release, gemm)
-            self._arena = stack.enter_context(CudaArena(gemm, self._workspace_bytes, both_layouts=both_layouts))
-            self._cases = Cases(gemm, seed, CudaReferences(self._library_outputs))
-            stack.callback(self._cases.close)
-            self._opened = stack.pop_all()
+        self._generator = torch.Generator(DEVICE).manual_seed(seed)
+        need = needed_bytes(task, rig.target.l2_bytes, rig.rotated(task))
+        cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
+        self._cases = kind_of(task).cases(task, seed, DEVICE, cached, self._library_outputs)
+        self._arena(rotates=False)
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         return self._rig.builders.build(candidates)
 
-    @torch.inference_mode()
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
-        rig = self._rig
-        if rig.tunes:
-            self._prepare()
-        open_session = partial(CudaSession, candidate, build, self._arena, self._cases, rig.facilities)
-        verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
-        if verdict.check == deviation.CHECK.name and not rig.libraries.is_tuned(self._gemm):
-            self._prepare()
+        rig, arena = self._rig, self._arena(rotates=False)
+        open_session = partial(CudaSession, candidate, build, arena, self._cases, rig.facilities)
+
+        def judged() -> Verdict:
+            return self._on_the_gpu(lambda: verify(open_session, all_checks(), full=full))
+
+        if self._gemm and rig.tunes:
+            self._on_the_gpu(self._tune)
+        verdict = judged()
+        if self._gemm and verdict.check == deviation.CHECK.name and not rig.libraries.is_tuned(self._gemm):
+            self._on_the_gpu(self._tune)
             self._cases.close()  # the baselines are more, and what they allow may be
-            verdict = rig.retried(lambda: verify(open_session, all_checks(), full=full))
+            verdict = judged()
         return verdict
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
-        plan = contract.plan_cuda(candidate.source, self._gemm, self._rig.target.sms)
-        return collect(Path(build.artifact), plan, self._gemm)
+        plan = contract.plan_cuda(candidate.source, self._task, self._rig.target.sms)
+        case = self._cases.alone(self._task)
+        with given_file(self._task, case.tensors if case else None) as given:
+            return collect(Path(build.artifact), plan, self._task, given)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        kernels = {CANDIDATE: Kernel(candidate, build, self._gemm.layout)}
-        return self.time_kernels(kernels, protocol, beat)[CANDIDATE]
+        layout = self._gemm.layout if self._gemm else Layout.NN
+        return self.time_kernels({CANDIDATE: Kernel(candidate, build, layout)}, protocol, beat)[CANDIDATE]
 
     def time_baselines(self, protocol: Protocol) -> Timing:
         (timing,) = self.time_kernels({}, protocol).values()
         return timing
 
-    @torch.inference_mode()
     def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float = 0.0) -> dict[str, Timing]:
-        """Time several kernels of the shape in one run, those that read B in the other layout too.
+        """Time several kernels in one run, of a matrix product also those that read B in the other layout.
 
         By name; without kernels one baseline stands in their place.
         """
-        self._prepare()
-        assert self._operands is not None
-        operands = self._rotating_operands() if protocol.rotates else self._operands
-        rig, chosen, terms = self._rig, self._baselines(protocol), Terms(protocol, self._rng, beat, self._rig.clock)
-        memory = ProductMemory(operands, rig.libraries)
-        return rig.steadily(lambda: rig.retried(lambda: measure_cuda(rig.shared, chosen, kernels, memory, terms)))
+        terms = Terms(protocol, self._rng, beat, self._rig.clock)
+        prepared = self._prepared_product if self._gemm else self._prepared
+        measure = self._on_the_gpu(lambda: prepared(kernels, terms))
+        return self._rig.steadily(lambda: self._on_the_gpu(measure))
 
     def renew(self) -> None:
         self._rig.workers.renew()
 
-    @torch.inference_mode()
     def redraw(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._generator.manual_seed(seed)  # of timed operands too, which are drawn anew for every run
-        self._cases.close()
-        self._cases = Cases(self._gemm, seed, self._cases.references)
+        self._free()
+        self._draw(seed)
 
     def close(self) -> None:
-        self._rig.workers.detach()
-        for operands in (self._operands, self._rotating):
-            if operands:
-                operands.close()
-                operands.arena.close()
-        self._cases.close()
-        self._opened.close()
+        self._free()
+        if self._gemm:
+            self._rig.libraries.release(self._gemm)
+        else:
+            torch.cuda.empty_cache()  # the driver, which gives the next arena its memory, does not see it as free
 
-    def _baselines(self, protocol: Protocol) -> Sequence[LibraryProduct]:
+    def _free(self) -> None:
+        """Give cases, arenas and what is timed back."""
+        torch.cuda.synchronize()  # nothing may be at work in memory that goes
+        self._rig.workers.detach()
+        for operands in self._operands.values():
+            operands.close()
+        for arena in self._arenas.values():
+            arena.close()
+        self._operands, self._arenas = {}, {}
+        self._cases.close()
+
+    def _prepared_product(self, kernels: Mapping[str, Kernel], terms: Terms) -> Callable[[], dict[str, Timing]]:
+        """What times kernels for a matrix product beside NVIDIA's libraries."""
+        assert self._gemm
+        self._tune()
+        operands = self._operands_of(terms.protocol.rotates)
+        assert isinstance(operands, CudaProductOperands)
+        chosen, memory = self._library_baselines(terms.protocol), ProductMemory(operands, self._rig.libraries)
+        return partial(measure_cuda, self._rig.shared, chosen, kernels, memory, terms)
+
+    def _prepared(self, kernels: Mapping[str, Kernel], terms: Terms) -> Callable[[], dict[str, Timing]]:
+        """What times a kernel for another task beside PyTorch."""
+        rig, task, protocol = self._rig, self._task, terms.protocol
+        require_timed(task, protocol)
+        baselines = rig.baselines_of(task)
+        self._arena(protocol.rotates).select(task)
+        operands = self._operands_of(protocol.rotates)
+        assert isinstance(operands, CudaCaseOperands)
+        # in a search the first that works without a compiler stands for all
+        wanted = [each for each in baselines.all if not (protocol.selects and each.compiled)]
+        chosen = baselines.arms(task, wanted, operands)
+        left_out = baselines.left_out(wanted)
+        require_some(task, chosen, left_out)
+        chosen = chosen[:1] if protocol.selects else chosen
+
+        def measure() -> dict[str, Timing]:
+            memory = TaskMemory(operands, baselines, rotates=protocol.rotates)
+            timings = measure_cuda(rig.shared, chosen, kernels, memory, terms)
+            if protocol.selects:
+                return timings
+            said = {"left_out": left_out, **baselines.conditions}
+            return {
+                name: replace(timing, conditions=replace(timing.conditions, **said)) for name, timing in timings.items()
+            }
+
+        return measure
+
+    def _on_the_gpu(self, work: Callable[[], T]) -> T:
+        """Without gradients and in the task's precision; UserError where the GPU's memory does not suffice."""
+
+        def run() -> T:
+            with torch.inference_mode() if self._gemm else torch.no_grad(), in_full_precision():
+                return work()
+
+        try:
+            return self._rig.retried(run)
+        except torch.cuda.OutOfMemoryError:
+            raise UserError(
+                f"{self._task}: its reference in fp64, or PyTorch's own way, takes more memory than this GPU has left;"
+                " choose smaller sizes, or end what else runs on the GPU"
+            ) from None
+
+    def _arena(self, rotates: bool) -> CudaArena:
+        if rotates not in self._arenas:
+            task = self._task
+            sharing = (PRODUCT_SHARING if self._gemm else SHARING)[rotates]
+            count = self._rig.rotated(task) if rotates else windows(task, self._rig.target.l2_bytes)
+            self._arenas[rotates] = CudaArena(
+                [task, *self._cases.others],
+                workspace_bytes(task),
+                windows=count,
+                sharing=sharing,
+                beside=self._beside,
+            )
+        return self._arenas[rotates]
+
+    def _operands_of(self, rotates: bool) -> CudaOperands:
+        if rotates not in self._operands:
+            arena, helpers = self._arena(rotates), self._rig.workers.helpers
+            self._operands[rotates] = (
+                CudaProductOperands(arena, self._gemm, self._generator, helpers)
+                if self._gemm
+                else CudaCaseOperands(arena, self._cases, self._rng, helpers)
+            )
+        return self._operands[rotates]
+
+    def _library_baselines(self, protocol: Protocol) -> Sequence[LibraryProduct]:
         """The baselines to report, the usual strongest first; for searches that one."""
+        assert self._gemm
         found = library_baselines(self._rig.libraries, self._gemm)
         if protocol.selects:
             return strongest_first(found, self._gemm)[:1]
         return strongest_first(self._rig.request.reported(found, protocol.name), self._gemm)
 
-    def _prepare(self) -> None:
+    def _tune(self) -> None:
         """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
-        if self._operands is not None:
+        if not self._gemm or False in self._operands:
             return
-        operands = CudaOperands(self._arena, self._generator, self._rig.workers.helpers)
+        operands = self._operands_of(rotates=False)
+        assert isinstance(operands, CudaProductOperands)
         operands.refresh()
         operands.use_other_layout()
         own, other = operands.b(0), operands.other_b[0]
@@ -300,31 +390,78 @@ class CudaBench(Bench):
         pointers = (operands.a(0), b_nn, b_tn, operands.output(0))
         buffers = Buffers(*(tensor.data_ptr() for tensor in pointers))
         self._rig.libraries.tune(self._gemm, buffers)
-        self._operands = operands
-
-    def _rotating_operands(self) -> CudaOperands:
-        if self._rotating is None:
-            rotate, both = self._rig.rotated(self._gemm), self._both_layouts
-            arena = CudaArena(self._gemm, self._workspace_bytes, rotate=rotate, both_layouts=both)
-            try:
-                self._rotating = CudaOperands(arena, self._generator, self._rig.workers.helpers)
-            except BaseException:
-                arena.close()
-                raise
-        return self._rotating
 
     def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What every NVIDIA library computes for these operands, fp16 M x N each; cuBLASLt's best only if tuned."""
+        """What every NVIDIA library computes for A and B, M x N each; cuBLASLt's best only if tuned."""
         libraries = self._rig.libraries
-        b_nn, b_tn = (b, b.t().contiguous()) if gemm.layout is Layout.NN else (b.t().contiguous(), b)
+        b_nn, b_tn = b.contiguous(), b.t().contiguous()
         outputs = []
         for baseline in library_baselines(libraries, gemm):
             skipped = baseline.tuned and not libraries.is_tuned(gemm)
             if not baseline.compiled and not skipped:  # the compiler's kernels are not NVIDIA's
-                output = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device="cuda")
+                output = torch.empty(gemm.m, gemm.n, dtype=a.dtype, device=a.device)
                 launch = baseline.launcher(libraries, gemm)
                 stream = torch.cuda.current_stream().cuda_stream
                 launch(stream, a.data_ptr(), b_nn.data_ptr(), b_tn.data_ptr(), output.data_ptr())
                 outputs.append(output)
         torch.cuda.synchronize()
         return outputs
+
+
+def windows(task: Task, l2_bytes: int) -> int:
+    """How many sets of tensors timed launches alternate between.
+
+    Of a matrix product versions of A; of another task as many as the cache keeps where it would keep one.
+    """
+    if task.product:
+        return PRODUCT_WINDOWS
+    return max(LEAST_WINDOWS, min(MOST_WINDOWS, int(CACHE_SHARE * l2_bytes / max(1, task.bytes))))
+
+
+def workspace_bytes(task: Task) -> int:
+    """What a candidate's workspaces may take."""
+    if task.product:
+        return WORKSPACE_BYTES + PRODUCT_WORKSPACES * sum(tensor.bytes for tensor in task.outputs)
+    return WORKSPACE_BYTES + WORKSPACES * task.bytes
+
+
+def needed_bytes(task: Task, l2_bytes: int, rotated: int) -> int:
+    """About what checking and timing take of the GPU's memory. rotated: windows of the rotating protocol."""
+    inputs, outputs = (sum(tensor.elements for tensor in group) for group in (task.given, task.outputs))
+    if task.product:
+        # arena with staging and records, private copies in the task's type and fp32, references in fp64
+        plain = 24 * inputs + 40 * outputs + 4 * WORKSPACE_BYTES
+        # all cases of the checks, with what is expected of each
+        cases = min(CACHE_BYTES[DEVICE], CASES * 2 * inputs + CASES * 4 * outputs)
+        # shared and private operands of every window, B in both layouts, and what the arena has beside them
+        return plain + cases + rotated * (6 * inputs + 4 * outputs) + 2 * inputs + 2 * WORKSPACE_BYTES
+    arena = arena_bytes(task, workspace_bytes(task), windows(task, l2_bytes), Sharing.SEPARATE)
+    processes = kind_of(task).reference_processes
+    others = (OTHERS_BYTES + processes * MOST_WINDOWS * task.bytes) if processes else 0
+    return REFERENCE_COPIES * 8 * (inputs + outputs) + arena + LEAST_CACHED + others
+
+
+def require_timed(task: Task, protocol: Protocol) -> None:
+    """UserError where single launches of the task's baselines would be timed and cannot be traced."""
+    if not protocol.round_s and not kind_of(task).single_launches:
+        raise UserError(
+            f"{task} is timed back to back alone, as in offline or rotating: its Model runs in a process of its own,"
+            f" where single launches, as in {protocol.name}, cannot be traced"
+        )
+
+
+def require_feasible(task: Task, l2_bytes: int, rotated: int, free_bytes: int) -> None:
+    """UserError where checking and timing the task does not fit into the GPU's memory."""
+    need = needed_bytes(task, l2_bytes, rotated)
+    if need > free_bytes:
+        raise UserError(
+            f"{task} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
+            f" {free_bytes / 2**30:.1f} GiB are free; choose smaller sizes, or end what else runs on the GPU"
+        )
+
+
+def _model_of(task: Task) -> CudaFileBaselines:
+    """A file's own Model on the GPU."""
+    kind = file_kind(str(task))
+    assert kind
+    return kind.device_baselines(task)  # type: ignore[no-any-return]

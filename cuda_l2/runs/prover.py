@@ -33,7 +33,7 @@ from cuda_l2.records import Build, BuildStatus, Candidate, Verdict, VerdictStatu
 from cuda_l2.system.errors import UserError
 from cuda_l2.verify import races
 from cuda_l2.verify._base import CheckFailed
-from cuda_l2.verify._gpu import SANITIZER_TIMEOUT_S
+from cuda_l2.verify._cuda import SANITIZER_TIMEOUT_S
 from cuda_l2.verify.stress import SEEDS
 
 MAIN = "cuda_l2.runs.prover_worker"

@@ -136,7 +136,7 @@ class Shortlist:
         source = schedule.family.render(schedule, "pool").source
         terms = contract.parse_cuda(source)
         try:
-            plan = pickle.dumps(terms.plan(gemm.m, gemm.n, gemm.k, self.target.sms))
+            plan = pickle.dumps(terms.plan(gemm, self.target.sms))
         except contract.ContractError:
             return None
         dependent = self._named[row].get("PDL", 0) > 0

@@ -1,4 +1,4 @@
-"""Tasks other than matrix products: our own, and KernelBench's from a checkout. docs/tasks.md says how to add one."""
+"""Tasks by their texts: matrix products, definitions of our own, files of others. docs/tasks.md says how to add one."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from cuda_l2.records import Gemm, Operation, Task
 from cuda_l2.system.errors import UserError
 
 KERNELBENCH = "kernelbench"
-"""What the names of tasks from a checkout begin with, as in kernelbench/level1/19_ReLU."""
+"""What the names of tasks from a KernelBench checkout begin with, as in kernelbench/level1/19_ReLU."""
 
 
 def is_foreign(name: str) -> bool:
@@ -23,11 +23,11 @@ def parse(text: str, target: str = "cpu", checkout: Path | None = None) -> Task:
     if text.strip()[:1].isdigit():
         return Gemm.parse(text)
     # torch loads only where it is needed
-    from cuda_l2.kernelbench.checkout import effort_for, read  # noqa: PLC0415
     from cuda_l2.tasks._base import definition  # noqa: PLC0415
+    from cuda_l2.tasks.kinds import file_kind  # noqa: PLC0415
 
-    if is_foreign(text):
-        return read(text, checkout, effort_for(gpu=target == "cuda"))
+    if kind := file_kind(text):
+        return kind.read(text, target, checkout)
     name, revision, sizes, dtype = Operation.read_identity(text.strip())
     if revision:
         raise UserError(f"{text!r}: tasks of our own have no revision")

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import Operation, Tensor
+from cuda_l2.records import Operation, Task, Tensor
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
 from cuda_l2.tasks.values import Distribution, Values, seeded
@@ -104,7 +104,7 @@ class Definition:
 
     def draw(
         self,
-        task: Operation,
+        task: Task,
         seed: int,
         distribution: Distribution = Distribution.NORMAL,
         device: torch.device | str = "cpu",

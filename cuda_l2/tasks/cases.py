@@ -1,14 +1,17 @@
-"""What candidates for a task are judged on: inputs from a seed nobody outside knows, and what each result may be."""
+"""What candidates for a task are judged on: inputs from a seed nobody outside knows, and what each result may be.
+
+Matrix products, definitions of our own and files of others each draw their cases in their own way.
+"""
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from cuda_l2.records import Operation
+from cuda_l2.records import Operation, Task, Tensor
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
@@ -34,19 +37,27 @@ CLOSE = 1e-9
 """Between fp64 results of two devices, relative to the largest: sums in another order, functions rounded otherwise."""
 ALONE = (Domain.REAL, Domain.POSITIVE, Domain.UNIT, Domain.INTEGERS, Domain.BOOLEANS)
 """Where one element may change without the others."""
+IMPRECISE = 0.02
+"""An error below this share of the largest result is one of precision."""
+Index = tuple[int | slice | torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class TaskCase:
-    """Inputs and weights by name, and what each output may be, in the order of the task's outputs."""
+class Case:
+    """Inputs and weights by name, and what each output may be, in the order of the task's outputs.
 
-    task: Operation
+    alters: in a case that was changed from another one, where outputs may differ from the other's, by name. Outputs
+    that are not named may differ anywhere.
+    """
+
+    task: Task
     tensors: Tensors
-    bounds: tuple[Bounds, ...]
+    bounds: tuple[Bounds, ...] = ()
+    alters: Mapping[str, Index] = field(default_factory=dict, kw_only=True)
 
     @property
     def bytes(self) -> int:
-        """With what each output may be: in fp64, rounded, and which elements are free."""
+        """Bytes of the tensors and of what each output may be: in fp64, rounded, and which elements are free."""
         return self.task.bytes + sum((9 + bound.dtype.itemsize) * bound.exact.numel() for bound in self.bounds)
 
     def violation(self, found: Mapping[str, torch.Tensor]) -> str:
@@ -57,46 +68,64 @@ class TaskCase:
                 return f"{output.name} {violation}"
         return ""
 
-    def largest_error(self, found: Mapping[str, torch.Tensor]) -> float:
-        """Against fp64, of any output."""
+    def imprecise(self, found: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the first output that is wrong is off by little: its sums were kept in too little precision."""
+        for output, limit in zip(self.task.outputs, self.bounds, strict=True):
+            result = found[output.name]
+            if limit.violation(result):
+                if (
+                    not result.dtype.is_floating_point
+                    or not result.isfinite().all()
+                    or not limit.exact.isfinite().all()
+                ):
+                    return False
+                return bool((result.double() - limit.exact).abs().max() <= IMPRECISE * limit.exact.abs().max())
+        return False
+
+    def errors(self, found: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+        """The largest RMS error and the largest error against fp64 of any output."""
         pairs = zip(self.task.outputs, self.bounds, strict=True)
-        return max(limit.errors(found[output.name])[1] for output, limit in pairs)
+        each = [limit.errors(found[output.name]) for output, limit in pairs]
+        return max(rms for rms, _ in each), max(largest for _, largest in each)
 
 
-class TaskCases(ABC):
+class Cases(ABC):
     """Cases of one task, made on first use and kept while they fit. The same name gives the same case."""
 
     usual: str
     """What stands in cases whose values nobody chose, for reasons."""
     distributions: tuple[Distribution, ...]
     """Of values beside the usual ones that candidates are judged on."""
-    others: tuple[Operation, ...]
+    others: Sequence[Task]
     """The task at sizes that nobody was shown."""
+    element_changes = 1
+    """How often one element of each tensor is changed."""
 
-    def __init__(self, task: Operation, seed: int, device: torch.device | str, cache_bytes: int) -> None:
+    def __init__(self, task: Task, seed: int, device: torch.device | str, cache_bytes: int) -> None:
         """device: where tensors lie."""
-        self.task, self._seed, self._cache_bytes = task, seed, cache_bytes
+        self.task: Task = task
+        self._seed, self._cache_bytes = seed, cache_bytes
         self.device = torch.device(device)
         self.rng = np.random.default_rng([seed, 1])
-        self._cases: dict[str, TaskCase] = {}
+        self._cases: dict[str, Case] = {}
 
     @abstractmethod
-    def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> TaskCase:
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
         """A case of fresh values, the usual ones where no distribution is given. task: at other sizes."""
 
     @abstractmethod
-    def timed(self, index: int) -> TaskCase:
+    def timed(self, index: int) -> Case:
         """A case of usual values for one launch of a timed round; the caller keeps it.
 
         Its floating-point results may be what those of a case drawn alike may be: `exactly` asks more of the reference.
         """
 
     @abstractmethod
-    def exactly(self, case: TaskCase) -> TaskCase:
+    def exactly(self, case: Case) -> Case:
         """The same case with the tolerance that is its own."""
 
     @abstractmethod
-    def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase | None:
+    def changed(self, case: Case, tensor: str, *, wholly: bool) -> Case | None:
         """A case that differs in one tensor, or in one element of it where elements stand for themselves.
 
         Its results may be what the given case's may be, as `timed` has it. None where the tensor has no other value.
@@ -108,14 +137,23 @@ class TaskCases(ABC):
         """Inputs and weights in which any real number may stand."""
 
     @abstractmethod
-    def special(self, tensor: str, kind: str) -> TaskCase | None:
+    def special(self, tensor: str, kind: str) -> Case | None:
         """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
+
+    @property
+    def late(self) -> Tensor:
+        """The input that a producer is most likely to be slow about."""
+        return max(self.task.given, key=lambda tensor: tensor.bytes)
+
+    def alone(self, task: Task) -> Case | None:
+        """A case, maybe at other sizes, for a process that launches alone; None where it may draw normal numbers."""
+        return self.drawn("races", task=task)
 
     def close(self) -> None:
         """Give the memory of every case back."""
         self._cases.clear()
 
-    def _get(self, key: str, make: Callable[[], TaskCase]) -> TaskCase:
+    def _get(self, key: str, make: Callable[[], Case]) -> Case:
         if key in self._cases:
             return self._cases[key]
         case = make()
@@ -131,13 +169,14 @@ class TaskCases(ABC):
         return int(np.random.SeedSequence([self._seed, *key.encode()]).generate_state(1, np.uint64)[0] >> 1)
 
 
-class OwnCases(TaskCases):
+class OwnCases(Cases):
     """Cases of one of our own tasks.
 
     device: where tensors lie. Large references run there too, in fp64 and in the task's type without TF32; UserError
     where such a GPU does not compute what the CPU does.
     """
 
+    task: Operation
     usual = "normal numbers"
     distributions = tuple(each for each in Distribution if each is not Distribution.NORMAL)
 
@@ -169,22 +208,22 @@ class OwnCases(TaskCases):
             return None
         return task if task.bytes <= OTHER_BYTES and task.flops <= OTHER_FLOPS else None
 
-    def drawn(self, name: str, distribution: Distribution | None = None, task: Operation | None = None) -> TaskCase:
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> Case:
         of, values = task or self.task, distribution or Distribution.NORMAL
         key = f"{of} {values} {name}"
         return self._get(key, lambda: self._case(of, self._draw(of, key, values)))
 
-    def timed(self, index: int) -> TaskCase:
+    def timed(self, index: int) -> Case:
         return self._alike(self.drawn("seed 0"), self._draw(self.task, f"timed {index}"))
 
-    def exactly(self, case: TaskCase) -> TaskCase:
+    def exactly(self, case: Case) -> Case:
         return self._case(case.task, case.tensors)
 
-    def changed(self, case: TaskCase, tensor: str, *, wholly: bool) -> TaskCase:
+    def changed(self, case: Case, tensor: str, *, wholly: bool) -> Case:
         values = {**self._known.inputs, **self._known.weights}[tensor]
         key = f"{case.task} changed {tensor} {wholly}"
 
-        def make() -> TaskCase:
+        def make() -> Case:
             other = self._draw(case.task, key)[tensor]
             old = case.tensors[tensor].to(other.device)
             if not wholly and values.domain in ALONE and old.numel():
@@ -204,7 +243,7 @@ class OwnCases(TaskCases):
             if values.domain is Domain.REAL
         ]
 
-    def special(self, tensor: str, kind: str) -> TaskCase | None:
+    def special(self, tensor: str, kind: str) -> Case | None:
         base, key = self.drawn("special"), f"special {tensor} {kind}"
         new = base.tensors[tensor].clone()
         if not new.numel():
@@ -218,16 +257,16 @@ class OwnCases(TaskCases):
         except RuntimeError:  # a factorisation that finds no numbers
             return None
 
-    def _case(self, task: Operation, tensors: Tensors) -> TaskCase:
+    def _case(self, task: Task, tensors: Tensors) -> Case:
         home = self._computes_on(task)
         given = {name: tensor.to(home) for name, tensor in tensors.items()}
         if home.type != "cpu":
             self._require_same_as_on_the_cpu()
         with _threads_for(task), in_full_precision():
             found = bounds(self._known.bind(dict(task.sizes)), given)
-        return TaskCase(task, self._placed(given), tuple(bound.to(self.device) for bound in found))
+        return Case(task, self._placed(given), tuple(bound.to(self.device) for bound in found))
 
-    def _alike(self, known: TaskCase, tensors: Tensors) -> TaskCase:
+    def _alike(self, known: Case, tensors: Tensors) -> Case:
         """A case with a tolerance that is known; its own where a result is no floating-point number, or not finite."""
         if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in known.bounds):
             return self._case(known.task, tensors)
@@ -237,13 +276,13 @@ class OwnCases(TaskCases):
             results = self._known.bind(dict(known.task.sizes))(**widened(given))
         pairs = zip(known.bounds, results, strict=True)
         found = tuple(replace(bound, exact=exact.to(self.device)) for bound, exact in pairs)
-        return TaskCase(known.task, self._placed(given), found)
+        return Case(known.task, self._placed(given), found)
 
-    def _draw(self, task: Operation, key: str, distribution: Distribution = Distribution.NORMAL) -> Tensors:
+    def _draw(self, task: Task, key: str, distribution: Distribution = Distribution.NORMAL) -> Tensors:
         """Fresh values where the task's references run."""
         return self._known.draw(task, self._mixed(key), distribution, self._computes_on(task))
 
-    def _computes_on(self, task: Operation) -> torch.device:
+    def _computes_on(self, task: Task) -> torch.device:
         return self.device if max(task.flops, task.bytes) > CPU_WORK else torch.device("cpu")
 
     def _require_same_as_on_the_cpu(self) -> None:
@@ -283,7 +322,7 @@ def in_full_precision() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads_for(task: Operation) -> Iterator[None]:
+def _threads_for(task: Task) -> Iterator[None]:
     """Small references run on one thread: waiting for others costs more, ten times so where the machine is busy."""
     threads = torch.get_num_threads()
     if task.flops < MANY_FLOPS:

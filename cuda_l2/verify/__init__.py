@@ -1,8 +1,8 @@
 """Proves a built candidate correct, or says which check it fails and where.
 
-Correct means all of: exact match, the precision contract, baseline-bounded deviation, special values,
-hygiene, and on the GPU no forbidden instruction and no race. The candidate runs in its own process; references
-never enter it.
+Correct means all of: the task's results on inputs of many kinds, within its tolerance or precision contract; special
+values; hygiene and state; and on the GPU no forbidden instruction and no race. The candidate runs in its own process;
+references never enter it.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar
 from cuda_l2.contract import ContractError
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import Verdict, VerdictStatus
-from cuda_l2.verify._base import Cases, CheckFailed, CheckOf, References, Session, all_checks
+from cuda_l2.verify._base import CheckFailed, CheckOf, Session, all_checks
 
 
 class _Session(Protocol):
@@ -38,9 +38,9 @@ def verify(
 ) -> Verdict:
     """Run every check that applies on one session.
 
-    checks: in order; those of matrix products are `all_checks()`.
+    checks: in order; those of the launch contract are `all_checks()`.
     full: also the checks that are too slow for every candidate of a search.
-    begins: told each check's name before it runs.
+    begins: called with each check's name before it runs.
     """
     start = time.perf_counter()
     passed: list[str] = []
@@ -74,4 +74,4 @@ def verify(
     )
 
 
-__all__ = ["Cases", "References", "Session", "all_checks", "verify"]
+__all__ = ["Session", "all_checks", "verify"]

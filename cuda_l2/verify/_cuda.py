@@ -1,156 +1,225 @@
-"""CUDA candidates: launches in a worker process on shared device memory, references in this one.
-
-References are computed on the CPU where that takes well under a second, else by an fp32 product on the GPU with TF32
-off, some of whose rows are computed again on the CPU and must agree.
-"""
+"""CUDA candidates: launches in a worker process on shared device memory."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
+from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import sanitizer
-from cuda_l2.machine.cuda.arena import CudaArena
-from cuda_l2.machine.cuda.device_arena import NOT_RESTORED, OUTSIDE
+from cuda_l2.machine.cuda.alone import Job
+from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, CudaArena, given_file
 from cuda_l2.machine.cuda.sanitizer import Tool
-from cuda_l2.machine.cuda.segments import Copied, Segment
-from cuda_l2.machine.fills import POISON
-from cuda_l2.records import Build, Candidate, Gemm, VerdictStatus
-from cuda_l2.system.errors import UserError
-from cuda_l2.tasks.tolerances import SUMMATION_NOISE
-from cuda_l2.verify._base import Case, Cases, CheckFailed, GpuSession, References, logical_b, require_written
-from cuda_l2.verify._gpu import BESIDE_NS, PRODUCER_NS, Facilities, LoadedCandidate
+from cuda_l2.machine.cuda.segments import MAX_SEGMENTS, Copied, Segment, Segments
+from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
+from cuda_l2.machine.fills import POISON_WORDS
+from cuda_l2.records import DTYPE_BYTES, Build, BuildStatus, Candidate, Task, VerdictStatus
+from cuda_l2.tasks.cases import Case, Cases
+from cuda_l2.verify._base import CheckFailed, GpuSession, Outputs, require_written
 
-SLOWEST_GFLOPS = 200.0
-"""A launch slower than this is taken to hang."""
-CPU_FLOPS = 1 << 29
-"""Products up to here are computed on the CPU."""
-SPOT_ROWS = 4
-"""Rows of a larger one that are computed there too."""
-USUAL_GFLOPS = 200e3
-
-
-class CudaReferences(References):
-    """baselines: what NVIDIA's libraries compute for operands on the GPU, fp16 M x N each."""
-
-    def __init__(self, baselines: Callable[[Gemm, torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]) -> None:
-        self.device = torch.device("cuda")
-        self.exact_flops = 1 << 37
-        self._baselines = baselines
-
-    def product_fp32(self, gemm: Gemm, case: Case) -> torch.Tensor:
-        a, b = case.a, logical_b(gemm, case)
-        if gemm.flops <= CPU_FLOPS:
-            return (a.cpu().float() @ b.cpu().float()).to(self.device)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        product = a.float() @ b.float()
-        rows = torch.linspace(0, gemm.m - 1, min(SPOT_ROWS, gemm.m)).long()
-        theirs = a[rows.to(self.device)].cpu().float() @ b.cpu().float()
-        ours = product[rows.to(self.device)].cpu()
-        slack = SUMMATION_NOISE * gemm.k**0.5 * max(1.0, float(case.a.float().nan_to_num(0, 0, 0).abs().max()))
-        agree = torch.isclose(ours, theirs, rtol=1e-4, atol=slack, equal_nan=True) | (ours == theirs)
-        if not agree.all():
-            raise UserError(f"the GPU's fp32 product of {gemm} differs from the CPU's: is the GPU's memory sound?")
-        return product
-
-    def baselines(self, gemm: Gemm, case: Case, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [output[rows] for output in self._baselines(gemm, case.a, case.b)]
+LAUNCH_TIMEOUT_S = 2.0
+PRODUCER_NS = 40_000
+BESIDE_NS = 300_000
+BACK_TO_BACK = 8
+STRESS_S = 0.02
+"""What delays may add to a launch."""
+SANITIZER_TIMEOUT_S = 120.0
+USUAL_PRODUCT_GFLOPS, USUAL_GFLOPS, USUAL_GBYTES_PER_S = 200e3, 20e3, 1e3
+"""Rates of usual launches: beside them other work lasts as long as two."""
+StressBuilds = Callable[[Candidate, Sequence[int], bool], Sequence[Build]]
+"""Builds of a candidate with delays, one a seed; whether delays may differ from pass to pass, for shared memory."""
+Sanitize = Callable[[Tool, Job, float], str]
+"""What a tool of the sanitizer finds in a job within this many seconds, in one line; empty where nothing."""
 
 
-class CudaSession(LoadedCandidate, GpuSession):
-    """One candidate loaded in a worker, operands snug against unmapped memory until `as_timed`."""
+@dataclass(frozen=True)
+class Facilities:
+    """What the sessions of one GPU share.
+
+    patience: time limits are this many times the usual ones, where others have the GPU too.
+    """
+
+    workers: CudaWorkers
+    sms: int
+    stress_builds: StressBuilds
+    patience: float = 1.0
+    sanitize: Sanitize = sanitizer.findings
+
+
+class CudaSession(GpuSession):
+    """One candidate loaded in a worker; the arena is laid out for the sizes of each case, snug until `as_timed`."""
 
     def __init__(
         self, candidate: Candidate, build: Build, arena: CudaArena, cases: Cases, facilities: Facilities
     ) -> None:
-        super().__init__(candidate, build, arena, facilities)
-        self.gemm, self.arena, self.cases = cases.gemm, arena, cases
-        self.plan = self.plan_for(self.gemm)
-        self.require_workspace(self.plan)
-        self.programmatic = self.plan.programmatic
-        self._work_s = self.gemm.flops / SLOWEST_GFLOPS * 1e-9
-        self.timeout_s = self.limit_s(self._work_s)
-        arena.place(snug=True)
-        self.places = arena.places(self.plan)
-        self.use(build)
-        arena.fill_workspaces(self.plan, persistent=True)
+        self.candidate, self.build, self.sms = candidate, build, facilities.sms
+        self.task, self.cases, self.arena, self._snug = cases.task, cases, arena, True
+        self._facilities = facilities
+        self._segments = Segments(facilities.workers.helpers)
+        self.worker = facilities.workers.get(arena)
+        self.programmatic = self.plan_for(self.task).programmatic
+        self._load(self.task)
 
-    def launch(self, case: Case, prefill: torch.Tensor | None = None, *, keep: bool = False) -> torch.Tensor:
+    def _load(self, task: Task) -> None:
+        """Lay the arena out for these sizes, and have the worker launch for them."""
+        plan, most = self.plan_for(task), self.arena.workspace_bytes
+        if plan.workspace_bytes > most:
+            reason = f"asks for {plan.workspace_bytes} bytes of workspace for {task}; at most {most >> 20} MiB"
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
+        self.arena.select(task, snug=self._snug)
+        self.plan, self.places = plan, self.arena.places(plan)
+        self.timeout_s = self._limit_s(slowest_s(task))
+        self._use(self.build)
+        self.arena.fill_workspaces(plan, persistent=True)
+
+    def _use(self, build: Build) -> None:
+        """Launch this build of the candidate from now on."""
+        self.worker.load(Path(build.artifact), self.plan, [self.places])
+
+    def _limit_s(self, work_s: float) -> float:
+        """The time limit of launches that may take this long."""
+        return self._facilities.patience * (LAUNCH_TIMEOUT_S + work_s)
+
+    def plan_for(self, task: Task) -> Plan:
+        return contract.plan_cuda(self.candidate.source, task, self.sms)
+
+    def require_served(self, task: Task) -> None:
+        self.plan_for(task)
+
+    def as_timed(self) -> None:
+        if self._snug:
+            self._snug = False
+            self._load(self.task)
+
+    def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         self._fill(case, prefill, keep)
         self.worker.call("launch", self.timeout_s)
         return self._result(case)
 
-    def as_timed(self) -> None:
-        self.arena.place(snug=False)
-        self.places = self.arena.places(self.plan)
-        self.worker.bind([self.places])
-        self.arena.fill_workspaces(self.plan, persistent=True)
-
-    def launch_behind_producer(self, old: Case, case: Case) -> torch.Tensor:
-        """C of `case`, where A holds `old`'s until a slow kernel before, which lets the candidate begin, writes it."""
-        self._fill(old, None)
-        self.arena.b().copy_(case.b)
-        self.arena.stage(case.a)
+    def launch_behind_producer(self, old: Case, case: Case) -> Outputs:
+        late = self.cases.late
+        self._fill(case, values={late.name: old.tensors[late.name]})
+        self.arena.stage(late, case.tensors[late.name])
         torch.cuda.synchronize()
-        source, target = (["staging", 0], [self.places["a"].buffer, self.places["a"].offset])
-        size = 2 * case.a.numel()
-        self.worker.call("after_slow", self.timeout_s, source=source, target=target, size=size, ns=PRODUCER_NS)
+        place = self.places[late.name]
+        terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
+        self.worker.call("after_slow", self.timeout_s, size=late.bytes, ns=PRODUCER_NS, **terms)
         return self._result(case)
 
-    def launch_beside_load(self, case: Case, count: int) -> torch.Tensor:
-        """C after several launches while another stream holds half of the multiprocessors for a while."""
-        self._fill(case, None)
+    def launch_beside_load(self, case: Case, count: int) -> Outputs:
+        self._fill(case)
         self.worker.call("loaded_launches", self.timeout_s * count, count=count, occupied=0.5, ns=BESIDE_NS)
         return self._result(case)
 
-    def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[torch.Tensor]:
-        """C of so many launches of builds with delays, one build a seed, beside load: several x M x N at a time.
+    def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[Outputs]:
+        """The last outputs of each seed's build are those of several launches with nothing between them.
 
-        The last of each seed's is that of several launches with nothing between them.
+        What cannot be built or launched with delays, for lack of registers or shared memory, is launched without them.
         """
-        outputs, usual_ns = [self.arena.written()], int(2 * self.gemm.flops / USUAL_GFLOPS)
-        fill = partial(self._fill, case, None)
-        for recorded in self.stressed(fill, seeds, count, outputs, self._work_s, usual_ns):
-            found = self._result(case)
-            yield self.arena.recorded(recorded) if recorded else found[None]
-
-    def plan_for(self, gemm: Gemm) -> Plan:
-        """What would be launched for another shape; ContractError where the contract refuses it."""
-        return contract.plan_cuda(self.candidate.source, gemm, self.sms)
-
-    def sanitize(self, tool: Tool, gemm: Gemm) -> str:
-        """What one of its tools finds in launches for this shape, in one line; empty where nothing."""
-        return self.found_by(tool, sanitizer.job(tool, Path(self.build.artifact), self.plan_for(gemm), gemm))
-
-    def _fill(self, case: Case, prefill: torch.Tensor | None, keep: bool = False) -> None:
-        """Operands, and what all else holds before a launch. keep: leave workspaces as they are."""
-        first, *others = self.arena.before_launch(self.plan, scratch=not keep)
-        if prefill is not None:
-            first = first._replace(source=prefill.data_ptr())
-        self._segments.fill([*self._operands(case), first, *others])
-
-    def _result(self, case: Case) -> torch.Tensor:
-        """C, once everything else is found as it must be."""
         arena = self.arena
-        guards, persistent = arena.after_launch(self.plan)
-        c = arena.c()
-        found = torch.empty_like(c)
-        copied = Copied(c.data_ptr(), 2 * c.numel(), POISON, found.data_ptr())
-        kept, unwritten = self._segments.look([*guards, *persistent, *self._operands(case)], copied)
+        self._fill(case)
+        kept: dict[str, Any] = {"outputs": arena.written(), "stride": arena.record_stride, "scratch": self._scratch()}
+        limit_s = self._limit_s(count * (slowest_s(case.task) + STRESS_S))
+        load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2e9 * usual_s(case.task))}
+        stress_builds = partial(self._facilities.stress_builds, self.candidate, seeds)
+        for build in delayed(stress_builds, self._use) or [self.build]:
+            self._use(build)
+            for start in range(0, count, arena.records):
+                batch = min(count - start, arena.records)
+                self._fill(case)
+                self.worker.call("record_loaded", limit_s, count=batch, **kept, **load)
+                self._result(case)
+                yield from map(arena.recorded, range(batch))
+            self._fill(case)
+            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, **load)
+            yield self._result(case)
+        self._use(self.build)
+
+    def sanitizes(self) -> bool:
+        """Who else runs the sanitizer for this session has made sure."""
+        return self._facilities.sanitize is not sanitizer.findings or sanitizer.works()
+
+    def sanitize(self, tool: Tool, task: Task, case: Case | None) -> str:
+        with given_file(task, case.tensors if case else None) as given:
+            job = sanitizer.job(tool, Path(self.build.artifact), self.plan_for(task), task, given)
+            return self._facilities.sanitize(tool, job, self._facilities.patience * SANITIZER_TIMEOUT_S)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            self._facilities.workers.renew()  # whatever failed may have left something behind
+
+    def _scratch(self) -> list[list[Any]]:
+        """Buffer, offset and bytes of each scratch workspace."""
+        places = [(self.places[w.name], w.bytes) for w in self.plan.workspaces if not w.persistent]
+        return [[place.buffer, place.offset, size] for place, size in places]
+
+    def _fill(
+        self, case: Case, prefill: Outputs | None = None, keep: bool = False, values: Outputs | None = None
+    ) -> None:
+        """Write tensors, and what all else holds before a launch.
+
+        keep: leave workspaces as they are. values: those that some inputs have in place of the case's.
+        """
+        if self.arena.task != case.task:
+            self._load(case.task)
+            keep = False
+        scratch = [] if keep else self.arena.scratch(self.plan)
+        self._segments.fill([*self.arena.before_launch({**case.tensors, **(values or {})}, prefill), *scratch])
+
+    def _result(self, case: Case) -> Outputs:
+        """The outputs, once everything else is found as it must be."""
+        guards, persistent = self.arena.after_launch(self.plan)
+        segments = [*guards, *persistent, *self.arena.held(case.tensors)]
+        kept, found, complete = self._compared(segments, case.task)
         if not all(kept[: len(guards)]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
-        if not all(kept[len(guards) : -2]):
+        if not all(kept[len(guards) : len(guards) + len(persistent)]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, NOT_RESTORED)
-        if not all(kept[-2:]):
-            raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs")
-        if unwritten:
-            require_written(found)
+        if not all(kept[len(guards) + len(persistent) :]):
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs or weights")
+        for output in () if complete else case.task.outputs:
+            require_written(output, found[output.name])
         return found
 
-    def _operands(self, case: Case) -> list[Segment]:
-        """A and B in shared memory, and what they are to hold."""
-        pairs = ((self.arena.a(), case.a), (self.arena.b(), case.b))
-        return [Segment(there.data_ptr(), 2 * there.numel(), source=here.data_ptr()) for there, here in pairs]
+    def _compared(self, segments: Sequence[Segment], task: Task) -> tuple[list[bool], Outputs, bool]:
+        """Which segments hold what they must, copies of the outputs, and whether these surely hold no poison.
+
+        One output of 16-bit words is copied and searched by the kernel that compares, which saves a small launch's
+        time several times over.
+        """
+        outputs = self.arena.outputs()
+        first, *others = task.outputs
+        if others or DTYPE_BYTES[first.dtype] != 2 or len(segments) > MAX_SEGMENTS:
+            kept = self._segments.hold(segments)
+            return kept, {name: output.clone() for name, output in outputs.items()}, False
+        there = outputs[first.name]
+        found = torch.empty_like(there)
+        word = POISON_WORDS[first.dtype] & 0xFFFF
+        kept, unwritten = self._segments.look(segments, Copied(there.data_ptr(), first.bytes, word, found.data_ptr()))
+        return kept, {first.name: found}, not unwritten
+
+
+def delayed(stress_builds: Callable[[bool], Sequence[Build]], load: Callable[[Build], None]) -> list[Build]:
+    """Builds with delays that can be launched, those whose delays differ from pass to pass if they can; else none."""
+    for counted in (True, False):
+        builds = stress_builds(counted)
+        if all(build.status is BuildStatus.BUILT for build in builds):
+            try:
+                load(builds[0])
+                return list(builds)
+            except Fault as fault:
+                if fault.status is not VerdictStatus.FORBIDDEN:
+                    raise
+    return []
+
+
+def usual_s(task: Task) -> float:
+    """About what one launch takes."""
+    if task.product:
+        return task.flops / USUAL_PRODUCT_GFLOPS * 1e-9
+    return task.flops / USUAL_GFLOPS * 1e-9 + task.bytes / USUAL_GBYTES_PER_S * 1e-9

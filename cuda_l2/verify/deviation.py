@@ -3,15 +3,16 @@
 Printed: the candidate's largest deviation may not exceed the largest difference among baselines; but baselines
 often agree bit for bit, and then every other summation order fails. Gated: against fp64, the root mean square
 error is at most 1.25 times the worst baseline's (2 times in the fp16 class), and the largest error at most the
-worst baseline's plus one fp16 step, over five inputs.
+worst baseline's plus one step of C's type, over five inputs.
 """
 
 import torch
 
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.system.errors import MachineError
+from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, logical_b, operands, require_finite
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session
 
 INPUTS = 5
 RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
@@ -23,19 +24,18 @@ FP16_ROWS = 32
 """Rows compared in the fp16 class on the CPU, whose baseline is an emulated fp16 sum."""
 
 
-class BaselineDeviation(Check):
+class BaselineDeviation(ProductCheck):
     name = "baseline-bounded deviation"
     order = 30
 
-    def run(self, session: Session) -> None:
-        factor = RMS_FACTOR[session.gemm.accumulate]
+    def run_on(self, session: Session, cases: ProductCases) -> None:
+        factor, slack = RMS_FACTOR[cases.task.accumulate], SUMMATION_NOISE * cases.task.k**0.5
         worst_rms = worst_max = deviation = 0.0
         for index in range(INPUTS):
-            case = session.cases.get("normal", index, _make)
+            case = cases.get("normal", index, _make)
             rows, exact = case.expected["rows"], case.expected["fp64"]
-            error = session.launch(case)[rows].double() - exact
+            error = session.launch(case)["c"][rows].double() - exact
             rms, largest = torch.stack([error.square().mean().sqrt(), error.abs().max()]).tolist()
-            slack = SUMMATION_NOISE * session.gemm.k**0.5
             rms_allowed = factor * float(case.expected["rms"]) + slack
             max_allowed = float(case.expected["max"]) + float(case.expected["step"]) + slack
             worst_rms, worst_max = max(worst_rms, rms), max(worst_max, largest)
@@ -52,22 +52,23 @@ class BaselineDeviation(Check):
         session.rms_error, session.max_error, session.baseline_deviation = worst_rms, worst_max, deviation
 
 
-def fp16_step(magnitude: float) -> float:
-    """The distance between fp16 numbers at a magnitude."""
-    value = torch.tensor(min(magnitude, 65504.0), dtype=torch.float16)
-    below = torch.nextafter(value.float().half(), torch.tensor(0.0, dtype=torch.float16))
-    return max(float(value) - float(below), 2.0**-24)
+def step(magnitude: float, dtype: torch.dtype) -> float:
+    """The distance between numbers of a type at a magnitude."""
+    limits = torch.finfo(dtype)
+    value = torch.tensor(min(magnitude, limits.max), dtype=dtype)
+    below = torch.nextafter(value, torch.tensor(0.0, dtype=dtype))
+    return max(float(value) - float(below), limits.smallest_normal * limits.eps)
 
 
-def _make(cases: Cases, generator: torch.Generator) -> Case:
-    gemm, references = cases.gemm, cases.references
-    case = operands(gemm, *cases.normal(generator))
+def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    gemm, references = cases.task, cases.references
+    case = cases.operands(*cases.normal(generator))
     compared = max(1, int(gemm.m * min(1.0, references.exact_flops / gemm.flops)))
     if gemm.accumulate is Accumulate.FP16 and cases.device.type == "cpu":
         compared = min(compared, FP16_ROWS)
     rows = torch.randperm(gemm.m, generator=generator, device=cases.device)[:compared]
-    exact = case.a[rows].double() @ logical_b(gemm, case).double()
-    outputs = references.baselines(gemm, case, rows)
+    exact = case.a[rows].double() @ case.b.double()
+    outputs = references.baselines(case, rows)
     named = {f"baseline {number}": output for number, output in enumerate(outputs, 1)}
     require_finite(gemm, A=case.a, B=case.b, **{"the product in fp64": exact}, **named)
     errors = [output.double() - exact for output in outputs]
@@ -84,7 +85,7 @@ def _make(cases: Cases, generator: torch.Generator) -> Case:
         # single numbers, on the CPU: reading one from the GPU waits for it
         rms=rms,
         max=torch.stack([error.abs().max() for error in errors]).max().cpu(),
-        step=torch.tensor(fp16_step(float(exact.abs().max()))),
+        step=torch.tensor(step(float(exact.abs().max()), case.a.dtype)),
         spread=torch.tensor(spread),
     )
     return case

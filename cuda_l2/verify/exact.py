@@ -1,39 +1,49 @@
-"""Exact match on {0, 1} inputs (paper section 2.3): integers below 2048 are exact in fp16, so nothing may differ."""
+"""Exact match on {0, 1} inputs (paper section 2.3): small integers are exact in the task's type, so none may differ.
+
+Integers are exact below 2048 in fp16.
+"""
 
 import torch
 
+from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands, require_finite
+from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
 
 INPUTS = 3
-LARGEST_EXACT = 2048
-TYPICAL_SUM = 1200
-"""Ones are drawn so that a typical element of C is at most this: well above zero and rarely at 2048."""
+TYPICAL_SHARE = 0.586
+"""Ones are drawn so that a typical element of C is at most this share of the largest exact one: well above zero and
+rarely at it."""
 
 
-class ExactMatch(Check):
+class ExactMatch(ProductCheck):
     name = "exact match"
     order = 10
 
-    def run(self, session: Session) -> None:
+    def run_on(self, session: Session, cases: ProductCases) -> None:
         for index in range(INPUTS):
-            case = session.cases.get("exact", index, _make)
-            expected, found = case.expected["c"], session.launch(case).float()
-            wrong = (found != expected) & (expected < LARGEST_EXACT)
+            case = cases.get("exact", index, _make)
+            expected, found = case.expected["c"], session.launch(case)["c"].float()
+            wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
             if wrong.any():
-                element = first_difference(found, expected, wrong)
+                element = first_difference("c", found, expected, wrong)
                 share = float(wrong.float().mean())
                 raise CheckFailed(
                     VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element
                 )
 
 
-def _make(cases: Cases, generator: torch.Generator) -> Case:
-    gemm = cases.gemm
-    one = min(0.5, (TYPICAL_SUM / gemm.k) ** 0.5)
+def largest_exact(dtype: torch.dtype) -> float:
+    """The first integer above which not all are numbers of a type: 2048 in fp16."""
+    return 2 / torch.finfo(dtype).eps
+
+
+def _make(cases: ProductCases, generator: torch.Generator) -> ProductCase:
+    gemm = cases.task
+    one = min(0.5, (TYPICAL_SHARE * largest_exact(dtype_of(gemm)) / gemm.k) ** 0.5)
     a = torch.rand(gemm.m, gemm.k, generator=generator, device=cases.device) < one
     b = torch.rand(gemm.k, gemm.n, generator=generator, device=cases.device) < one
-    case = operands(gemm, a, b)
+    case = cases.operands(a, b)
     case.expected["c"] = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=case.expected["c"])
     return case

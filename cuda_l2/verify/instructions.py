@@ -7,29 +7,30 @@ integer operands. Names as nvdisasm prints them: HMMA.16816.F32, HGMMA.64x128x16
 
 import re
 
-from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.verify._base import Check, CheckFailed, Session
+from cuda_l2.records import Accumulate, Task, VerdictStatus
+from cuda_l2.tasks.products import ProductCases
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session
 
 _OTHER_OPERANDS = re.compile(r"BF16|TF32|E4M3|E5M2|E2M1|^[IBQO][GM]*MMA|^QGMMA|^UTC[QIO]")
 _FP16_SUM = re.compile(r"^(HMMA|HGMMA|UTCHMMA)\b.*\.F16\b")
 
 
-class Instructions(Check):
+class Instructions(ProductCheck):
     name = "instructions"
     order = 5
 
-    def applies(self, session: Session) -> bool:
-        return bool(session.build.kernels)
+    def applies_to(self, task: Task, device: str) -> bool:
+        return task.product and device == "cuda"
 
-    def run(self, session: Session) -> None:
-        fp32 = session.gemm.accumulate is Accumulate.FP32
+    def run_on(self, session: Session, cases: ProductCases) -> None:
+        accumulate = cases.task.accumulate
+        fp32 = accumulate is Accumulate.FP32
         for kernel in session.build.kernels:
             for opcode in kernel.tensor_instructions:
                 if _OTHER_OPERANDS.search(opcode) or (fp32 and _FP16_SUM.match(opcode)):
                     allowed = "fp16 operands and fp32 sums" if fp32 else "fp16 operands"
-                    reason = f"{kernel.name} uses {opcode}; the {session.gemm.accumulate} class allows {allowed} only"
+                    reason = f"{kernel.name} uses {opcode}; the {accumulate} class allows {allowed} only"
                     raise CheckFailed(VerdictStatus.IMPRECISE, reason)
 
 
 CHECK = Instructions()
-"""The check; found by `all_checks`."""

@@ -1,8 +1,8 @@
 """The precision contract of the fp32 class, which {0, 1} inputs cannot see.
 
-Random integers whose partial sums all stay below 2^22 are summed exactly in fp32 in any order and not in
-fp16 or bf16, so C must be the exact result rounded to fp16, bit for bit, also with K permuted. Rows of A and columns
-of B are scaled by powers of two, so that no kernel can tell these inputs by their being whole.
+Random integers whose partial sums all stay below 2^22 are summed exactly in fp32 in any order and not in fp16 or bf16,
+so C must be the exact result rounded to its type, bit for bit, also with K permuted. Rows of A and columns of B are
+scaled by powers of two, so that no kernel can tell these inputs by their being whole.
 """
 
 import math
@@ -10,18 +10,10 @@ from functools import partial
 
 import torch
 
+from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.verify._base import (
-    Case,
-    Cases,
-    Check,
-    CheckFailed,
-    Session,
-    first_difference,
-    logical_b,
-    operands,
-    require_finite,
-)
+from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
@@ -29,31 +21,29 @@ RANGES = ((31, 31), (127, 15))
 """Largest integers in A and B. The second range makes sums of two products need more than fp16's eleven bits."""
 
 
-class PrecisionContract(Check):
+class PrecisionContract(ProductCheck):
     name = "precision contract"
     order = 20
 
     def applies(self, session: Session) -> bool:
-        return session.gemm.accumulate is Accumulate.FP32
+        return isinstance(session.cases, ProductCases) and session.cases.task.accumulate is Accumulate.FP32
 
-    def run(self, session: Session) -> None:
+    def run_on(self, session: Session, cases: ProductCases) -> None:
         for index in range(len(RANGES)):
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted)):
-                case = session.cases.get(kind, index, partial(make, index=index))
-                expected, found = case.expected["c"], session.launch(case)
+                case = cases.get(kind, index, partial(make, index=index))
+                expected, found = case.expected["c"], session.launch(case)["c"]
                 wrong = (found != expected) & ~(found.isnan() & expected.isnan())
                 if wrong.any():
-                    element = first_difference(found, expected, wrong)
+                    element = first_difference("c", found, expected, wrong)
                     share = float(wrong.float().mean())
-                    raise CheckFailed(
-                        VerdictStatus.IMPRECISE,
-                        f"{share:.1%} of C is not the exact sum rounded to fp16: {element}; sums must be kept in fp32",
-                        element,
-                    )
+                    right = f"the exact sum rounded to {cases.task.dtype}"
+                    reason = f"{share:.1%} of C is not {right}: {element}; sums must be kept in fp32"
+                    raise CheckFailed(VerdictStatus.IMPRECISE, reason, element)
 
 
-def _make(cases: Cases, generator: torch.Generator, index: int) -> Case:
-    gemm = cases.gemm
+def _make(cases: ProductCases, generator: torch.Generator, index: int) -> ProductCase:
+    gemm = cases.task
     largest_a, largest_b = RANGES[index]
     scale = min(1.0, math.sqrt(LARGEST_SUM / (gemm.k * largest_a * largest_b)))
     a, b = (
@@ -63,18 +53,18 @@ def _make(cases: Cases, generator: torch.Generator, index: int) -> Case:
             (max(1, int(largest_b * scale)), (gemm.k, gemm.n)),
         )
     )
-    case = operands(gemm, a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
+    case = cases.operands(a * _powers(gemm.m, generator)[:, None], b * _powers(gemm.n, generator))
     product = cases.product_fp32(case)
     require_finite(gemm, A=case.a, B=case.b, C=product)
-    case.expected["c"] = product.half()
+    case.expected["c"] = product.to(dtype_of(gemm))
     return case
 
 
-def _make_permuted(cases: Cases, generator: torch.Generator, index: int) -> Case:
+def _make_permuted(cases: ProductCases, generator: torch.Generator, index: int) -> ProductCase:
     """The same kind of case with a reference that summed K in another order."""
-    gemm, plain = cases.gemm, _make(cases, generator, index)
-    order = torch.randperm(gemm.k, generator=generator, device=cases.device)
-    case = operands(gemm, plain.a[:, order], logical_b(gemm, plain)[order])
+    plain = _make(cases, generator, index)
+    order = torch.randperm(cases.task.k, generator=generator, device=cases.device)
+    case = cases.operands(plain.a[:, order], plain.b[order])
     case.expected["c"] = plain.expected["c"]
     return case
 

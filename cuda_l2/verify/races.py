@@ -1,9 +1,10 @@
-"""No access outside the arrays, none to shared memory that nothing orders, no look at unwritten scratch.
+"""No access outside the tensors, none to shared memory that nothing orders, no read of unwritten scratch.
 
 That is compute-sanitizer's word. Its memcheck, racecheck and initcheck run the candidate in processes of their own, at
-the session's shape or, where that is large, at a smaller one that is laid out alike. Left out, and not among the checks
-passed, where the tool cannot watch the GPU. Not covered: races in global memory, and what the tools do not see of the
-asynchronous instructions; stress builds look for both.
+the session's sizes or, where those are large, at smaller ones: of a matrix product at a shape that is laid out alike,
+of another task at sizes that the contract takes. Left out, and not among the checks passed, where the tool cannot watch
+the GPU. Not covered: races in global memory, and what the tools do not see of the asynchronous instructions; stress
+builds look for both.
 """
 
 import itertools
@@ -17,8 +18,9 @@ from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.records import Build, Gemm, Task, VerdictStatus
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session
 
-LARGE_FLOPS = 1 << 34
-"""Up to here, some seconds for a kernel that keeps racecheck busy, the shape itself is checked."""
+LARGE_FLOPS, LARGE_BYTES = 1 << 34, 32 << 20
+"""Up to here, some seconds for a kernel that keeps racecheck busy, the task itself is checked. A product's bytes do not
+count."""
 SIDES = (8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 512)
 """A smaller size is a multiple of the same ones of these: the sides of tiles, and what alignment asks for."""
 LEAST_K = (2048, 4096, 8192)
@@ -34,13 +36,17 @@ class Races(Check):
     order = 70
     full_only = True
 
+    def applies_to(self, task: Task, device: str) -> bool:
+        return device == "cuda"
+
     def applies(self, session: Session) -> bool:
         return isinstance(session, GpuSession) and session.sanitizes()
 
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)
-        gemm = smaller(session)
-        look(session.plan_for(gemm), session.build, lambda tool: session.sanitize(tool, gemm), gemm, session.gemm)
+        at = smaller(session)
+        case = session.cases.alone(at)
+        look(session.plan_for(at), session.build, lambda tool: session.sanitize(tool, at, case), at, session.task)
 
 
 def look(plan: Plan, build: Build, sanitize: Callable[[Tool], str], at: Task, own: Task) -> None:
@@ -65,11 +71,18 @@ def failed(tool: Tool, at: Task, own: Task, finding: str) -> CheckFailed:
     return CheckFailed(VerdictStatus.UNHYGIENIC, f"{tool}{where}: {finding}")
 
 
-def smaller(session: GpuSession) -> Gemm:
-    """The session's shape, or where it is large the least one found that is laid out alike."""
-    gemm = session.gemm
-    if gemm.flops <= LARGE_FLOPS:
-        return gemm
+def smaller(session: GpuSession) -> Task:
+    """The session's task at its own sizes, or where they are large at smaller ones."""
+    task = session.task
+    if isinstance(task, Gemm):
+        return task if task.flops <= LARGE_FLOPS else _smaller_product(session, task)
+    if task.bytes <= LARGE_BYTES and task.flops <= LARGE_FLOPS:
+        return task
+    return next(filter(session.serves, session.cases.others), task)
+
+
+def _smaller_product(session: GpuSession, gemm: Gemm) -> Gemm:
+    """The least shape found that is laid out as a large one is; itself where there is none."""
     real = session.plan_for(gemm)
     sizes = [list(_alike(size, least)) for size, least in ((gemm.m, LEAST_MN), (gemm.n, LEAST_MN), (gemm.k, LEAST_K))]
     shapes = [replace(gemm, m=m, n=n, k=k) for m, n, k in itertools.product(*sizes)]

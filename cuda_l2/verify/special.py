@@ -1,18 +1,31 @@
-"""NaN, infinities, overflow, zeros and nearly empty rows come out as the fp32 reference has them."""
+"""Special values come out as the reference has them, and touch nothing else.
+
+For every task: NaN and infinities among the inputs come out where the exact result has them. Each kind stands in one
+element, or several kinds in a few, of one tensor of real numbers. Nothing is asked of elements in which PyTorch itself
+gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
+rows of A with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32 reference has them.
+"""
 
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 
+from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.verify._base import Case, Cases, Check, CheckFailed, Session, first_difference, operands
+from cuda_l2.tasks.cases import SPECIAL
+from cuda_l2.tasks.products import ProductCase, ProductCases
+from cuda_l2.verify._base import Check, CheckFailed, Session, first_difference, require_right
 
 SPARSE_EVERY = 4
 """One row of A in so many, and one column of B, has a single value left: zeros elsewhere must not be taken for all."""
 KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal", "sparse")
-SMALLEST_STEP = 2.0**-24  # between subnormal fp16 numbers
-FP16_OVERFLOW = 65520.0  # from here on, rounding to nearest gives infinity
+LARGE_SHARE = 0.916
+"""Of the largest number: products of such values with normal ones overflow the type, and not fp32."""
+SUBNORMAL_SHARE = 2.0**-6
+"""Of the least normal number: the same with these are subnormal."""
+MAX_TENSORS = 3
+"""Of a task with more tensors of real numbers, this many drawn at random have special values."""
 
 
 class SpecialValues(Check):
@@ -20,28 +33,42 @@ class SpecialValues(Check):
     order = 40
 
     def run(self, session: Session) -> None:
-        # a sum in fp16 may pass through infinity on its way to a finite value
-        kinds = [kind for kind in KINDS if kind != "overflow" or session.gemm.accumulate is Accumulate.FP32]
-        for first in range(0, len(kinds), min(session.gemm.m, len(kinds))):
-            case = session.cases.get("special", first, partial(_make, kinds=kinds, first=first))
-            expected, slack = case.expected["c"], case.expected["slack"]
-            found = session.launch(case).float()
-            near_overflow = (expected.abs() - FP16_OVERFLOW).abs() <= slack + 0.01 * FP16_OVERFLOW
-            rounded = expected.half().float()
-            same = (found == rounded) | (found.isnan() & expected.isnan())
-            step = (expected.abs() * 2.0**-10).clamp(min=SMALLEST_STEP)
-            close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
-            wrong = ~(same | close | near_overflow)
-            if wrong.any():
-                element = first_difference(found, rounded, wrong)
-                kind = kinds[(first + element.row) % len(kinds)] if element.row < len(kinds) else "ordinary"
-                raise CheckFailed(
-                    VerdictStatus.INCORRECT, f"a row with {kind} values comes out wrong: {element}", element
-                )
+        cases = session.cases
+        if isinstance(cases, ProductCases):
+            _require_right_rows(session, cases)
+        names = cases.real_tensors
+        for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+            for kind in SPECIAL:
+                case = cases.special(names[int(index)], kind)
+                if case is not None:
+                    require_right(case, session.launch(case), f"with {kind} in {names[int(index)]}")
 
 
-def _make(cases: Cases, generator: torch.Generator, kinds: Sequence[str], first: int) -> Case:
-    gemm = cases.gemm
+def _require_right_rows(session: Session, cases: ProductCases) -> None:
+    """CheckFailed where a row with special values comes out wrong."""
+    gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
+    # a sum in fp16 may pass through infinity on its way to a finite value
+    kinds = [kind for kind in KINDS if kind != "overflow" or gemm.accumulate is Accumulate.FP32]
+    overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
+    for first in range(0, len(kinds), min(gemm.m, len(kinds))):
+        case = cases.get("special", first, partial(_make, kinds=kinds, first=first))
+        expected, slack = case.expected["c"], case.expected["slack"]
+        found = session.launch(case)["c"].float()
+        near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
+        rounded = expected.to(dtype_of(gemm)).float()
+        same = (found == rounded) | (found.isnan() & expected.isnan())
+        step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+        close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
+        wrong = ~(same | close | near_overflow)
+        if wrong.any():
+            element = first_difference("c", found, rounded, wrong)
+            kind = kinds[(first + element.row) % len(kinds)] if element.row < len(kinds) else "ordinary"
+            reason = f"a row with {kind} values comes out wrong: {element}"
+            raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+
+
+def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str], first: int) -> ProductCase:
+    gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
     a, b = cases.normal(generator)
     for row in range(min(gemm.m, len(kinds))):
         at = int(torch.randint(gemm.k, (1,), generator=generator, device=cases.device))
@@ -51,16 +78,16 @@ def _make(cases: Cases, generator: torch.Generator, kinds: Sequence[str], first:
             case "infinity":
                 a[row, at] = float("-inf")
             case "overflow":
-                a[row] = 60000.0
+                a[row] = LARGE_SHARE * limits.max
             case "negative zero":
                 a[row] = -0.0
             case "subnormal":
-                a[row] *= 2.0**-20
+                a[row] *= SUBNORMAL_SHARE * limits.smallest_normal
             case "sparse":  # zeros nearly everywhere must not be taken for zeros
                 a[row], b[:, row % gemm.n] = _one_left(a[row], at), _one_left(b[:, row % gemm.n], at)
     _leave_one(a[len(kinds) :: SPARSE_EVERY], generator)
     _leave_one(b.t()[len(kinds) :: SPARSE_EVERY], generator)
-    case = operands(gemm, a, b)
+    case = cases.operands(a, b)
     finite = case.a.float().nan_to_num(0.0, 0.0, 0.0).abs()
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10

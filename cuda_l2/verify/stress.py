@@ -5,15 +5,13 @@ multiprocessors, and at times caches and memory too, taken now and then; other b
 wherever one of theirs has left it.
 """
 
-import torch
-
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, first_difference, normal_case
+from cuda_l2.records import Task
+from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, require_same
 
 SEEDS = (1, 2, 3, 4)
 RUNS = 100
-"""Of each seed's build."""
+"""Launches of each seed's build."""
 
 
 class Stress(Check):
@@ -21,23 +19,16 @@ class Stress(Check):
     order = 65  # before the sanitizer, whose start costs more
     full_only = True
 
-    def applies(self, session: Session) -> bool:
-        return isinstance(session, GpuSession)
+    def applies_to(self, task: Task, device: str) -> bool:
+        return device == "cuda"
 
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)
-        case = session.cases.get("stress", 0, normal_case)
+        case = session.cases.drawn("state 0")
         right = session.launch(case)
         try:
-            for outputs in session.launch_stressed(case, SEEDS, RUNS):
-                wrong = outputs.view(torch.int16) != right.view(torch.int16)
-                differ = wrong.flatten(1).any(1)
-                if differ.any():
-                    first = int(differ.nonzero()[0])
-                    share = f"in {int(differ.sum())} of {len(outputs)} launches"
-                    element = first_difference(outputs[first], right, wrong[first])
-                    reason = f"the result changes when threads are delayed, {share}: {element}"
-                    raise CheckFailed(VerdictStatus.UNHYGIENIC, reason, element)
+            for found in session.launch_stressed(case, SEEDS, RUNS):
+                require_same(found, right, "the result changes when threads are delayed")
         except Fault as fault:
             raise CheckFailed(fault.status, f"when threads are delayed: {fault.reason}") from None
 

@@ -107,7 +107,7 @@ def select(
 def fingerprint(build: Build, source: str, gemm: Gemm, sms: int) -> str:
     """Machine code and launches: what the device sees of a candidate."""
     try:
-        plan = repr(parse_cuda(source).plan(gemm.m, gemm.n, gemm.k, sms))
+        plan = repr(parse_cuda(source).plan(gemm, sms))
     except ContractError as error:
         plan = str(error)
     code = Path(build.artifact).read_bytes() if build.artifact else build.reason.encode()

@@ -16,7 +16,7 @@ MAIN = "cuda_l2.machine.cuda.alone_main"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to launch: a matrix product on standard normal operands from a seed, another task on tensors from a file."""
+    """What to launch: on tensors from a file, or on standard normal numbers from a seed."""
 
     cubin: str
     plan: Plan
@@ -24,7 +24,7 @@ class Job:
     launches: int
     seed: int = 0
     fills_scratch: bool = True  # garbage of ours before each launch; else what memory held when it was allocated
-    given: str = ""  # path of a file: the bytes of an Operation's inputs and weights, in its order
+    given: str = ""  # path of a file: the bytes of inputs and weights, in the task's order; normal numbers where empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Ended:
     status: int | None  # of the tool's process; None where it outran its time
     output: str  # the tool's
     digests: tuple[tuple[str, ...], ...] = ()
-    """Of the outputs, for each job that was done and each of its launches."""
+    """Digests of the outputs, for each job that was done and each of its launches."""
     refused: str = ""  # a job cannot be launched as its contract says; it was the last
     fault: str = ""  # what the driver said
     machine: str = ""  # the same, where no candidate can be the cause

@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,12 @@ from cuda.bindings import driver
 from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.driver import DriverError, LaunchError, Loaded, check
 from cuda_l2.machine.fills import POISONS, SCRATCH_BYTE
-from cuda_l2.records import Gemm, from_json
+from cuda_l2.records import Tensor, from_json
 
 SCRATCH_WORD = 0x01010101 * SCRATCH_BYTE
 WORKSPACE_ALIGN = 1024
 PATTERN = 65521
-"""Operands repeat after so many normal numbers: a prime, so that rows differ."""
+"""Numbers that are not given repeat after this many normal ones: a prime, so that rows differ."""
 
 
 class _Memory:
@@ -71,18 +72,23 @@ def _start() -> int:
 
 def _given(job: Job) -> dict[str, npt.NDArray[np.uint8]]:
     """Bytes of every input and weight by name."""
-    task, found = job.task, {}
-    if isinstance(task, Gemm):
-        generator = np.random.default_rng(job.seed)
-        pattern = generator.standard_normal(PATTERN, dtype=np.float32).astype(np.float16)
-        for name, elements in (("a", task.m * task.k), ("b", task.k * task.n)):
-            found[name] = np.resize(np.roll(pattern, ord(name)), elements).view(np.uint8)
-        return found
-    values, start = np.fromfile(job.given, np.uint8), 0
-    for tensor in (*task.inputs, *task.weights):
+    if not job.given:
+        return {tensor.name: _normal(tensor, job.seed, number) for number, tensor in enumerate(job.task.given)}
+    values, start, found = np.fromfile(job.given, np.uint8), 0, {}
+    for tensor in job.task.given:
         found[tensor.name] = values[start : start + tensor.bytes]
         start += tensor.bytes
     return found
+
+
+def _normal(tensor: Tensor, seed: int, number: int) -> npt.NDArray[np.uint8]:
+    """Bytes of a tensor of standard normal numbers, others for each number of a tensor."""
+    drawn = np.random.default_rng(seed).standard_normal(PATTERN, dtype=np.float32)
+    if tensor.dtype == "bfloat16":  # numpy has none: the upper half of an fp32 number
+        pattern: npt.NDArray[Any] = (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        pattern = drawn.astype(tensor.dtype)
+    return np.resize(np.roll(pattern, number), tensor.elements).view(np.uint8)
 
 
 def _launch(job: Job, stream: int, memory: _Memory) -> list[str]:

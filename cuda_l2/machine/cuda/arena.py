@@ -1,116 +1,398 @@
-"""Device memory for one matrix product: operands in windows, output, records, workspaces."""
+"""Device memory for one task: tensors by name, in windows, and workspaces, with guards around them.
 
+The same memory is laid out anew for other sizes of the task.
+"""
+
+import enum
 import math
-from typing import Any
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 
+from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.device_arena import (
-    GUARD_BYTES,
-    MAX_RECORDS,
-    RECORD_BYTES,
-    WINDOW_ALIGN,
-    WINDOWS,
-    DeviceArena,
-    Place,
-)
+from cuda_l2.machine.cuda import buffers
+from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.segments import Segment
-from cuda_l2.machine.fills import POISON
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, SCRATCH_BYTE
+from cuda_l2.machine.tensors import Tensors, stored, view
+from cuda_l2.records import Task, Tensor
+from cuda_l2.system import scratch
 
-OTHER_B = "b_other"
-"""The buffer that holds B in the layout that is not the task's."""
+GUARD_BYTES = 4096
+GUARD_WORD, SCRATCH_WORD = 0x01010101 * GUARD_BYTE, 0x01010101 * SCRATCH_BYTE
+OUTSIDE = "wrote outside its outputs and workspaces"
+NOT_RESTORED = "left a persistent workspace other than it found it"
+PRODUCT_WINDOWS = 4
+"""Versions of a matrix product's A that timed launches alternate between, so that every launch changes the output."""
+WORKSPACE_ALIGN = 1024
+TENSOR_ALIGN = 16
+"""What the contract promises of a pointer."""
+WINDOW_ALIGN = 256
+RECORD_BYTES = 64 << 20
+MAX_RECORDS = 256
+WORKSPACE_SLACK = 32 * GUARD_BYTES
+"""For guards and alignment beside the workspaces themselves."""
 
 
-class CudaArena(DeviceArena):
-    """Shared device memory for one Gemm. A context manager; views die with it.
+class Sharing(enum.StrEnum):
+    """How the windows of timed launches share memory. Every window begins at a multiple of WINDOW_ALIGN bytes."""
 
-    Matrices are placed either snug, ending where their mapping ends, so that one step too far faults; or aligned as
-    torch's allocator would, for timing. Timed launches alternate between windows, so that each changes the output:
-    versions of A a few rows apart in one buffer, which costs the cache nothing; or, with rotate, so many separate A, B
-    and C that together they exceed the cache. With both_layouts kernels can have B in the other layout too.
-    """
-
-    def __init__(self, gemm: Gemm, workspace_bytes: int, *, rotate: int = 0, both_layouts: bool = False) -> None:
-        self.gemm, self.windows = gemm, rotate or WINDOWS
-        row_bytes = 2 * gemm.k
-        self._bytes = {"a": row_bytes * gemm.m, "b": 2 * gemm.k * gemm.n, "c": 2 * gemm.m * gemm.n}
-        if rotate:
-            self._shift = {name: -(-size // WINDOW_ALIGN) * WINDOW_ALIGN for name, size in self._bytes.items()}
-        else:  # the fewest rows that keep every window aligned
-            self._shift = {"a": row_bytes * (WINDOW_ALIGN // math.gcd(row_bytes, WINDOW_ALIGN)), "b": 0, "c": 0}
-        if both_layouts:
-            self._bytes[OTHER_B], self._shift[OTHER_B] = self._bytes["b"], self._shift["b"]
-        self._spans = {name: size + (self.windows - 1) * self._shift[name] for name, size in self._bytes.items()}
-        self.record_stride = self._bytes["c"]
-        self.records = max(2, min(MAX_RECORDS, RECORD_BYTES // self.record_stride))
-        sizes = {name: size + 2 * GUARD_BYTES for name, size in self._spans.items()}
-        sizes["staging"] = self._bytes["a"]  # where a producer of A has it from
-        sizes["record"] = self.records * self.record_stride
-        super().__init__(sizes, workspace_bytes)
-        self.place(snug=False)
-
-    def place(self, *, snug: bool) -> None:
-        """Choose where the matrices lie, and set the guards around them."""
-        used = self._bytes if snug else self._spans
-        self._offsets = self.surround(used, snug=snug)
-
-    def a(self, window: int = 0) -> torch.Tensor:
-        """A of one window, M x K."""
-        return self._view("a", window, (self.gemm.m, self.gemm.k))
-
-    def b(self, window: int = 0) -> torch.Tensor:
-        """B of one window as the task lays it out."""
-        gemm = self.gemm
-        return self._view("b", window, (gemm.k, gemm.n) if gemm.layout is Layout.NN else (gemm.n, gemm.k))
-
-    def other_b(self, window: int = 0) -> torch.Tensor:
-        """B of one window in the other layout, where the arena has it."""
-        gemm = self.gemm
-        return self._view(OTHER_B, window, (gemm.n, gemm.k) if gemm.layout is Layout.NN else (gemm.k, gemm.n))
-
-    def c(self, window: int = 0) -> torch.Tensor:
-        """C of one window, M x N; the same memory for all unless they rotate."""
-        return self._view("c", window, (self.gemm.m, self.gemm.n))
-
-    def span(self, name: str) -> torch.Tensor:
-        """All of a, b or c, every window of it, as fp16 words."""
-        return self.buffers[name].tensor(self._offsets[name], (self._spans[name] // 2,), torch.float16)
-
-    def recorded(self, count: int) -> torch.Tensor:
-        """Outputs that the last recorded launches gave, count x M x N."""
-        return self.buffers["record"].tensor(0, (count, self.gemm.m, self.gemm.n), torch.float16)
-
-    def written(self, window: int = 0) -> list[Any]:
-        """C of a window as the worker poisons and records it: buffer, offset, bytes, the word, where in a record."""
-        place = self.operands(window)["c"]
-        return [place.buffer, place.offset, self._bytes["c"], POISON << 16 | POISON, 0]
-
-    def operands(self, window: int = 0, *, other_layout: bool = False) -> dict[str, Place]:
-        """Where A, B and C lie."""
-        buffers = {"a": "a", "b": OTHER_B if other_layout else "b", "c": "c"}
-        return {
-            name: Place(buffer, self._offsets[buffer] + window * self._shift[buffer])
-            for name, buffer in buffers.items()
-        }
-
-    def places(self, plan: Plan, window: int = 0, *, slot: int = 0, other_layout: bool = False) -> dict[str, Place]:
-        """Where a plan's pointers lie; lays out its workspaces."""
-        return {**self.operands(window, other_layout=other_layout), **self.lay_out(plan, slot)}
+    OVERLAPPING = "overlapping"  # versions of the first input a few rows apart in one buffer; all else is shared
+    SEPARATE = "separate"  # inputs and weights lie apart, guards between them; outputs are shared
+    ROTATING = "rotating"  # all lie apart, guards between them
+    PACKED = "packed"  # all lie apart, one right behind the other
 
     @property
-    def window_words(self) -> dict[str, int]:
-        """fp16 words from one window of a, b or c to the next."""
-        return {name: shift // 2 for name, shift in self._shift.items()}
+    def rotates(self) -> bool:
+        """Whether every window has outputs of its own."""
+        return self in (Sharing.ROTATING, Sharing.PACKED)
 
-    def poison_outputs(self) -> None:
-        self.span("c").view(torch.int16).fill_(POISON)
+    def shift(self, task: Task, tensor: Tensor) -> int:
+        """Bytes from one window of a tensor to the next; 0 where they share it."""
+        match self:
+            case Sharing.OVERLAPPING:  # the fewest rows that keep every window aligned: they cost the cache nothing
+                first = task.inputs[0]
+                return math.lcm(tensor.bytes // first.shape[0], WINDOW_ALIGN) if tensor == first else 0
+            case Sharing.PACKED:
+                return _up(tensor.bytes, WINDOW_ALIGN)
+            case Sharing.SEPARATE if tensor in task.outputs:
+                return 0
+        return _up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
 
-    def before_launch(self, plan: Plan, *, scratch: bool) -> list[Segment]:
-        """What memory beside the operands is to hold before a launch: poison in C, scratch, guards."""
-        poison = Segment(self.c().data_ptr(), self._bytes["c"], POISON << 16 | POISON)
-        return [poison, *(self.scratch(plan) if scratch else ())]
 
-    def _view(self, name: str, window: int, shape: tuple[int, int]) -> torch.Tensor:
-        return self.buffers[name].tensor(self._offsets[name] + window * self._shift[name], shape, torch.float16)
+class CudaArena:
+    """Shared device memory for a task, at its own sizes and at others. A context manager; views die with it.
+
+    Tensors lie either snug, ending where their mapping ends, so that one step too far faults; or aligned as torch's
+    allocator would, for timing. Timed launches alternate between windows at the first task's sizes, the others have
+    one: each launch meets other inputs, so that it changes what the last one wrote, or has outputs of its own.
+
+    tasks: the task, and the same at the other sizes. beside: further tensors that every window has.
+    """
+
+    records: int
+    """Number of launches whose outputs can be kept at once."""
+    record_stride: int
+    """Bytes from one record to the next."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        workspace_bytes: int,
+        *,
+        windows: int = 1,
+        sharing: Sharing = Sharing.SEPARATE,
+        beside: Sequence[Tensor] = (),
+    ) -> None:
+        self.workspace_bytes, self.sharing = workspace_bytes, sharing
+        self._tasks, self._most_windows, self._beside = tasks, windows, tuple(beside)
+        spans = [self._spans_of(task) for task in tasks]
+        sizes = {buffer: max(each[buffer] for each in spans) + 2 * GUARD_BYTES for buffer in spans[0]}
+        # where a slow producer has an input from
+        sizes["staging"] = max(tensor.bytes for task in tasks for tensor in task.given) + TENSOR_ALIGN
+        strides = [_record_stride(task) for task in tasks]
+        sizes["record"] = max(stride * _records(stride) for stride in strides)
+        sizes["workspace"] = workspace_bytes + WORKSPACE_SLACK
+        self.buffers: dict[str, buffers.SharedBuffer] = {}
+        try:
+            for name, size in sizes.items():
+                self.buffers[name] = buffers.SharedBuffer(size)
+        except BaseException:
+            self.close()
+            raise
+        self._guards: list[torch.Tensor] = []
+        """Bands of bytes around what candidates are given."""
+        self._workspaces: list[dict[str, tuple[int, int]]] = []
+        """Offset and bytes of every kernel's workspaces by name."""
+        self.select(tasks[0])
+
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (*self.task.tensors, *self._beside)
+
+    def _spans_of(self, task: Task) -> dict[str, int]:
+        """Bytes of each tensor's buffer that hold its windows; sets what the layout depends on."""
+        self.task, self.windows = task, self._most_windows if task == self._tasks[0] else 1
+        self._shift = {tensor.name: self.sharing.shift(task, tensor) for tensor in self._tensors}
+        return {
+            buffer_name(tensor): tensor.bytes + (self.windows - 1) * self._shift[tensor.name]
+            for tensor in self._tensors
+        }
+
+    def select(self, task: Task, *, snug: bool = False) -> None:
+        """Lay the memory out for this task, one of those given; what it held before is of no meaning.
+
+        snug: the first window's tensors end where their mapping ends.
+        """
+        spans = self._spans_of(task)
+        bytes_of = {buffer_name(tensor): tensor.bytes for tensor in self._tensors}
+        offsets = self._surround(bytes_of if snug else spans, snug=snug)
+        self._offsets = {tensor.name: offsets[buffer_name(tensor)] for tensor in self._tensors}
+        self.record_stride, self.records = _record_stride(task), _records(_record_stride(task))
+        if not snug and self.sharing in (Sharing.SEPARATE, Sharing.ROTATING):
+            for tensor in self._tensors:
+                self._guard_between(tensor)
+
+    def _guard_between(self, tensor: Tensor) -> None:
+        """Set guards between the windows of a tensor."""
+        for window in range(self.windows - 1 if self._shift[tensor.name] else 0):
+            start = self._offset(tensor.name, window) + tensor.bytes
+            behind = self._whole(buffer_name(tensor))[start : self._offset(tensor.name, window + 1)]
+            behind.fill_(GUARD_BYTE)
+            self._guards.append(behind)
+
+    def _surround(self, used: Mapping[str, int], *, snug: bool) -> dict[str, int]:
+        """Where this many bytes of each buffer begin, with guard bands set around them.
+
+        snug: they end where their mapping ends, so that one step too far faults; else aligned as torch's allocator
+        would.
+        """
+        offsets: dict[str, int] = {}
+        self._guards = []
+        for name, size in used.items():
+            whole = self._whole(name)
+            offset = (len(whole) - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
+            self._guards += [whole[max(0, offset - GUARD_BYTES) : offset], whole[offset + size :][:GUARD_BYTES]]
+            offsets[name] = offset
+        for band in self._guards:
+            band.fill_(GUARD_BYTE)
+        return offsets
+
+    def tensor(self, tensor: Tensor, window: int = 0) -> torch.Tensor:
+        """A view of a tensor in a window; as uint8 where it should be bool and holds something else."""
+        start = self._offset(tensor.name, window)
+        return view(self._whole(buffer_name(tensor))[start : start + tensor.bytes], tensor)
+
+    def span(self, tensor: Tensor) -> torch.Tensor:
+        """Bytes of a tensor from its first window's beginning to its last one's end."""
+        end = self._offset(tensor.name, self.windows - 1) + tensor.bytes
+        return self._whole(buffer_name(tensor))[self._offsets[tensor.name] : end]
+
+    def shift(self, tensor: Tensor) -> int:
+        """Bytes from one window of a tensor to the next; 0 where they share it."""
+        return self._shift[tensor.name]
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the arena has a tensor, of the task or beside it."""
+        return tensor in self._tensors
+
+    def given(self, window: int = 0) -> dict[str, torch.Tensor]:
+        """Inputs and weights of a window."""
+        return {tensor.name: self.tensor(tensor, window) for tensor in self.task.given}
+
+    def outputs(self, window: int = 0) -> dict[str, torch.Tensor]:
+        """Outputs of a window."""
+        return {tensor.name: self.tensor(tensor, window) for tensor in self.task.outputs}
+
+    def recorded(self, number: int) -> dict[str, torch.Tensor]:
+        """Outputs that one of the launches recorded last gave."""
+        found, start = {}, number * self.record_stride
+        for output in self.task.outputs:
+            found[output.name] = view(self._whole("record")[start : start + output.bytes], output)
+            start += _up(output.bytes, TENSOR_ALIGN)
+        return found
+
+    def written(self, window: int = 0) -> list[list[Any]]:
+        """Outputs of a window as the worker poisons and records them.
+
+        Buffer, offset, bytes, the word that poisons it, where it lies in a record.
+        """
+        found, at = [], 0
+        for output in self.task.outputs:
+            place = self.place(output, window)
+            found.append([place.buffer, place.offset, output.bytes, POISON_WORDS[output.dtype], at])
+            at += _up(output.bytes, TENSOR_ALIGN)
+        return found
+
+    def place(self, tensor: Tensor, window: int = 0) -> Place:
+        """Where a tensor of a window lies."""
+        return Place(buffer_name(tensor), self._offset(tensor.name, window))
+
+    def places(self, plan: Plan, window: int = 0, *, slot: int = 0) -> dict[str, Place]:
+        """Where a plan's pointers lie; lays out its workspaces."""
+        return {tensor.name: self.place(tensor, window) for tensor in self.task.tensors} | self._lay_out(plan, slot)
+
+    def _lay_out(self, plan: Plan, slot: int = 0) -> dict[str, Place]:
+        """Where a plan's workspaces lie: behind those of the kernels in the slots before it.
+
+        Workspaces of later slots are forgotten. ContractError where there is not enough memory.
+        """
+        found: dict[str, Place] = {}
+        own: dict[str, tuple[int, int]] = {}
+        self._workspaces = [*self._workspaces[:slot], own]
+        before = [place for kernel in self._workspaces for place in kernel.values()]
+        end = max((_behind(*place) for place in before), default=GUARD_BYTES)
+        for workspace in plan.workspaces:
+            found[workspace.name] = Place("workspace", end)
+            own[workspace.name] = (end, workspace.bytes)
+            end = _behind(*own[workspace.name])
+        if end + GUARD_BYTES > self.buffers["workspace"].size:
+            raise ContractError("the workspaces, with the guards around them, are more than a candidate may have")
+        return found
+
+    def address(self, place: Place) -> int:
+        """A place's address in this process."""
+        return self.buffers[place.buffer].address + place.offset
+
+    def stage(self, tensor: Tensor, values: torch.Tensor) -> None:
+        """Put a tensor into the staging buffer, where a slow producer has it from; guard bytes behind it."""
+        staging = self._whole("staging")
+        staging[: tensor.bytes].copy_(stored(values, tensor))
+        staging[tensor.bytes :][: -tensor.bytes % TENSOR_ALIGN].fill_(GUARD_BYTE)
+
+    def before_launch(self, tensors: Tensors, prefill: Tensors | None = None) -> list[Segment]:
+        """What the first window is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
+        segments = self.held(tensors)
+        for output in self.task.outputs:
+            source = prefill[output.name].data_ptr() if prefill else 0
+            segments.append(Segment(self._address(output), output.bytes, POISON_WORDS[output.dtype], source))
+        return [segment for segment in segments if segment.bytes]
+
+    def held(self, tensors: Tensors, window: int = 0) -> list[Segment]:
+        """What a window's inputs and weights are to hold, before a launch and after it.
+
+        The tensors must lie in memory as the task's do, and stay.
+        """
+        return [
+            Segment(self._address(tensor, window), tensor.bytes, source=tensors[tensor.name].data_ptr())
+            for tensor in self.task.given
+            if tensor.bytes
+        ]
+
+    def poisons(self) -> list[Segment]:
+        """What outputs of every window are to hold before a round."""
+        return [
+            Segment(self._address(output, window), output.bytes, POISON_WORDS[output.dtype])
+            for window in range(self.windows if self.sharing.rotates else 1)
+            for output in self.task.outputs
+            if output.bytes
+        ]
+
+    def forget_records(self) -> None:
+        """Leave no output there: NaN where there is one."""
+        self._whole("record").fill_(0xFF)
+
+    def fill_workspaces(self, plan: Plan, *, persistent: bool, slot: int = 0) -> None:
+        """Write garbage into scratch workspaces and guards behind all; the fill into persistent ones where asked."""
+        if not plan.workspaces:
+            return
+        buffer = self.buffers["workspace"]
+        for workspace in plan.workspaces:
+            start, size = self._workspaces[slot][workspace.name]
+            words = buffer.tensor(start, (-(-size // 4),), torch.int32)
+            if not workspace.persistent:
+                words.view(torch.uint8).fill_(SCRATCH_BYTE)
+            elif persistent:
+                words.fill_(workspace.fill - (1 << 32) if workspace.fill >> 31 else workspace.fill)
+            buffer.tensor(start + 4 * words.numel(), (GUARD_BYTES // 2,), torch.uint8).fill_(GUARD_BYTE)
+
+    def scratch(self, plan: Plan) -> list[Segment]:
+        """What workspaces are to hold before a launch, the persistent ones apart: garbage, and guards behind all."""
+        garbage = [self._workspace_segment(w.name, SCRATCH_WORD) for w in plan.workspaces if not w.persistent]
+        return garbage + [self._guard_behind(workspace.name) for workspace in plan.workspaces]
+
+    def after_launch(self, plan: Plan) -> tuple[list[Segment], list[Segment]]:
+        """What memory must hold after it: guards, and persistent workspaces as they were filled."""
+        guards = [Segment(band.data_ptr(), band.numel(), GUARD_WORD) for band in self._guards if band.numel()]
+        guards += [self._guard_behind(workspace.name) for workspace in plan.workspaces]
+        return guards, [self._workspace_segment(w.name, w.fill) for w in plan.workspaces if w.persistent]
+
+    def damage(self, plan: Plan, slot: int = 0) -> str:
+        """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
+        bands = list(self._guards)
+        buffer, restored = self.buffers["workspace"], []
+        for workspace in plan.workspaces:
+            start, size = self._workspaces[slot][workspace.name]
+            words = -(-size // 4)
+            bands.append(buffer.tensor(start + 4 * words, (GUARD_BYTES // 2,), torch.uint8))
+            if workspace.persistent:
+                fill = workspace.fill - (1 << 32) if workspace.fill >> 31 else workspace.fill
+                restored.append((buffer.tensor(start, (words,), torch.int32) == fill).all())
+        intact, *found = torch.stack([(torch.cat(bands) == GUARD_BYTE).all(), *restored]).tolist()
+        if not intact:
+            return OUTSIDE
+        if not all(found):
+            return NOT_RESTORED
+        return ""
+
+    def close(self) -> None:
+        for buffer in self.buffers.values():
+            buffer.close()
+        self.buffers = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _workspace_segment(self, name: str, word: int) -> Segment:
+        start, size = self._workspaces[0][name]
+        return Segment(self.buffers["workspace"].address + start, -(-size // 4) * 4, word)
+
+    def _guard_behind(self, name: str) -> Segment:
+        start, size = self._workspaces[0][name]
+        return Segment(self.buffers["workspace"].address + start + -(-size // 4) * 4, GUARD_BYTES // 2, GUARD_WORD)
+
+    def _address(self, tensor: Tensor, window: int = 0) -> int:
+        return self.address(self.place(tensor, window))
+
+    def _offset(self, name: str, window: int) -> int:
+        return self._offsets[name] + window * self._shift[name]
+
+    def _whole(self, name: str) -> torch.Tensor:
+        """The bytes of a buffer."""
+        buffer = self.buffers[name]
+        return buffer.tensor(0, (buffer.size,), torch.uint8)
+
+
+def buffer_name(tensor: Tensor) -> str:
+    """Name of the buffer that holds a tensor: no other buffer has it, whatever the task calls the tensor."""
+    return f"tensor {tensor.name}"
+
+
+@contextmanager
+def given_file(task: Task, tensors: Tensors | None) -> Iterator[str]:
+    """Path of a file with the bytes of inputs and weights, for a process that launches alone; empty without tensors."""
+    if tensors is None:
+        yield ""
+        return
+    folder = scratch.make_folder()
+    try:
+        path = folder / "given"
+        with path.open("wb") as file:
+            for tensor in task.given:
+                file.write(stored(tensors[tensor.name].cpu(), tensor).numpy().tobytes())
+        yield str(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing) -> int:
+    """About what an arena takes."""
+    spans = [tensor.bytes + (windows - 1) * sharing.shift(task, tensor) for tensor in task.tensors]
+    stride = _record_stride(task)
+    staged = max(tensor.bytes for tensor in task.given)
+    return sum(spans) + staged + stride * _records(stride) + workspace_bytes
+
+
+def _record_stride(task: Task) -> int:
+    return sum(_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
+
+
+def _records(stride: int) -> int:
+    return max(2, min(MAX_RECORDS, RECORD_BYTES // max(1, stride)))
+
+
+def _behind(start: int, size: int) -> int:
+    """Where what follows a workspace and its guard begins."""
+    return start + _up(size, WORKSPACE_ALIGN) + GUARD_BYTES
+
+
+def _up(value: int, multiple: int) -> int:
+    """The next multiple from here."""
+    return -(-value // multiple) * multiple

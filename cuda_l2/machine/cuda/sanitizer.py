@@ -73,7 +73,7 @@ def works() -> bool:
 
 
 def job(tool: Tool, cubin: Path, plan: Plan, task: Task, given: str = "") -> Job:
-    """What a tool is to watch of a candidate. given: the file of an Operation's inputs and weights."""
+    """What a tool is to watch of a candidate. given: the file of inputs and weights, as `Job` has it."""
     return Job(str(cubin), plan, task, LAUNCHES, fills_scratch=tool is not Tool.INITCHECK, given=given)
 
 

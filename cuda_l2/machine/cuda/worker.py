@@ -19,9 +19,10 @@ from typing import Any
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine import messages
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.machine.cuda.device_arena import DeviceArena, Place
+from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
-from cuda_l2.records import Operation, VerdictStatus, to_json
+from cuda_l2.records import Task, VerdictStatus, to_json
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 
@@ -31,8 +32,8 @@ LOAD_TIMEOUT_S = 20.0
 END_S = 5.0
 """A process that closed its end is gone within this time."""
 MAX_MESSAGE_BYTES = 1 << 20
-SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 1.0
-"""A launch for a task that is slower than this is taken to hang."""
+SLOWEST_GFLOPS, SLOWEST_PRODUCT_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 200.0, 1.0
+"""A launch that is slower than this is taken to hang."""
 
 
 class CudaWorker:
@@ -53,12 +54,12 @@ class CudaWorker:
         )
         theirs.close()
         self._ready = False
-        self.arena: DeviceArena | None = None
+        self.arena: CudaArena | None = None
         self.alive = True
         self.traced = False
         """Whether CUPTI was ever in the process."""
 
-    def attach(self, arena: DeviceArena) -> None:
+    def attach(self, arena: CudaArena) -> None:
         """Use this arena's memory from now on."""
         if self.arena is not arena:
             sizes = {name: [buffer.size, buffer.grain] for name, buffer in arena.buffers.items()}
@@ -161,7 +162,7 @@ class CudaWorkers:
             self._current.close()
             raise
 
-    def get(self, arena: DeviceArena, *, traced: bool = False) -> CudaWorker:
+    def get(self, arena: CudaArena, *, traced: bool = False) -> CudaWorker:
         """A worker with no fault behind it, on this arena. traced: it may be one that CUPTI slows, and will be one."""
         if not self._current.alive or self._current.traced > traced:
             self.renew()
@@ -202,6 +203,7 @@ def _plain(places: dict[str, Place]) -> dict[str, list[Any]]:
     return {name: [place.buffer, place.offset] for name, place in places.items()}
 
 
-def slowest_s(task: Operation) -> float:
+def slowest_s(task: Task) -> float:
     """Seconds after which one launch for a task is taken to hang, beside those that any may take."""
-    return task.flops / SLOWEST_GFLOPS * 1e-9 + task.bytes / SLOWEST_GBYTES_PER_S * 1e-9
+    gflops = SLOWEST_PRODUCT_GFLOPS if task.product else SLOWEST_GFLOPS
+    return task.flops / gflops * 1e-9 + task.bytes / SLOWEST_GBYTES_PER_S * 1e-9

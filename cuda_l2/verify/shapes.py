@@ -4,17 +4,17 @@ A contract that names its dimensions says that it serves every size. One with nu
 """
 
 from cuda_l2.tasks.values import Distribution
-from cuda_l2.verify.tasks._base import TaskCheck, TaskSession, require_right
+from cuda_l2.verify._base import Check, Session, require_right
 
 
-class Shapes(TaskCheck):
+class Shapes(Check):
     name = "other shapes"
     order = 30
 
-    def applies(self, session: TaskSession) -> bool:
+    def applies(self, session: Session) -> bool:
         return any(session.serves(task) for task in session.cases.others)
 
-    def run(self, session: TaskSession) -> None:
+    def run(self, session: Session) -> None:
         cases = session.cases
         for task in filter(session.serves, cases.others):
             sizes = ", ".join(f"{name} {size}" for name, size in task.sizes)

@@ -1,6 +1,7 @@
-"""The device memory of a task, its sizes and what fits: machine/cuda/task_arena.py, rigs/cuda_task.py."""
+"""The device memory of a task, its sizes and what fits: machine/cuda/arena.py, rigs/cuda.py."""
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from cuda_l2.contract import ContractError, plan_cuda
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.alone_main import _given
-from cuda_l2.machine.cuda.device_arena import GUARD_BYTES, OUTSIDE
-from cuda_l2.machine.cuda.task_arena import CudaTaskArena, buffer_name, given_file
+from cuda_l2.machine.cuda.arena import GUARD_BYTES, OUTSIDE, CudaArena, Sharing, buffer_name, given_file
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, POISONS
+from cuda_l2.measure.cuda_operands import other_layout
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
-from cuda_l2.rigs import cuda_task
-from cuda_l2.rigs.cuda_task import needed_bytes, windows
+from cuda_l2.rigs.cuda import needed_bytes, require_feasible, windows
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import OwnCases
 
@@ -35,8 +35,8 @@ MIXED = Operation(
 
 
 @pytest.fixture
-def arena(fake_gpu: Any) -> CudaTaskArena:  # noqa: F811 - the fixture
-    return CudaTaskArena([TASK, tasks.parse("rms_norm:rows=3,columns=5")], 4096, windows=3)
+def arena(fake_gpu: Any) -> CudaArena:  # noqa: F811 - the fixture
+    return CudaArena([TASK, tasks.parse("rms_norm:rows=3,columns=5")], 4096, windows=3)
 
 
 def test_every_poison_is_a_word_that_repeats() -> None:
@@ -45,7 +45,7 @@ def test_every_poison_is_a_word_that_repeats() -> None:
         assert repeated[: len(poison)] == poison
 
 
-def test_windows_have_inputs_of_their_own_and_one_output(arena: CudaTaskArena) -> None:
+def test_windows_have_inputs_of_their_own_and_one_output(arena: CudaArena) -> None:
     x, gain, out = (*TASK.inputs, *TASK.weights, *TASK.outputs)
     plan = plan_cuda(RMS_NORM, TASK, 132)
     places = [arena.places(plan, window) for window in range(arena.windows)]
@@ -66,16 +66,16 @@ def test_windows_have_inputs_of_their_own_and_one_output(arena: CudaTaskArena) -
 
 
 def test_rotating_windows_have_outputs_of_their_own(fake_gpu: Any) -> None:  # noqa: F811
-    arena = CudaTaskArena([TASK], 4096, windows=3, rotates=True)
+    arena = CudaArena([TASK], 4096, windows=3, sharing=Sharing.ROTATING)
     (out,) = TASK.outputs
     for window in range(3):
-        arena.output(out, window).fill_(window)
-    assert [float(arena.output(out, window).mean()) for window in range(3)] == [0, 1, 2]
+        arena.tensor(out, window).fill_(window)
+    assert [float(arena.tensor(out, window).mean()) for window in range(3)] == [0, 1, 2]
     assert len({tuple(arena.written(window)[0][:2]) for window in range(3)}) == 3
     assert len(arena.poisons()) == 3
 
 
-def test_snug_tensors_end_where_their_mapping_ends(arena: CudaTaskArena) -> None:
+def test_snug_tensors_end_where_their_mapping_ends(arena: CudaArena) -> None:
     arena.select(TASK, snug=True)
     for tensor in (*TASK.inputs, *TASK.weights, *TASK.outputs):
         whole = arena.buffers[buffer_name(tensor)].size
@@ -86,7 +86,7 @@ def test_snug_tensors_end_where_their_mapping_ends(arena: CudaTaskArena) -> None
 
 
 def test_tensors_of_every_type_and_of_no_elements_are_held(fake_gpu: Any) -> None:  # noqa: F811
-    arena = CudaTaskArena([MIXED], 4096)
+    arena = CudaArena([MIXED], 4096)
     given = {"x": torch.ones(2, 7, dtype=torch.bfloat16), "n": torch.tensor(5), "record": torch.empty(0, 3)}
     segments = arena.held(given)
     assert [segment.bytes for segment in segments] == [28, 8]
@@ -95,9 +95,9 @@ def test_tensors_of_every_type_and_of_no_elements_are_held(fake_gpu: Any) -> Non
     flags, out = MIXED.outputs
     for place, poison in ((flags, POISONS["bool"]), (out, POISONS["float64"])):
         arena.tensor(place).view(torch.uint8).copy_(torch.tensor(list(poison)).repeat(place.elements))
-    assert arena.output(flags).dtype == torch.uint8 and arena.output(out).isnan().all()
+    assert arena.tensor(flags).dtype == torch.uint8 and arena.tensor(out).isnan().all()
     arena.tensor(flags).fill_(True)
-    assert arena.output(flags).tolist() == [True] * 3
+    assert arena.outputs()["flags"].tolist() == [True] * 3
     assert arena.record_stride == 32 and [output[4] for output in arena.written()] == [0, 16]
 
 
@@ -116,7 +116,7 @@ def test_a_process_that_launches_alone_is_given_the_same_tensors() -> None:
     assert {name: values.nbytes for name, values in _given(product).items()} == {"a": 42, "b": 70}
 
 
-def test_a_smaller_task_lies_in_the_same_memory(arena: CudaTaskArena) -> None:
+def test_a_smaller_task_lies_in_the_same_memory(arena: CudaArena) -> None:
     other = tasks.parse("rms_norm:rows=3,columns=5")
     buffers = dict(arena.buffers)
     arena.select(other)
@@ -140,8 +140,8 @@ def test_a_contract_that_takes_no_odd_sizes_meets_other_ones_too() -> None:
 def test_a_task_too_large_for_the_gpu_says_so() -> None:
     large = tasks.parse("softmax:rows=100000,columns=100000")
     with pytest.raises(UserError, match=r"needs about .* GiB of GPU memory .* choose smaller sizes"):
-        cuda_task.require_feasible(large, 50 << 20, 80 << 30)
-    cuda_task.require_feasible(tasks.parse("softmax", "cuda"), 50 << 20, 60 << 30)
+        require_feasible(large, 50 << 20, 2, 80 << 30)
+    require_feasible(tasks.parse("softmax", "cuda"), 50 << 20, 2, 60 << 30)
 
 
 def test_every_tasks_own_gpu_sizes_fit_a_gpu() -> None:
@@ -151,9 +151,29 @@ def test_every_tasks_own_gpu_sizes_fit_a_gpu() -> None:
         for dtype in definition.dtypes:
             task = definition.task(dtype=dtype, target="cuda")
             assert dict(task.sizes) == dict(definition.gpu)
-            assert needed_bytes(task, 50 << 20) < 70 << 30, str(task)
+            assert needed_bytes(task, 50 << 20, 2) < 70 << 30, str(task)
 
 
 def test_windows_fit_the_cache_where_one_does() -> None:
     assert windows(tasks.parse("softmax:rows=64,columns=64"), 50 << 20) == 4
     assert windows(tasks.parse("softmax", "cuda"), 50 << 20) == 2
+
+
+@pytest.mark.parametrize("shape", ["24x10x12", "24x10x12:tn", "64x48x80"])
+def test_a_products_windows_lie_as_timed_ones_always_have(fake_gpu: Any, shape: str) -> None:  # noqa: F811
+    """Published times depend on it."""
+    gemm = Gemm.parse(shape)
+    a, b, c, other = (*gemm.tensors, other_layout(gemm))
+    row = 2 * gemm.k
+    arena = CudaArena([gemm], 4096, windows=4, sharing=Sharing.OVERLAPPING, beside=[other])
+    assert arena.shift(a) == row * (256 // math.gcd(row, 256)) and arena.shift(b) == arena.shift(c) == 0
+    assert [arena.place(a, window).offset for window in range(4)] == [4096 + i * arena.shift(a) for i in range(4)]
+    assert arena.span(a).numel() == a.bytes + 3 * arena.shift(a) and arena.shift(other) == 0
+    arena = CudaArena([gemm], 4096, windows=5, sharing=Sharing.PACKED, beside=[other])
+    for tensor in (a, b, c, other):
+        assert arena.shift(tensor) == -(-tensor.bytes // 256) * 256
+        assert [arena.place(tensor, w).offset for w in range(5)] == [4096 + w * arena.shift(tensor) for w in range(5)]
+    values = torch.rand(gemm.k, gemm.n).half()
+    for tensor in (b, other):
+        arena.tensor(tensor, 2).copy_(values)
+    assert torch.equal(arena.tensor(b, 2), arena.tensor(other, 2)) and arena.tensor(b).stride() == b.strides

@@ -1,15 +1,16 @@
-"""machine/cpu/task_arena.py and measure/task_outputs.py: what shared memory shows of a candidate, and what it leaves to it."""
+"""machine/cpu/arena.py and measure/operands.py: what shared memory shows of a candidate, and what it leaves to it."""
 
 import numpy as np
 import pytest
 import torch
 
 from cuda_l2 import contract, tasks
-from cuda_l2.machine.cpu.task_arena import TaskArena, TaskMemory, raw
+from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.fills import POISONS
+from cuda_l2.machine.tensors import stored
+from cuda_l2.measure.operands import CaseOperands
 from cuda_l2.measure.outputs import WrongOutput
-from cuda_l2.measure.task_outputs import TaskOperands
-from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
+from cuda_l2.records import DTYPE_BYTES, Gemm, Operation, Tensor
 from cuda_l2.tasks.cases import OwnCases
 
 TASK = tasks.parse("softmax:rows=5,columns=6")
@@ -24,7 +25,7 @@ MIXED = Operation(
 
 @pytest.fixture
 def arena():
-    with TaskArena([TASK, MIXED], slots=4, workspace_bytes=1 << 16) as made:
+    with Arena([TASK, MIXED], slots=4, workspace_bytes=1 << 16) as made:
         yield made
 
 
@@ -41,10 +42,10 @@ def test_tensors_of_every_type_are_kept_apart(arena) -> None:
     arena.poison_outputs([0])
     assert arena.slots == 1 and arena.untouched(0, given) and arena.gaps_intact() and arena.guards_intact()
     flags, out = MIXED.outputs
-    assert arena.output(0, out).isnan().all()
-    assert arena.output(0, flags).dtype == torch.uint8  # poison is no boolean
+    assert arena.tensor(0, out).isnan().all()
+    assert arena.tensor(0, flags).dtype == torch.uint8  # poison is no boolean
     arena.poison_outputs([0], {"flags": torch.tensor([True, False, True]), "out": torch.zeros(2, dtype=torch.float64)})
-    assert arena.output(0, flags).tolist() == [True, False, True] and not arena.output(0, out).any()
+    assert arena.tensor(0, flags).tolist() == [True, False, True] and not arena.tensor(0, out).any()
     arena.write(0, given | {"n": torch.tensor(6)})
     assert not arena.untouched(0, given)
 
@@ -72,7 +73,7 @@ dtype = "bfloat16"
 shape = ["pairs", "wide"]
 */"""
     arena.select(MIXED)
-    memory = TaskMemory(arena, contract.parse_cpu_task(source))
+    memory = CandidateMemory(arena, contract.parse_cpu(source))
     table = memory.write_calls([0])
     words = arena._bytes[table : table + 8 * 7].view(np.int64).tolist()
     offsets = [arena.offset(name, 0) for name in ("out", "flags", "x")]
@@ -99,26 +100,26 @@ def test_writes_outside_show_near_and_far(arena, used) -> None:
 
 def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
     cases = OwnCases(TASK, 1)
-    operands = TaskOperands(arena, cases, np.random.default_rng(1))
+    operands = CaseOperands(arena, cases, np.random.default_rng(1))
     operands.workspace_bytes = 64
     operands.refresh(4)
     arena.write_table([[1] * 5] * 4)
     arena._bytes[arena.workspace_offset : arena.workspace_offset + 64] = 7
     for slot in range(4):
-        arena.output(slot, TASK.outputs[0])[:] = 1
+        arena.tensor(slot, TASK.outputs[0])[:] = 1
     operands.forget()
     operands.begin_warm_up()
     (only,) = operands._current
-    x = raw(only.tensors["x"])
-    assert np.array_equal(arena._rows(TASK.inputs[0])[0, : x.size], x)
-    assert not arena._rows(TASK.inputs[0])[1:, : x.size].any()
-    assert all(arena.output(slot, TASK.outputs[0]).isnan().all() for slot in range(4))
+    x = stored(only.tensors["x"], TASK.inputs[0]).numpy()
+    assert np.array_equal(arena.rows(TASK.inputs[0])[0, : x.size], x)
+    assert not arena.rows(TASK.inputs[0])[1:, : x.size].any()
+    assert all(arena.tensor(slot, TASK.outputs[0]).isnan().all() for slot in range(4))
     assert (arena._bytes[arena.workspace_offset : arena.workspace_offset + 64] == 0xFB).all()
     assert arena.gaps_intact() and arena.guards_intact()
 
 
 def test_no_launch_that_counts_meets_what_the_warm_up_met(arena) -> None:
-    operands = TaskOperands(arena, OwnCases(TASK, 2), np.random.default_rng(2))
+    operands = CaseOperands(arena, OwnCases(TASK, 2), np.random.default_rng(2))
     for _ in range(20):
         operands.begin_warm_up()
         (met,) = operands._current
@@ -128,16 +129,33 @@ def test_no_launch_that_counts_meets_what_the_warm_up_met(arena) -> None:
 
 
 def test_every_timed_launch_is_looked_at(arena) -> None:
-    operands = TaskOperands(arena, OwnCases(TASK, 3), np.random.default_rng(3))
+    operands = CaseOperands(arena, OwnCases(TASK, 3), np.random.default_rng(3))
     operands.refresh(4)
     for slot, case in enumerate(operands._current):
-        arena.output(slot, TASK.outputs[0])[:] = torch.softmax(case.tensors["x"], -1)
+        arena.tensor(slot, TASK.outputs[0])[:] = torch.softmax(case.tensors["x"], -1)
     assert operands.check(range(4), element_wise=True) < 1e-6
     assert np.isnan(operands.check(range(4), element_wise=False))
     operands.require_untouched(4)
-    arena.output(2, TASK.outputs[0])[4, 5] += 1e-4
+    arena.tensor(2, TASK.outputs[0])[4, 5] += 1e-4
     with pytest.raises(WrongOutput, match=r"out is off .* \[4, 5\]"):
         operands.check(range(4), element_wise=False)
     arena.write(1, {"x": torch.zeros(5, 6)})
     with pytest.raises(WrongOutput, match="changed its inputs"):
         operands.require_untouched(4)
+
+
+@pytest.mark.parametrize("shape", ["3x5x7", "3x5x7:tn"])
+def test_a_matrix_product_is_a_task_like_any_other(shape) -> None:
+    gemm = Gemm.parse(shape)
+    a, b = gemm.inputs
+    values = {"a": torch.rand(3, 7).half(), "b": torch.rand(7, 5).half()}
+    with Arena([gemm], slots=2, workspace_bytes=64) as arena:
+        arena.write(1, values)
+        assert torch.equal(arena.tensor(1, b), values["b"]) and arena.untouched(1, values)
+        in_memory = values["b"].t() if b.column_major else values["b"]
+        assert arena.rows(b)[1, : b.bytes].tobytes() == in_memory.contiguous().numpy().tobytes()
+        memory = CandidateMemory(arena, contract.parse_cpu('/* cuda-l2\ntarget = "cpu"\n*/'))
+        table = memory.write_calls([1])
+        words = arena._bytes[table : table + 8 * 7].view(np.int64).tolist()
+        assert words == [3, 5, 7, *arena.offsets(1), arena.workspace_offset] and memory.arguments == ()
+        assert arena.offset("a", 1) - arena.offset("a", 0) >= a.bytes + 64

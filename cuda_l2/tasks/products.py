@@ -1,0 +1,274 @@
+"""Cases of matrix products, and who computes what their results are compared with.
+
+Some checks draw operands of their own and say exactly what C must be. All others draw standard normal operands, of
+which some rows of C are computed in fp32.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from cuda_l2.machine.tensors import laid_out
+from cuda_l2.records import Accumulate, Gemm, Task, Tensor
+from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.tasks.cases import IMPRECISE, SPECIAL, Case, Cases
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
+from cuda_l2.tasks.values import Distribution
+
+CACHE_BYTES = {"cpu": 2 << 30, "cuda": 16 << 30}
+ALLOWED_SHARE, ALLOWED_NOISE, ALLOWED_AFTER_A_CHANGE = 0.01, 0.05, 0.02
+"""An element of C may be off by this share of itself and by this times the square root of K: by less in the one row or
+column that a changed element changes, where few are looked at."""
+NATIVE_FLOPS = 1 << 26
+"""torch.matmul in the operands' type joins the baselines up to here; CPUs without fp16 arithmetic take minutes beyond.
+"""
+CPU_FLOPS = 1 << 29
+"""Products up to here are computed on the CPU, also for operands on a GPU."""
+SPOT_ROWS = 4
+"""Rows of a larger product that are computed there too."""
+
+
+@dataclass(frozen=True)
+class ProductCase(Case):
+    """A and B as the task lays them out.
+
+    expected: what checks compare against, by their own names; `rows` are the numbers of the rows of C that stand in
+    `fp32`, or `alters` says which elements do.
+    """
+
+    task: Gemm
+    expected: dict[str, torch.Tensor] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def a(self) -> torch.Tensor:
+        """A, M x K."""
+        return self.tensors["a"]
+
+    @property
+    def b(self) -> torch.Tensor:
+        """B as K x N, however it lies in memory."""
+        return self.tensors["b"]
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (*self.tensors.values(), *self.expected.values()))
+
+    def violation(self, found: Mapping[str, torch.Tensor]) -> str:
+        """Why C is not the product, where it is known; empty where it is. Coarse: other checks ask for every digit."""
+        ours, exact = self._compared(found)
+        noise = ALLOWED_AFTER_A_CHANGE if self.alters else ALLOWED_NOISE
+        allowed = noise * self.task.k**0.5 + ALLOWED_SHARE * exact.abs()
+        same = (ours == exact) | (ours.isnan() & exact.isnan())
+        wrong = ~(same | (exact.isfinite() & ((ours - exact).abs() <= allowed)))  # True where ours is NaN alone
+        if not wrong.any():
+            return ""
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        return (
+            f"c is wrong in {int(wrong.sum())} of {wrong.numel()} elements looked at, for instance"
+            f" {ours[at].item():g}, exact {exact[at].item():g}"
+        )
+
+    def imprecise(self, found: Mapping[str, torch.Tensor]) -> bool:
+        ours, exact = self._compared(found)
+        return bool((ours - exact).abs().max() <= IMPRECISE * exact.abs().max())
+
+    def errors(self, found: Mapping[str, torch.Tensor]) -> tuple[float, float]:
+        ours, exact = self._compared(found)
+        error = ours - exact
+        return float(error.square().mean().sqrt()), float(error.abs().max())
+
+    def _compared(self, found: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Some elements of C, and what they are in fp32."""
+        at = self.alters.get("c") or (self.expected["rows"],)
+        return found["c"][at].float(), self.expected["fp32"]
+
+
+class References(ABC):
+    """Who computes what a candidate's results are compared with, and on which device. Never the candidate's process."""
+
+    device: torch.device
+    exact_flops: int
+    """Beyond this an fp64 product takes about a second: then a random set of rows is compared."""
+    compared_flops: int
+    """Rows that are computed for a case of normal numbers cost at most about this."""
+
+    @abstractmethod
+    def product_fp32(self, case: ProductCase) -> torch.Tensor:
+        """A B, fp32 M x N, summed in fp32: exact for integers whose partial sums stay below 2^24."""
+
+    @abstractmethod
+    def baselines(self, case: ProductCase, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What each baseline of the task's class computes, in the task's type, the given rows of C."""
+
+
+class CpuReferences(References):
+    """torch on this CPU."""
+
+    device = torch.device("cpu")
+    exact_flops = compared_flops = 1 << 31
+
+    def product_fp32(self, case: ProductCase) -> torch.Tensor:
+        return case.a.float() @ case.b.float()
+
+    def baselines(self, case: ProductCase, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        outputs = [self.product_fp32(case)[rows].to(case.a.dtype)]
+        if case.task.flops <= NATIVE_FLOPS:
+            outputs.append((case.a @ case.b)[rows])
+        if case.task.accumulate is Accumulate.FP16:
+            outputs.append(_summed_in_halves(case.a[rows], case.b))
+        return outputs
+
+
+class CudaReferences(References):
+    """Products on the CPU where that takes well under a second, else in fp32 on the GPU with TF32 off.
+
+    Some rows of a product on the GPU are computed on the CPU too and must agree. baselines: what NVIDIA's libraries
+    compute for A, M x K, and B, K x N in the task's layout, on the GPU, each M x N.
+    """
+
+    exact_flops, compared_flops = 1 << 37, 1 << 33
+
+    def __init__(self, baselines: Callable[[Gemm, torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]) -> None:
+        self.device = torch.device("cuda")
+        self._baselines = baselines
+
+    def product_fp32(self, case: ProductCase) -> torch.Tensor:
+        gemm, a, b = case.task, case.a, case.b
+        if gemm.flops <= CPU_FLOPS:
+            return (a.cpu().float() @ b.cpu().float()).to(self.device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        product = a.float() @ b.float()
+        rows = torch.linspace(0, gemm.m - 1, min(SPOT_ROWS, gemm.m)).long()
+        theirs = a[rows.to(self.device)].cpu().float() @ b.cpu().float()
+        ours = product[rows.to(self.device)].cpu()
+        slack = SUMMATION_NOISE * gemm.k**0.5 * max(1.0, float(a.float().nan_to_num(0, 0, 0).abs().max()))
+        agree = torch.isclose(ours, theirs, rtol=1e-4, atol=slack, equal_nan=True) | (ours == theirs)
+        if not agree.all():
+            raise UserError(f"the GPU's fp32 product of {gemm} differs from the CPU's: is the GPU's memory sound?")
+        return product
+
+    def baselines(self, case: ProductCase, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [output[rows] for output in self._baselines(case.task, case.a, case.b)]
+
+
+class ProductCases(Cases):
+    """Cases of one matrix product."""
+
+    task: Gemm
+    usual = "normal numbers"
+    distributions = ()
+    others = ()
+    element_changes = 2
+
+    def __init__(self, gemm: Gemm, seed: int, references: References) -> None:
+        super().__init__(gemm, seed, references.device, CACHE_BYTES[references.device.type])
+        self.references = references
+
+    def get(self, name: str, index: int, make: Callable[["ProductCases", torch.Generator], ProductCase]) -> ProductCase:
+        """A check's own case: made with a generator that depends on its name and number."""
+        mixed = np.random.SeedSequence([self._seed, index, *name.encode()]).generate_state(1, np.uint64)[0]
+
+        def made() -> ProductCase:
+            return make(self, torch.Generator(self.device).manual_seed(int(mixed >> 1)))
+
+        found = self._get(f"{name} {index}", made)
+        assert isinstance(found, ProductCase)
+        return found
+
+    def normal(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """A (M x K) and B (K x N) of standard normal numbers, fp32."""
+        gemm = self.task
+        a = torch.randn(gemm.m, gemm.k, generator=generator, device=self.device)
+        return a, torch.randn(gemm.k, gemm.n, generator=generator, device=self.device)
+
+    def operands(self, a: torch.Tensor, b: torch.Tensor) -> ProductCase:
+        """A case from A (M x K) and B (K x N) of any type, laid out as the task asks."""
+        values = zip(self.task.inputs, (a, b), strict=True)
+        return ProductCase(self.task, {tensor.name: laid_out(value, tensor) for tensor, value in values})
+
+    def product_fp32(self, case: ProductCase) -> torch.Tensor:
+        return self.references.product_fp32(case)
+
+    def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> ProductCase:
+        assert distribution is None and task is None, "a matrix product has no other values and sizes"
+        return self.get(name, 0, lambda _, generator: self._with_rows(self.operands(*self.normal(generator))))
+
+    def timed(self, index: int) -> ProductCase:
+        return self.drawn(f"timed {index}")
+
+    def exactly(self, case: Case) -> Case:
+        return case
+
+    def changed(self, case: Case, tensor: str, *, wholly: bool) -> ProductCase:
+        """Of one changed element, another one each time, the row or column of C that it changes is computed."""
+        assert isinstance(case, ProductCase)
+        if wholly:
+            other = self.get(f"changed {tensor}", 0, lambda _, generator: self.operands(*self.normal(generator)))
+            return self._with_rows(replace(case, tensors={**case.tensors, tensor: other.tensors[tensor]}))
+        gemm = self.task
+        p, row, column = (int(self.rng.integers(size)) for size in (gemm.k, gemm.m, gemm.n))
+        element, at = ((row, p), (row, slice(None))) if tensor == "a" else ((p, column), (slice(None), column))
+        new = case.tensors[tensor].clone()
+        new[element] = 4 - 2 * new[element]
+        changed = replace(case, tensors={**case.tensors, tensor: new}, alters={"c": at})
+        fp32 = changed.a[at[0]].float() @ changed.b[:, at[1]].float()
+        return replace(changed, expected={"fp32": fp32})
+
+    @property
+    def real_tensors(self) -> list[str]:
+        """B; A's special values stand in rows of their own, see verify/special.py."""
+        return ["b"]
+
+    def special(self, tensor: str, kind: str) -> ProductCase | None:
+        base = self.drawn("special elements")
+
+        def make(_: ProductCases, generator: torch.Generator) -> ProductCase:
+            new = base.tensors[tensor].clone()
+            for value in SPECIAL[kind]:
+                at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
+                new[at] = value
+            return self._with_rows(replace(base, tensors={**base.tensors, tensor: new}))
+
+        return self.get(f"special {tensor} {kind}", 0, make)
+
+    @property
+    def late(self) -> Tensor:
+        """A: activations come from the kernel before."""
+        return self.task.inputs[0]
+
+    def alone(self, task: Task) -> None:
+        return None
+
+    def _with_rows(self, case: ProductCase) -> ProductCase:
+        """The case with some rows of C in fp32, all where they cost little."""
+        gemm = self.task
+        count = max(1, min(gemm.m, self.references.compared_flops // (2 * gemm.n * gemm.k)))
+        rows = torch.from_numpy(np.sort(self.rng.permutation(gemm.m)[:count])).to(self.device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        fp32 = case.a[rows].float() @ case.b.float()
+        return replace(case, expected={"rows": rows, "fp32": fp32})
+
+
+def require_finite(gemm: Gemm, **tensors: torch.Tensor) -> None:
+    """MachineError where one of these, by name, holds what is no finite number: nothing can be judged by it.
+
+    For operands and references of inputs that give finite results only.
+    """
+    bad = {name: int((~tensor.isfinite()).sum()) for name, tensor in tensors.items() if not tensor.isfinite().all()}
+    if bad:
+        found = ", ".join(f"{count} of {tensors[name].numel()} of {name}" for name, count in bad.items())
+        raise MachineError(
+            f"references for {gemm} are not finite ({found}), though its inputs are drawn so that they must be: is the"
+            " memory of this machine sound?"
+        )
+
+
+def _summed_in_halves(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """A B with every product and every sum rounded to the operands' type, in the order of K."""
+    c = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
+    for p in range(a.shape[1]):
+        c = c + a[:, p, None] * b[None, p]
+    return c

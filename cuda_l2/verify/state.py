@@ -1,0 +1,53 @@
+"""Every change of a tensor shows: what was made of inputs or weights in one launch may not serve the next.
+
+Weights stay from call to call where a kernel is used, but what was made of them may not be kept either: nothing tells a
+kernel that they changed. One changed element would escape a fingerprint of a tensor.
+"""
+
+from cuda_l2.machine.tensors import words
+from cuda_l2.records import VerdictStatus
+from cuda_l2.tasks.cases import Case
+from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, require_right, require_same
+
+MAX_TENSORS = 6
+"""Of a task with more, this many drawn at random are changed."""
+
+
+class State(Check):
+    name = "state"
+    order = 55
+
+    def run(self, session: Session) -> None:
+        session.as_timed()
+        cases = session.cases
+        case = cases.drawn("state 0")
+        right = session.launch(case)
+        names = [tensor.name for tensor in case.task.given]
+        for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+            for wholly in (*[False] * cases.element_changes, True):
+                changed = cases.changed(case, names[int(index)], wholly=wholly)
+                if changed is not None:
+                    session.launch(case, keep=True)  # what a cache would keep
+                    what = "another" if wholly else "one changed element of"
+                    _require_noticed(session, changed, right, f"{what} {names[int(index)]}")
+
+
+def _require_noticed(session: Session, changed: Case, right: Outputs, what: str) -> None:
+    """CheckFailed where a launch on the changed case gives other results than the case's.
+
+    right: outputs before the change.
+    """
+    found = session.launch(changed, keep=True)
+    if changed.violation(found):
+        changed = session.cases.exactly(changed)
+        if changed.violation(found) and all(bool((words(found[n]) == words(right[n])).all()) for n in right):
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, f"does not notice {what}: it keeps state")
+    require_right(changed, found, f"with {what}")
+    if changed.alters:
+        mended = {name: tensor.clone() for name, tensor in found.items()}
+        for name, at in changed.alters.items():
+            mended[name][at] = right[name][at]
+        require_same(mended, right, f"{what} changes other parts of the result")
+
+
+CHECK = State()
