@@ -16,7 +16,6 @@ import torch
 from cuda.bindings import driver
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.kernelbench.arms import KeptBaselines
 from cuda_l2.kernelbench.cuda_arms import CudaModelBaselines
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import buffers as device_buffers
@@ -32,6 +31,7 @@ from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, VerdictStatus
 from cuda_l2.rigs import cuda as cuda_rig
+from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import _cuda
 from cuda_l2.verify._cuda import Facilities

@@ -13,7 +13,6 @@ from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Candidate
 from cuda_l2.rigs.cpu import CpuBench
-from cuda_l2.rigs.cpu_task import CpuTaskBench
 
 BASELINE_S = 3.0e-5
 """So short that a round has all the launches that may lie side by side, where cheats of many launches give way."""
@@ -51,5 +50,4 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
 
     replace(_CpuRounds, "sample", sample)
     replace(target, "_ceilings", lambda cores: (100.0 * cores, 20.0))
-    for bench in (CpuBench, CpuTaskBench):
-        replace(bench, "time", remembering(bench.time))
+    replace(CpuBench, "time", remembering(CpuBench.time))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2.measure.baselines import TorchBaselines
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.system import variables
 

@@ -154,13 +154,15 @@ class CpuBench(Bench):
 
     def _arms(self, protocol: Protocol) -> tuple[dict[str, Contestant], dict[str, Any]]:
         """The baselines to time, the usual strongest first, and what a reader of their times needs to know."""
-        baselines, task = self._rig.baselines_of(self._task), self._task
-        if isinstance(baselines, TorchBaselines) and task.product:
-            if baselines.arena is not self._arena:
-                baselines.attach(self._arena)
+        task = self._task
+        if task.product:
+            torch_baselines = self._rig.baselines
+            if torch_baselines.arena is not self._arena:
+                torch_baselines.attach(self._arena)
             chosen = strongest_first(baselines_of(TorchProduct, "cpu"), task)
             chosen = chosen[:1] if protocol.selects else strongest_first(self._rig.request.reported(chosen), task)
-            return {each.name: baselines.arm(each) for each in chosen}, {}
+            return {each.name: torch_baselines.arm(each) for each in chosen}, {}
+        baselines = self._rig.baselines_of(task)
         if baselines.arena is not self._arena:
             baselines.attach(self._arena, self._cases.timed(0))
         # compiled first: where there is no candidate it stands in its place
