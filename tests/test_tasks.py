@@ -48,6 +48,7 @@ MISTAKES = {
     "no input": (('{"x": normal("rows columns")}', "{}"), "an input and an output"),
     "a tensor named as a size": (('"x":', '"rows":'), "rows names two things"),
     "sizes of one machine alone": (('gpu={"rows": 4, "columns": 8}', 'gpu={"rows": 4}'), "columns stands in one alone"),
+    "an indefinite tensor that is none": (("gpu=", "indefinite=('width',), gpu="), "indefinite names width"),
     "a rigid size that is none": (("gpu=", "rigid=('width',), gpu="), "rigid names width"),
     "a parameter that is nothing": (("x, rows:", "x, y:"), "its reference takes y, which"),
     "an input that is not taken": (("lambda x, rows: x", "lambda rows: rows"), "its reference does not take x"),

@@ -36,7 +36,9 @@ class Definition:
     reference: a function of the tensors, and of sizes, by the names of its parameters; it works in the type of its
     arguments, so that it can run in fp64. It changes none of them and returns a tensor, or one for each of `outputs`.
     cpu, gpu: sizes to show a candidate's author. rigid: sizes that are part of what is computed, as a kernel's width;
-    the others may be any whole number from half of the CPU's up.
+    the others may be any whole number from half of the CPU's up. indefinite: tensors whose NaN and infinities right
+    algorithms treat differently, as keys that a mask leaves out, padding times a weight, or 0 times infinity in one form
+    of a formula; special values in them are not judged.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Definition:
     outputs: tuple[str, ...] = ("out",)
     flops: str = "0"
     rigid: tuple[str, ...] = ()
+    indefinite: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = FLOATS
     group: str = ""  # set from the table it stands in
 
@@ -194,6 +197,8 @@ def _mistake(known: Definition) -> str:
         return f"cpu and gpu must give the same sizes; {', '.join(sorted(sizes ^ set(known.gpu)))} stands in one alone"
     if strange := sorted(set(known.rigid) - sizes):
         return f"rigid names {', '.join(strange)}, which is no size; sizes: {', '.join(known.cpu)}"
+    if strange := sorted(set(known.indefinite) - set(tensors)):
+        return f"indefinite names {', '.join(strange)}, which is no input or weight"
     if strange := [name for name in named if name not in tensors and name not in sizes]:
         return f"its reference takes {', '.join(strange)}, which is no input, weight or size"
     if left := [name for name in tensors if not anything and name not in wanted]:

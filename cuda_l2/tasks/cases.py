@@ -134,7 +134,7 @@ class Cases(ABC):
     @property
     @abstractmethod
     def real_tensors(self) -> list[str]:
-        """Inputs and weights in which any real number may stand."""
+        """Inputs and weights of real numbers in which special values are judged."""
 
     @abstractmethod
     def special(self, tensor: str, kind: str) -> Case | None:
@@ -240,7 +240,7 @@ class OwnCases(Cases):
         return [
             name
             for name, values in {**self._known.inputs, **self._known.weights}.items()
-            if values.domain is Domain.REAL
+            if values.domain is Domain.REAL and name not in self._known.indefinite
         ]
 
     def special(self, tensor: str, kind: str) -> Case | None:

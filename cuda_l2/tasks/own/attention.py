@@ -56,15 +56,20 @@ TASKS = (
     Definition("attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v), _QKV, **_SIZES),
     Definition("attention_written_out", lambda q, k, v: _attend(q, k, v), _QKV, **_SIZES),
     Definition(
-        "attention_causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), _QKV, **_SIZES
+        "attention_causal",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        _QKV,
+        **_SIZES,
+        indefinite=tuple(_QKV),
     ),
     Definition(
         "attention_window",
         lambda q, k, v: _attend(q, k, v, _masked(q, (_distance(q) >= 0) & (_distance(q) < 8))),
         _QKV,
         **_SIZES,
+        indefinite=tuple(_QKV),
     ),
-    Definition("attention_alibi", _alibi, {**_QKV, "slope": normal("heads")}, **_SIZES),
+    Definition("attention_alibi", _alibi, {**_QKV, "slope": normal("heads")}, **_SIZES, indefinite=(*_QKV, "slope")),
     Definition(
         "attention_key_padding",
         lambda q, k, v, keep: _attend(q, k, v, torch.where(keep, 0.0, -1e4).to(q.dtype)[:, None, None]),

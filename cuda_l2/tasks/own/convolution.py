@@ -75,6 +75,7 @@ TASKS = (
         {"batch": 32, "channels": 256, "height": 112, "width": 112},
         {"w": normal("channels 1 5 5", "25")},
         flops="50*batch*channels*height*width",
+        indefinite=("w",),
     ),
     Definition(
         "conv2d_pointwise",

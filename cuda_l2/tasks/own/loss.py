@@ -73,8 +73,9 @@ TASKS = (
         _LABELLED,
         **_PAIRS,
         flops="8*rows*columns",
+        indefinite=("x",),
     ),
-    Definition("focal", _focal, _LABELLED, **_PAIRS, flops="14*rows*columns"),
+    Definition("focal", _focal, _LABELLED, **_PAIRS, flops="14*rows*columns", indefinite=("x",)),
     Definition("dice", _dice, _LABELLED, **_PAIRS, flops="8*rows*columns"),
     Definition(
         "hinge",

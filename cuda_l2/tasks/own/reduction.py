@@ -70,6 +70,7 @@ TASKS = (
         {"batch": 64, "groups": 32, "channels": 8, "height": 64, "width": 64},
         weights={"gain": normal("groups*channels"), "shift": normal("groups*channels")},
         flops="7*batch*groups*channels*height*width",
+        indefinite=("gain",),
     ),
     Definition("instance_norm", lambda x: F.instance_norm(x), _IMAGE, **_IMAGES, flops="7*batch*channels*height*width"),
     Definition(
