@@ -100,7 +100,7 @@ def test_each_kernel_is_proved_at_two_shapes_that_it_serves(shape: str) -> None:
             assert contract.kernel_id(task.candidate.source) == kernel.id
             assert blocks(task) > 0
             first = contract.parse_cuda(task.candidate.source)
-            plan = first.plan(task.gemm.m, task.gemm.n, task.gemm.k, TARGET.sms)
+            plan = first.plan(task.gemm, TARGET.sms)
             assert plan.programmatic == (task.edge == PROGRAMMATIC)
         assert {inside.edge, edge.edge} == set(kernel.edges) and inside.edge == kernel.edges[0]
 
