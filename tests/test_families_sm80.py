@@ -11,7 +11,8 @@ from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, inlined
-from cuda_l2.families.sm80_gemm import CHOICES, FAMILY, SPARE_SHARED_BYTES
+from cuda_l2.families._sm80_space import CHOICES, SPARE_SHARED_BYTES
+from cuda_l2.families.sm80_gemm import FAMILY
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import BuildStatus, Gemm
 

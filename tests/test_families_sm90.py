@@ -2,10 +2,12 @@
 
 import re
 
+import machine_code
 import numpy as np
 import pytest
 
 from cuda_l2.build.cuda import build_all
+from cuda_l2.build.cuda_compiler import Compiler, toolchain
 from cuda_l2.contract import ContractError, code, evaluate, kernel_id, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
@@ -13,6 +15,7 @@ from cuda_l2.families._base import Schedule
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
 from cuda_l2.families.sm90_wave import FAMILY as WAVE
 from cuda_l2.families.sm90_wave import WARPGROUPS
+from cuda_l2.library.table import read_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
@@ -216,3 +219,18 @@ def test_random_schedules_are_correct(gpu, shape) -> None:
             candidates = [family.render(random_schedule(family, gemm, rng)) for _ in range(4)]
             for trial in evaluator.evaluate(candidates):
                 assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
+
+
+def test_machine_code_of_the_tables_kernels_is_as_recorded() -> None:
+    """A kernel of each family and kind of sum; machine_code.py compares all of them."""
+    if toolchain(Compiler.NVRTC).version != machine_code.NVRTC:
+        pytest.skip(f"the machine code was recorded with NVRTC {machine_code.NVRTC}")
+    table = read_table(machine_code.TABLE)
+    rows = {(str(row.gemm), row.edge): row for row in table}
+    kinds = {}
+    for line in machine_code.recorded():
+        row = rows[line.gemm, line.edge]
+        named = dict(row.schedule)
+        kinds.setdefault((row.family, named.get("CK", 1) > 1, named.get("SL", 1) > 1), line)
+    assert len(kinds) == 6
+    assert machine_code.compare(kinds.values(), table) == list(kinds.values())
