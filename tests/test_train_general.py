@@ -94,6 +94,7 @@ def groups(out: Path) -> list[dict]:
     return [line for line in lines if "candidates" in line]
 
 
+@pytest.mark.full
 def test_a_step_on_two_tasks_rewards_what_is_right_for_each(folder, tmp_path, monkeypatch) -> None:
     """Answers are given: half of them right for one task and half for the other."""
     questions: list[str] = []
@@ -216,6 +217,7 @@ def get_init_inputs():
 
 
 @pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")
+@pytest.mark.full
 def test_a_step_on_a_file_of_kernelbench_rewards_what_its_model_gives(folder, tmp_path, monkeypatch) -> None:
     questions: list[str] = []
 

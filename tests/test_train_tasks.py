@@ -124,6 +124,7 @@ def answer(code: str) -> str:
     return f"```c\n{code}```\n"
 
 
+@pytest.mark.full
 def test_rewards_move_the_model_towards_right_kernels(folder, tmp_path, monkeypatch) -> None:
     """Its answers are given, half of them right, so that chance decides nothing."""
 
@@ -143,6 +144,7 @@ def test_rewards_move_the_model_towards_right_kernels(folder, tmp_path, monkeypa
         assert sorted(trial.status for trial in archive.trials(GEMM)) == ["incorrect", "measured"]
 
 
+@pytest.mark.full
 def test_a_stopped_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(
     folder, tmp_path, monkeypatch, capsys
 ) -> None:
