@@ -23,28 +23,6 @@ OPTIONAL = "kernelbench"
 """The room that none but itself imports."""
 STAGES = {"propose", "build", "verify", "measure"}
 
-EXCEPTIONS = {
-    ("rigs.cuda", "rigs.cuda_task"),
-    ("commands.check", "kernelbench"),
-    ("commands.check", "kernelbench.checkout"),
-    ("commands.tasks", "kernelbench.checkout"),
-    ("commands.tasks", "kernelbench.opened"),
-    ("propose._task", "kernelbench.checkout"),
-    ("report.tasks", "kernelbench.examined"),
-    ("rigs.cpu", "kernelbench.arms"),
-    ("rigs.cpu_task", "kernelbench.arms"),
-    ("rigs.cpu_task", "kernelbench.cases"),
-    ("rigs.cuda", "kernelbench.arms"),
-    ("rigs.cuda", "kernelbench.cuda_arms"),
-    ("rigs.cuda_task", "kernelbench.cases"),
-    ("runs.task_bench", "kernelbench.checkout"),
-    ("runs.task_bench", "kernelbench.opened"),
-    ("tasks", "kernelbench.checkout"),
-    ("tasks.words", "kernelbench.checkout"),
-    ("tasks.words", "kernelbench.opened"),
-}
-"""Imports that are to go: importing file and imported file."""
-
 Graph = Mapping[str, set[str]]
 
 
@@ -107,10 +85,6 @@ def circles(graph: Graph) -> list[list[str]]:
     return sorted([*part] for part in parts)
 
 
-def without(files: Graph, left_out: set[tuple[str, str]]) -> Graph:
-    return {name: {other for other in others if (name, other) not in left_out} for name, others in files.items()}
-
-
 def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
@@ -126,20 +100,16 @@ def test_imports_are_read_inside_functions_and_of_names(tmp_path) -> None:
 
 
 def test_files_form_no_circle() -> None:
-    assert circles(without(FILES, EXCEPTIONS)) == []
+    assert circles(FILES) == []
 
 
 def test_rooms_form_no_circle() -> None:
-    assert circles(rooms(without(FILES, EXCEPTIONS))) == []
+    assert circles(rooms(FILES)) == []
 
 
 def test_nothing_imports_the_optional_room() -> None:
     importers = {(name, other) for name, others in FILES.items() for other in others if room(other) == OPTIONAL}
-    assert {(name, other) for name, other in importers - EXCEPTIONS if room(name) != OPTIONAL} == set()
-
-
-def test_every_exception_is_still_an_import() -> None:
-    assert {(name, other) for name, other in EXCEPTIONS if other not in FILES.get(name, set())} == set()
+    assert {(name, other) for name, other in importers if room(name) != OPTIONAL} == set()
 
 
 def test_every_room_has_a_row() -> None:
@@ -150,7 +120,7 @@ def test_every_room_has_a_row() -> None:
 def test_a_room_imports_what_its_row_says(name: str) -> None:
     order = [*ROWS]
     assert ROWS[name] <= set(order[: order.index(name)]), "a row names rooms of the rows above it alone"
-    for file, others in without(FILES, EXCEPTIONS).items():
+    for file, others in FILES.items():
         if room(file) == name:
             beyond = {other for other in others if room(other) not in ROWS[name] | {name, "system"}}
             assert not beyond, f"{file} imports {', '.join(sorted(beyond))}"

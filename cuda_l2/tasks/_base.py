@@ -37,8 +37,8 @@ class Definition:
     arguments, so that it can run in fp64. It changes none of them and returns a tensor, or one for each of `outputs`.
     cpu, gpu: sizes to show a candidate's author. rigid: sizes that are part of what is computed, as a kernel's width;
     the others may be any whole number from half of the CPU's up. indefinite: tensors whose NaN and infinities right
-    algorithms treat differently, as keys that a mask leaves out, padding times a weight, or 0 times infinity in one form
-    of a formula; special values in them are not judged.
+    algorithms treat differently, as keys that a mask leaves out, padding times a weight, or 0 times infinity in one
+    form of a formula; special values in them are not judged.
     """
 
     name: str
