@@ -77,7 +77,9 @@ def test_families_of_tasks_do_not_serve_products(target) -> None:
 
 def test_a_task_is_searched_and_reported_like_a_product(tmp_path, monkeypatch, capsys) -> None:
     task = tasks.parse("softmax:rows=33,columns=70")
-    with Optimizer(Settings(budget_s=3600, trials=2, archive=tmp_path / "archive.db", protocol="offline", target="cpu")) as optimizer:
+    with Optimizer(
+        Settings(budget_s=3600, trials=2, archive=tmp_path / "archive.db", protocol="offline", target="cpu")
+    ) as optimizer:
         result = optimizer.optimize(task)
         kept = optimizer.archive.trials(task)
     assert result.search.proposed == 2 and set(result.reports) == {"offline"}
