@@ -6,6 +6,7 @@ depends on how busy the machine is.
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from cuda_l2.machine.cpu import target
@@ -20,6 +21,7 @@ OTHERS = 1.1
 """Every further baseline takes this many times the one before it."""
 SLOWEST, FASTEST = 2.0, 1.2
 """Candidates' seconds lie between these shares of a baseline's, by their text: no jump, no two alike."""
+PEAK = Path(target.__file__).with_name("peak.c")
 REAL = {"sample": _CpuRounds.sample}
 _timed = {"now": CANDIDATE}
 seconds_by_source: dict[str, float] = {}
@@ -41,6 +43,10 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
             return seconds_of(_timed["now"])
         return BASELINE_S * OTHERS ** list(rounds.contestants).index(name)
 
+    def ceilings(threads: int) -> tuple[float, float]:
+        target.compiled(PEAK, "-O3", target.NATIVE, "-pthread")
+        return 100.0 * threads, 20.0
+
     def remembering(time: Any) -> Any:
         def timed(bench: Any, candidate: Candidate, *arguments: Any, **named: Any) -> Any:
             _timed["now"] = candidate.source
@@ -49,5 +55,5 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
         return timed
 
     replace(_CpuRounds, "sample", sample)
-    replace(target, "_ceilings", lambda cores: (100.0 * cores, 20.0))
+    replace(target, "_ceilings", ceilings)
     replace(CpuBench, "time", remembering(CpuBench.time))

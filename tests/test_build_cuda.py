@@ -228,6 +228,7 @@ def test_nvcc_builds_the_same_kernels() -> None:
     assert build(statement("c[0] = nothing;"), compiler=Compiler.NVCC).status is BuildStatus.FAILED
 
 
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize("header", sorted(cuda_rules.HEADERS - {"mma.h"}))
 def test_every_allowed_header_compiles(header: str) -> None:
     result = build(source(f"#include <{header}>\n{SIMPLE}"))

@@ -13,7 +13,7 @@ import pytest
 from command_line import run
 from conftest import CHEATS, honest_source
 
-from cuda_l2.commands import doctor
+from cuda_l2.commands import doctor, throughput
 from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import UserError
 
@@ -259,10 +259,12 @@ def test_help_fills_its_lines_however_the_code_is_wrapped() -> None:
     assert "over a grid the one that optimize keeps." in done.stdout
 
 
-def test_throughput_says_how_far_it_is(tmp_path) -> None:
-    done = run("throughput", "64x64x64", "--target", "cpu", "--candidates", "2", CUDA_L2_CACHE=str(tmp_path))
-    assert done.returncode == 0 and "2 of 64x64x64" in done.stdout and "candidates a second" in done.stdout
-    first, *_, last = done.stderr.splitlines()
+def test_throughput_says_how_far_it_is(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(throughput, "WARM_UP", 1)
+    throughput.command("64x64x64", target="cpu", candidates=2)
+    done = capsys.readouterr()
+    assert "2 of 64x64x64" in done.out and "candidates a second" in done.out
+    first, *_, last = done.err.splitlines()
     assert "warming up" in first and last.startswith("2 of 2 candidates")
 
 

@@ -144,6 +144,7 @@ def test_a_task_too_large_for_the_gpu_says_so() -> None:
     require_feasible(tasks.parse("softmax", "cuda"), 50 << 20, 2, 60 << 30)
 
 
+@pytest.mark.full
 def test_every_tasks_own_gpu_sizes_fit_a_gpu() -> None:
     from cuda_l2.tasks._base import definitions  # noqa: PLC0415
 

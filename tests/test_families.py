@@ -132,6 +132,7 @@ def test_rendering_is_repeatable_and_states_its_schedule(target) -> None:
     assert contract.parse(first.source).threads == schedule.named["THREADS"]
 
 
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_schedules_are_correct(shape, target, rig) -> None:
     gemm = Gemm.parse(shape)
@@ -142,6 +143,7 @@ def test_random_schedules_are_correct(shape, target, rig) -> None:
             assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
 
 
+@pytest.mark.corpus(3)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("layout", ["nn", "tn"])
 def test_every_vector_width_operand_order_and_widening_is_correct(bits, layout, target, rig) -> None:

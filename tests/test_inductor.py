@@ -27,6 +27,7 @@ def picked(folder, variables: dict[str, str]) -> tuple[str, int]:
 
 
 @pytest.mark.skipif(TOLD not in inductor.environment(), reason="this compiler does not know them all")
+@pytest.mark.full
 def test_the_vectors_that_inductor_picks_are_the_same_without_compiling_for_it(tmp_path) -> None:
     vectors, compiled = picked(tmp_path / "asked", {})
     assert compiled, "or else there is nothing to save"

@@ -70,7 +70,6 @@ def key(monkeypatch):
 
 @pytest.fixture(scope="module")
 def evaluator(rig):
-    """No trial is looked at twice: PyTorch's own times wobble beside other work."""
     with Evaluator(tasks.parse(SOFTMAX), rig) as made:
         yield settled(made)
 
@@ -196,10 +195,11 @@ def test_the_example_of_the_gpus_contract_builds_and_has_a_plan() -> None:
     assert (launch.grid, launch.block) == ((5, 1, 1), (32, 1, 1))
 
 
-def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(evaluator, archive) -> None:
+def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(evaluator, archive, slow_and_fast) -> None:
     """This one answers with the next better kernel only when its prompt shows the last one with its code and score."""
     space = FamilySpace(families_for(evaluator.task, evaluator.target)[0], evaluator.task, evaluator.target)
     kernels = [SLOW, space.render(space.defaults()[0], "x").source]
+    slow_and_fast(*kernels)
 
     def script(request, number):
         prompt = request["messages"][-1]["content"]
@@ -210,8 +210,7 @@ def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(eva
     slow, fast = progress.trials
     assert [trial.status for trial in progress.trials] == ["measured", "measured"]
     assert progress.best is fast and fast.candidate.proposer == "openai:stub"
-    own = [trial.timing.candidate.latency_us for trial in (fast, slow)]  # PyTorch's own wobbles beside other work
-    assert own[0].high < own[1].low and 3 * own[0].estimate < own[1].estimate  # 27 times on idle cores
+    assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
 
@@ -252,7 +251,7 @@ def test_the_command_line_asks_for_a_task_and_lists_what_was_said(tmp_path, caps
     path = tmp_path / "archive.db"
     with serving([Say(block(SCAN))]) as server:
         policy = f"openai:stub@{server.address}"
-        done = optimize(policy, path, "--trials", "1", "--protocol", "offline", task=CUMSUM)
+        done = optimize(policy, path, "--trials", "1", "--budget", "1h", "--protocol", "offline", task=CUMSUM)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["correct"] == 1 and len(server.requests) == 1

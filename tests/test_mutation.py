@@ -110,6 +110,7 @@ def test_a_barrier_moves_past_its_neighbour() -> None:
     assert moved.source.count("__syncthreads()") == KERNEL.count("__syncthreads()")
 
 
+@pytest.mark.corpus(3)
 @subjects
 def test_what_cannot_change_a_result_is_not_tried(subject: Subject, target: CudaTarget) -> None:
     """Bits of a lane that are shifted out, waiting for more groups, announcing bytes late but with the arrival."""
@@ -162,6 +163,7 @@ def test_a_subject_has_a_contract_for_its_shape(subject: Subject, target: CudaTa
     assert parse_cuda(subject.candidate(target).source).plan(gemm, SMS).launches
 
 
+@pytest.mark.corpus(3)
 @subjects
 def test_mutants_are_many_different_and_the_same_every_time(subject: Subject, target: CudaTarget) -> None:
     text = subject.candidate(target).source
@@ -172,6 +174,7 @@ def test_mutants_are_many_different_and_the_same_every_time(subject: Subject, ta
     assert [m.id for m in enumerate_mutants(subject.name, text)] == [m.id for m in mutants]
 
 
+@pytest.mark.corpus(3)
 @subjects
 def test_ids_stay_when_lines_are_added_elsewhere(subject: Subject, target: CudaTarget) -> None:
     text = subject.candidate(target).source

@@ -64,12 +64,14 @@ def curves(recorded):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other", ["frozen", "random"])
 def test_the_policy_after_its_updates_beats_the_one_without(other, curves) -> None:
     ours, theirs = (list(map(late_mean, curves[name])) for name in ("schedule", other))
     assert paired_difference(ours, theirs).low > 0
 
 
+@pytest.mark.full
 def test_the_policy_finds_better_schedules_than_random_search(curves) -> None:
     ours, theirs = (list(map(best_area, curves[name])) for name in ("schedule", "random"))
     assert paired_difference(ours, theirs).low > 0
