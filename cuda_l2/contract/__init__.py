@@ -7,14 +7,15 @@ import functools
 import hashlib
 import re
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
-from cuda_l2.contract.buffers import GEMM, Interface
+from cuda_l2.contract.buffers import PRODUCTS, Interface
 from cuda_l2.contract.cpu import CpuContract
 from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import Gemm, Task
+from cuda_l2.records import Gemm, Layout, Task
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
@@ -66,7 +67,7 @@ def parse_cuda_task(source: str) -> CudaContract:
 
 
 def _require_gemm(contract: CpuContract | CudaContract) -> None:
-    if contract.interface != GEMM:
+    if contract.interface not in PRODUCTS.values():
         raise ContractError(
             f"the contract declares the buffers {', '.join(contract.interface.names)};"
             " a matrix product's are a, b and c, declared by leaving [[buffer]] out"
@@ -75,16 +76,16 @@ def _require_gemm(contract: CpuContract | CudaContract) -> None:
 
 @functools.lru_cache(maxsize=64)
 def plan_cuda(source: str, task: Task, sms: int) -> Plan:
-    """What is launched for a task on a device of so many multiprocessors; ContractError where it is refused."""
+    """The launches for a task on a device of `sms` multiprocessors; ContractError where the contract refuses it."""
     if not isinstance(task, Gemm):
         return parse_cuda_task(source).plan_task(task, sms)
     gemm, contract = task, parse_cuda(source)
     if gemm.layout not in contract.layouts:
         raise ContractError(
             f"the kernel reads B as {' or '.join(contract.layouts)} alone, as its contract says;"
-            f" the shape has {gemm.layout}: write {gemm.m}x{gemm.n}x{gemm.k}:{contract.layouts[0]}"
+            f" the shape has {gemm.layout}: write {replace(gemm, layout=Layout(contract.layouts[0]))}"
         )
-    return contract.plan(gemm.m, gemm.n, gemm.k, sms)
+    return contract.plan_task(gemm, sms)
 
 
 def code(source: str) -> str:

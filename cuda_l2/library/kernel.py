@@ -31,34 +31,40 @@ class Kernel:
         self._pool = _pool(terms.threads)
         self._function = getattr(ctypes.CDLL(str(self.artifact)), terms.entry)
         self._function.restype = None
-        workspace = terms.workspace_bytes(gemm.m, gemm.n, gemm.k)
+        workspace = terms.task_workspace_bytes(gemm)
         self._workspace = torch.empty(workspace + WORKSPACE_ALIGN, dtype=torch.uint8)
         aligned = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         sizes = [ctypes.c_int64(size) for size in (gemm.m, gemm.n, gemm.k)]
         self._sizes, self._tail = sizes, [ctypes.c_void_p(aligned), self._pool.pool_parallel_for]
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """C for fp16 tensors A (M x K) and B (K x N); B column-major where the shape says tn. ValueError otherwise."""
+        """C for tensors A (M x K) and B (K x N) of the shape's type; B column-major where the shape says tn.
+
+        ValueError for other tensors.
+        """
         gemm = self.gemm
-        _require(a, (gemm.m, gemm.k), (gemm.k, 1), "a")
-        _require(b, (gemm.k, gemm.n), (gemm.n, 1) if gemm.layout is Layout.NN else (1, gemm.k), "b")
+        dtype: torch.dtype = getattr(torch, gemm.dtype)
+        _require(a, dtype, (gemm.m, gemm.k), (gemm.k, 1), "a")
+        _require(b, dtype, (gemm.k, gemm.n), (gemm.n, 1) if gemm.layout is Layout.NN else (1, gemm.k), "b")
         if out is None:
-            out = torch.empty(gemm.m, gemm.n, dtype=torch.float16)
-        _require(out, (gemm.m, gemm.n), (gemm.n, 1), "out")
+            out = torch.empty(gemm.m, gemm.n, dtype=dtype)
+        _require(out, dtype, (gemm.m, gemm.n), (gemm.n, 1), "out")
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (a, b, out)]
         with _LOCK:
             self._function(*self._sizes, *pointers, *self._tail)
         return out
 
 
-def _require(tensor: torch.Tensor, shape: tuple[int, int], strides: tuple[int, int], name: str) -> None:
+def _require(
+    tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, int], strides: tuple[int, int], name: str
+) -> None:
     fits = all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=False))
-    if tensor.device.type == "cpu" and tensor.dtype is torch.float16 and tuple(tensor.shape) == shape and fits:
+    if tensor.device.type == "cpu" and tensor.dtype is dtype and tuple(tensor.shape) == shape and fits:
         if tensor.data_ptr() % ALIGN == 0:
             return
         raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
     raise ValueError(
-        f"{name} must be an fp16 CPU tensor of shape {shape} with strides {strides}, not"
+        f"{name} must be a CPU tensor of {dtype} and shape {shape} with strides {strides}, not"
         f" {tensor.dtype} on {tensor.device} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
     )
 
