@@ -36,6 +36,8 @@ DTYPE_BYTES = {
     **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
 }
 """Element types a task's tensors may have, under torch's names."""
+SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+"""Element types of matrix products, with their names in shapes and messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Gemm:
-    """C = A B with fp16 operands and result, alpha 1, beta 0 (paper section 2.1)."""
+    """C = A B, alpha 1, beta 0 (paper section 2.1). A, B and C have one 16-bit element type, dtype.
+
+    fp16 sums are a class of fp16 elements alone.
+    """
 
     product: ClassVar[bool] = True
 
@@ -85,43 +90,46 @@ class Gemm:
     k: int
     layout: Layout = Layout.NN
     accumulate: Accumulate = Accumulate.FP32
+    dtype: str = "float16"
 
     def __post_init__(self) -> None:
+        if self.dtype not in SHORT_DTYPES:
+            raise UserError(f"a matrix product's type is {' or '.join(SHORT_DTYPES)}, not {self.dtype!r}")
+        if self.dtype != "float16" and self.accumulate is Accumulate.FP16:
+            raise UserError(f"{self}: only fp16 elements may be summed in fp16; leave :fp16 out")
         if min(self.m, self.n, self.k) < 1:
             raise UserError(f"{self}: M, N and K must be whole numbers of at least 1, as in 512x512x512")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `MxNxK`, `MxNxK:tn`, `MxNxK:tn:fp16`."""
+        """Read `MxNxK`, `MxNxK:tn`, `MxNxK:tn:fp16` (fp16 sums), `MxNxK:tn:bf16` (bf16 elements)."""
         size, *options = text.strip().lower().split(":")
         match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", size)
         if not match:
             raise UserError(f"cannot read the shape {text!r}: write MxNxK in whole numbers, as in 8192x512x2048:tn")
-        layout, accumulate = Layout.NN, Accumulate.FP32
+        layout, accumulate, dtype = Layout.NN, Accumulate.FP32, "float16"
         for option in options:
             if option in list(Layout):
                 layout = Layout(option)
             elif option in list(Accumulate):
                 accumulate = Accumulate(option)
+            elif option == SHORT_DTYPES["bfloat16"]:
+                dtype = "bfloat16"
             else:
-                known = ", ".join([*Layout, *Accumulate])
-                raise UserError(f"{text!r}: {option!r} is neither a layout nor an accumulator; choose from {known}")
+                known = ", ".join([*Layout, *Accumulate, SHORT_DTYPES["bfloat16"]])
+                raise UserError(f"{text!r}: {option!r} is no layout, accumulator or type; choose from {known}")
         m, n, k = map(int, match.groups())
-        return cls(m, n, k, layout, accumulate)
+        return cls(m, n, k, layout, accumulate, dtype)
 
     def __str__(self) -> str:
         layout = "" if self.layout is Layout.NN else f":{self.layout}"
         accumulate = "" if self.accumulate is Accumulate.FP32 else f":{self.accumulate}"
-        return f"{self.m}x{self.n}x{self.k}{layout}{accumulate}"
+        dtype = "" if self.dtype == "float16" else f":{SHORT_DTYPES.get(self.dtype, self.dtype)}"
+        return f"{self.m}x{self.n}x{self.k}{layout}{accumulate}{dtype}"
 
     @property
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
-
-    @property
-    def dtype(self) -> str:
-        """Type of A, B and C."""
-        return "float16"
 
     @property
     def bytes(self) -> int:

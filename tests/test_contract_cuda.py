@@ -156,6 +156,18 @@ def test_a_layout_that_the_kernel_does_not_read_is_refused_by_name() -> None:
         plan_cuda(one, Gemm(256, 128, 512), 132)
 
 
+def test_a_products_type_is_that_of_its_contract_and_of_its_tensor_maps() -> None:
+    brain = WHOLE.replace('arch = "sm_90a"\n', 'arch = "sm_90a"\ndtype = "bfloat16"\n')
+    half, gemm = Gemm(128, 128, 128), Gemm(128, 128, 128, dtype="bfloat16")
+    assert {tensor_map.dtype for tensor_map in plan_cuda(WHOLE, half, 132).tensor_maps} == {"float16"}
+    assert {tensor_map.dtype for tensor_map in plan_cuda(brain, gemm, 132).tensor_maps} == {"bfloat16"}
+    for source, task in ((WHOLE, gemm), (brain, half)):
+        with pytest.raises(ContractError, match="float16 and rank 2; the task has the input a"):
+            plan_cuda(source, task, 132)
+    with pytest.raises(ContractError, match="dtype must be one of float16, bfloat16, not 'float32'"):
+        parse_cuda(brain.replace('"bfloat16"', '"float32"'))
+
+
 @pytest.mark.parametrize("layouts", ['"tn"', "[]", '["tt"]', "[1]", '[["nn"]]', "[{ a = 1 }]"])
 def test_layouts_are_a_list_of_those_there_are(layouts: str) -> None:
     with pytest.raises(ContractError, match="layouts must be a list"):

@@ -6,18 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from conftest import settled
 
 from cuda_l2 import contract
 from cuda_l2.build.cpu import build
+from cuda_l2.build.cuda import build_all as build_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Schedule, all_families, families_for
 from cuda_l2.families.cpu_gemm import FAMILY as CPU_GEMM
+from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
-from cuda_l2.records import Build, BuildStatus, Gemm, Trial
+from cuda_l2.records import Build, BuildStatus, Gemm, Layout, Trial
 
 SHAPES = [
     "1x1x1",
@@ -175,3 +178,59 @@ def test_the_contracts_workspace_is_the_kernels(target) -> None:
     candidate = CPU_GEMM.render(schedule)
     assert build(candidate, target).status is BuildStatus.BUILT
     assert contract.parse(candidate.source).workspace_bytes(Gemm(512, 512, 512)) < (1 << 20) * (1 + target.cores)
+
+
+def drawn_values(family, gemm, machine, rng, **wanted: int) -> tuple[int, ...]:
+    """A valid schedule at random, with the wanted values where they are valid."""
+    drawn: list[int] = []
+    for choice in family.choices:
+        valid = family.valid_values(gemm, machine, drawn)
+        drawn.append(wanted[choice.name] if wanted.get(choice.name) in valid else int(rng.choice(valid)))
+    return tuple(drawn)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_bf16_products_use_bf16_tensor_instructions_alone(arch) -> None:
+    machine, rng = replace(compile_only(arch), cores=2), np.random.default_rng(5)
+    candidates, gemms = [], []
+    for gemm in map(Gemm.parse, ("512x1024x4096:tn:bf16", "100x201x304:bf16")):
+        for family in families_for(gemm, machine):
+            for values in (family.default(gemm, machine), drawn_values(family, gemm, machine, rng)):
+                candidates.append(family.render(Schedule(family, gemm, machine, values)))
+                gemms.append(gemm)
+    assert len({candidate.family for candidate in candidates}) == (3 if arch == "sm_90a" else 1)
+    for gemm, candidate, built in zip(gemms, candidates, build_cuda(candidates, machine), strict=True):
+        assert built.status is BuildStatus.BUILT, built.reason
+        plan = contract.plan_cuda(candidate.source, gemm, machine.sms)
+        assert {tensor_map.dtype for tensor_map in plan.tensor_maps} <= {"bfloat16"}
+        used = {opcode for kernel in built.kernels for opcode in kernel.tensor_instructions}
+        assert used and all(opcode.endswith(".F32.BF16") for opcode in used)
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+@pytest.mark.parametrize("shape", ["7x5x3:bf16", "29x45x150:tn:bf16", "130x2x300:bf16"])
+def test_bf16_products_on_a_cpu_are_the_exact_ones_rounded(bits, shape, target) -> None:
+    """On integers, infinities, NaN, subnormals and values that are halfway between two of bf16."""
+    if bits > target.vector_bits:
+        pytest.skip(f"this CPU has {target.vector_bits}-bit vectors")
+    gemm, machine, rng = Gemm.parse(shape), replace(target, vector_bits=bits), np.random.default_rng(bits)
+    a = torch.from_numpy(rng.integers(-9, 10, (gemm.m, gemm.k))).bfloat16()
+    b = torch.from_numpy(rng.integers(-9, 10, (gemm.k, gemm.n))).bfloat16()
+    a[0, :] = 0
+    a[0, 0], a[1, 0], a[2, 0], a[3, 0] = 2.0**-133, torch.inf, torch.nan, 3e38
+    b[0, :] = 1
+    expected = (a.double() @ b.double()).float().bfloat16()
+    assert 0 < expected[0, 0] < 2.0**-126 and expected[3, 0].isfinite()
+    stored = b.t().contiguous().t() if gemm.layout is Layout.TN else b
+    for swap, widen in itertools.product((0, 1), (0, 1, 2)):
+        values = drawn_values(CPU_GEMM, gemm, machine, rng, SWAP=swap, WIDEN=widen, KC=128, NC=32)
+        candidate = CPU_GEMM.render(Schedule(CPU_GEMM, gemm, machine, values))
+        built = build(candidate, machine)
+        assert built.status is BuildStatus.BUILT, built.log
+        found = Kernel(gemm, candidate, built)(a, stored)
+        assert torch.equal(found.isnan(), expected.isnan()) and found[2].isnan().all()
+        assert torch.equal(found.nan_to_num(5.0), expected.nan_to_num(5.0))
+    with pytest.raises(ValueError, match="bfloat16"):
+        Kernel(gemm, candidate, built)(a.half(), stored)
+    with pytest.raises(contract.ContractError, match="the task has the input a float16"):
+        Kernel(replace(gemm, dtype="float16"), candidate, built)

@@ -60,6 +60,8 @@ TIMING = Timing(
         ("1X1X1:TN", Gemm(1, 1, 1, Layout.TN)),
         ("8192x512x2048:tn:fp16", Gemm(8192, 512, 2048, Layout.TN, Accumulate.FP16)),
         ("64x64x64:fp16", Gemm(64, 64, 64, Layout.NN, Accumulate.FP16)),
+        ("64x64x64:bf16", Gemm(64, 64, 64, dtype="bfloat16")),
+        ("8x512x2048:bf16:tn", Gemm(8, 512, 2048, Layout.TN, dtype="bfloat16")),
     ],
 )
 def test_a_shape_is_read_and_written(text: str, gemm: Gemm) -> None:
@@ -78,6 +80,9 @@ def test_a_shape_is_read_and_written(text: str, gemm: Gemm) -> None:
         "-1x2x3",
         "1x2x3x4",
         "1x2x3:nt",
+        "1x2x3:tf32",
+        "1x2x3:bf16:fp16",
+        "1x2x3:fp16:bf16",
         "1x2x3:",
         "axbxc",
         "1x2x3\n4x5x6",
@@ -89,6 +94,19 @@ def test_a_bad_shape_is_one_clear_line(text: str) -> None:
     with pytest.raises(UserError) as error:
         Gemm.parse(text)
     assert "\n" not in str(error.value).replace(repr(text), "")
+
+
+def test_a_products_type_is_that_of_its_tensors_and_part_of_its_text() -> None:
+    half, brain = Gemm(3, 4, 5, Layout.TN), Gemm(3, 4, 5, Layout.TN, dtype="bfloat16")
+    assert str(brain) == "3x4x5:tn:bf16" and half != brain
+    assert {tensor.dtype for tensor in (*brain.inputs, *brain.outputs)} == {"bfloat16"}
+    assert {tensor.dtype for tensor in (*half.inputs, *half.outputs)} == {"float16"}
+    assert half.bytes == brain.bytes == 2 * (3 * 5 + 5 * 4 + 3 * 4)
+    assert from_json(Gemm, to_json(brain)) == brain
+    assert from_json(Gemm, to_json(half).replace(',"dtype":"float16"', "")) == half  # as older files have it
+    for wrong in ({"dtype": "float32"}, {"dtype": "bfloat16", "accumulate": Accumulate.FP16}):
+        with pytest.raises(UserError):
+            Gemm(3, 4, 5, **wrong)
 
 
 @pytest.mark.parametrize(

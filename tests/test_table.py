@@ -33,11 +33,19 @@ def test_a_table_reads_as_it_was_written(tmp_path: Path) -> None:
     for pair in (rows()[:2], rows("4096x4096x4096:nn:fp16")[-2:]):
         table.write_table(path, pair)
         assert table.read_table(path) == pair
-    everything = [*rows(), *rows("64x64x64")]
+    everything = [*rows(), *rows("64x64x64"), *rows("64x64x64:bf16")]
     table.write_table(path, everything)
     assert table.read_times(path) == everything
     path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes()))
     assert table.read_times(path.with_suffix(".gz")) == everything
+
+
+def test_a_table_without_types_is_of_float16(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    table.write_table(path, rows()[:1])
+    older = "\n".join(line.rpartition(",")[0] for line in path.read_text().splitlines())
+    path.write_text(older)
+    assert older.startswith(",".join(table.COLUMNS) + "\n") and table.read_table(path) == rows()[:1]
 
 
 def test_a_row_gives_its_familys_candidate() -> None:

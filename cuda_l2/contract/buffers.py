@@ -14,7 +14,8 @@
     kind = "output"
 
 A dimension that is a name alone takes its value from the task's tensor, everywhere the same one; `sizes` names those
-that the task itself has. A contract without buffers is that of a matrix product: a, b and c.
+that the task itself has. A contract without buffers is that of a matrix product: a, b and c, of float16 unless it says
+dtype = "bfloat16".
 """
 
 import re
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import DTYPE_BYTES, Gemm, Task
+from cuda_l2.records import DTYPE_BYTES, SHORT_DTYPES, Gemm, Task
 
 KINDS = ("input", "weight", "output")
 RESERVED = ("sms", "threads", "i", "min", "max", "cdiv")
@@ -67,12 +68,13 @@ class Interface:
         ContractError where the task's tensors are not the ones declared.
         """
         if isinstance(task, Gemm):
-            if self != GEMM:
+            if self not in PRODUCTS.values():
                 raise ContractError(
                     f"the contract declares the buffers {', '.join(self.names)};"
                     " a matrix product's are a, b and c, declared by leaving [[buffer]] out"
                 )
-            return dict(task.sizes)
+            if self == PRODUCTS[task.dtype]:
+                return dict(task.sizes)
         given = dict(task.sizes)
         values: dict[str, int] = {}
         for name in self.own_sizes:
@@ -106,24 +108,28 @@ class Interface:
         return values
 
 
-GEMM = Interface(
-    (
-        Buffer("a", "float16", ("m", "k")),
-        Buffer("b", "float16", ("k", "n")),  # as logical rows and columns; the shape's layout says how it lies
-        Buffer("c", "float16", ("m", "n"), "output"),
-    )
-)
-"""What a contract that declares no buffers is given."""
+def _product(dtype: str) -> Interface:
+    b = Buffer("b", dtype, ("k", "n"))  # as logical rows and columns; the shape's layout says how it lies
+    return Interface((Buffer("a", dtype, ("m", "k")), b, Buffer("c", dtype, ("m", "n"), "output")))
+
+
+PRODUCTS = {dtype: _product(dtype) for dtype in SHORT_DTYPES}
+"""Interfaces of matrix products by element type: those of contracts that declare no buffers."""
+GEMM = PRODUCTS["float16"]
 
 
 def take(fields: dict[str, Any]) -> tuple[Interface, dict[str, Any]]:
     """The interface that a contract's fields declare, and the other fields; ContractError where it cannot be."""
     rest = dict(fields)
-    listed, own_sizes = rest.pop("buffer", None), rest.pop("sizes", [])
+    listed, own_sizes, dtype = rest.pop("buffer", None), rest.pop("sizes", []), rest.pop("dtype", None)
     if listed is None:
         if own_sizes:
             raise ContractError("sizes: only a contract with [[buffer]] entries has sizes of its own")
-        return GEMM, rest
+        if dtype is not None and dtype not in list(PRODUCTS):
+            raise ContractError(f"dtype must be one of {', '.join(PRODUCTS)}, not {dtype!r}")
+        return PRODUCTS[dtype or "float16"], rest
+    if dtype is not None:
+        raise ContractError("dtype: each [[buffer]] has its own")
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_BUFFERS:
         raise ContractError(f"write 1 to {MAX_BUFFERS} [[buffer]] entries, with double brackets")
     if not isinstance(own_sizes, list):

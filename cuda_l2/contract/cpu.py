@@ -5,11 +5,12 @@
     entry = "gemm"
     threads = 2
     workspace = "threads * 4096 + 4 * m * n"
+    dtype = "float16"
     */
 
 `entry` names the one exported function, of the signature written in docs/contract.md. `threads` is
 how many the runtime's parallel-for offers. `workspace` is a number of bytes: an expression over
-m, n, k or a task's own sizes, and threads.
+m, n, k or a task's own sizes, and threads. `dtype` is the element type of a matrix product, float16 or bfloat16.
 """
 
 import re

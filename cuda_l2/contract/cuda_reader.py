@@ -32,7 +32,8 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     interface, fields = buffers.take(fields)
     reader = _Fields(fields, "the contract")
     arch = reader.one_of("arch", ARCHITECTURES)
-    if interface != buffers.GEMM and "layouts" in fields:
+    product = interface in buffers.PRODUCTS.values()
+    if not product and "layouts" in fields:
         raise ContractError("layouts: only a matrix product's B has them")
     layouts = reader.some_of("layouts", LAYOUTS)
     names = tuple(
@@ -42,7 +43,8 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     workspaces = tuple(_workspace(item) for item in reader.list_of("workspace"))
     tables = tuple(_table(item) for item in reader.list_of("table"))
     tensors = (*interface.names, *(w.name for w in workspaces))
-    maps = tuple(_tensor_map(item, tensors) for item in reader.list_of("tensor_map"))
+    element = interface.buffers[0].dtype if product else "float16"
+    maps = tuple(_tensor_map(item, tensors, element) for item in reader.list_of("tensor_map"))
     taken = [*interface.names, *interface.sizes, "sms", "i"]
     defined = [name for name, _ in names] + [w.name for w in workspaces] + [t.name for t in tables]
     for name in defined + [tensor_map.name for tensor_map in maps]:
@@ -142,7 +144,8 @@ def _table(reader: _Fields) -> Table:
     return table
 
 
-def _tensor_map(reader: _Fields, tensors: Sequence[str]) -> TensorMap:
+def _tensor_map(reader: _Fields, tensors: Sequence[str], element: str) -> TensorMap:
+    """element: the type where the entry says none."""
     name = reader.name("name")
     tensor = reader.one_of("tensor", tensors)
     dims = reader.expressions("dims", range(1, 6))
@@ -155,7 +158,7 @@ def _tensor_map(reader: _Fields, tensors: Sequence[str]) -> TensorMap:
         strides=reader.expressions("strides", less),
         box=reader.expressions("box", same),
         element_strides=reader.expressions("element_strides", same, [1] * rank),
-        dtype=reader.one_of("dtype", tuple(ELEMENT_BYTES), "float16"),
+        dtype=reader.one_of("dtype", tuple(ELEMENT_BYTES), element),
         swizzle=reader.one_of("swizzle", tuple(SWIZZLE_BYTES), "none"),
         interleave=reader.one_of("interleave", INTERLEAVES, "none"),
         l2_promotion=reader.one_of("l2_promotion", PROMOTIONS, "none"),

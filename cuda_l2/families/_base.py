@@ -157,6 +157,11 @@ class Schedule:
         return self.family.named(self.values)
 
 
+def element(gemm: Gemm) -> list[str]:
+    """The line of a contract that gives the type of A, B and C, where it is not the default."""
+    return [] if gemm.dtype == "float16" else [f'dtype = "{gemm.dtype}"']
+
+
 @functools.cache
 def all_families() -> tuple[Family, ...]:
     """Every family in this folder."""

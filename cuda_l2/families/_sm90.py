@@ -32,6 +32,7 @@ class HopperFamily(Family):
         gemm, named = schedule.gemm, schedule.named
         x, y = sides(gemm, named["SWAP"])
         return {
+            "BF16": int(gemm.dtype == "bfloat16"),
             "LAYOUT_TN": int(gemm.layout is Layout.TN),
             "NWG": self.warpgroups[named["BM"]],
             "X_FLAT": int(x.flat(gemm)),
@@ -42,7 +43,7 @@ class HopperFamily(Family):
         """`wgmma` for the choices ACC, SWAP and BN."""
         named = schedule.named
         x, y = sides(schedule.gemm, named["SWAP"])
-        return wgmma(named["BN"], named["ACC"], x.mn_major, y.mn_major)
+        return wgmma(named["BN"], named["ACC"], schedule.gemm.dtype, x.mn_major, y.mn_major)
 
 
 def hopper(target: Target) -> CudaTarget | None:
@@ -120,20 +121,21 @@ def inner_remainders(gemm: Gemm, swap: int) -> list[str]:
     return sorted(set(found))
 
 
-def wgmma(columns: int, acc: int, x_mn_major: bool, y_mn_major: bool) -> str:
-    """`wgmma(sums, x, y, accumulate)`: m64nNk16 on fp16 operands in shared memory, for one N and kind of sums.
+def wgmma(columns: int, acc: int, element: str, x_mn_major: bool, y_mn_major: bool) -> str:
+    """`wgmma(sums, x, y, accumulate)`: m64nNk16 on operands in shared memory, for one N, type and kind of sums.
 
     It takes as many registers as it has operands, which macros cannot count.
     """
     registers = columns // (4 if acc == 16 else 2)
     kind, constraint, dtype = ("unsigned", "+r", "f16") if acc == 16 else ("float", "+f", "f32")
+    operand = "bf16" if element == "bfloat16" else "f16"
     names = ", ".join(f"%{i}" for i in range(registers))
     operands = ", ".join(f'"{constraint}"(d[{i}])' for i in range(registers))
     return (
         f"static __device__ __forceinline__ void wgmma({kind} (&d)[{registers}], unsigned long long x,"
         " unsigned long long y, int accumulate) {\n"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{registers + 2}, 0;"\n'
-        f'               " wgmma.mma_async.sync.aligned.m64n{columns}k16.{dtype}.f16.f16 {{{names}}},"\n'
+        f'               " wgmma.mma_async.sync.aligned.m64n{columns}k16.{dtype}.{operand}.{operand} {{{names}}},"\n'
         f'               " %{registers}, %{registers + 1}, p, 1, 1, {int(x_mn_major)}, {int(y_mn_major)}; }}"\n'
         f"               : {operands}\n"
         '               : "l"(x), "l"(y), "r"(accumulate));\n}\n\n'

@@ -1,4 +1,4 @@
-/* C = A B in fp16 with fp32 accumulation, on CPU cores (the register-tile and packing scheme of
+/* C = A B of fp16 elements, or bf16 with BF16 = 1, summed in fp32 on CPU cores (the register-tile and packing scheme of
  * Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
  *
  * A is M x K row-major. B is K x N row-major (LAYOUT_TN 0) or N x K row-major (LAYOUT_TN 1).
@@ -12,6 +12,9 @@
  * second-level cache; X tiles of MR x KC are widened into the first-level cache; a register tile
  * of MR x NR accumulates over KC. Sums that continue over several KC blocks wait in fp32.
  */
+#ifndef BF16
+#define BF16 0
+#endif
 #ifndef LAYOUT_TN
 #define LAYOUT_TN 0
 #endif
@@ -31,7 +34,7 @@
 #define NC 256 /* columns of Y a block, rounded up to panels of NR */
 #endif
 #ifndef WIDEN
-#define WIDEN 1 /* where Y is widened: 0 in registers from the source, 1 when packed, 2 in registers from fp16 panels */
+#define WIDEN 1 /* where Y is widened: 0 in registers from the source, 1 when packed, 2 in registers from panels of elements */
 #endif
 #ifndef UNROLL
 #define UNROLL 4 /* K steps in one trip of the inner loop */

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._base import Choice, Family, Schedule, element
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Gemm, Layout
@@ -16,7 +16,7 @@ CHOICES = (
     Choice("MR", (1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14), "rows of the register tile"),
     Choice("KC", (128, 192, 256, 384, 512, 768, 1024, 2048), "K steps a cache block"),
     Choice("NC", (32, 64, 96, 128, 192, 256, 384, 512, 1024), "columns a cache block"),
-    Choice("WIDEN", (0, 1, 2), "fp16 widened in registers from the source, when packed, or from fp16 panels"),
+    Choice("WIDEN", (0, 1, 2), "elements widened in registers from the source, when packed, or from packed elements"),
     Choice("UNROLL", (1, 2, 4, 8), "K steps in one trip of the inner loop"),
     Choice("PREFETCH", (0, 4, 8, 16, 32), "K steps ahead that panel loads are prefetched"),
     Choice("PREFETCH_X", (0, 1), "1 fetches the next X tile's source while this one is multiplied"),
@@ -78,7 +78,11 @@ class CpuGemm(Family):
         }
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        return {"LAYOUT_TN": int(schedule.gemm.layout is Layout.TN), "XPAD": X_PADDING}
+        return {
+            "BF16": int(schedule.gemm.dtype == "bfloat16"),
+            "LAYOUT_TN": int(schedule.gemm.layout is Layout.TN),
+            "XPAD": X_PADDING,
+        }
 
     def contract(self, schedule: Schedule) -> str:
         choice = schedule.named
@@ -93,7 +97,8 @@ class CpuGemm(Family):
         tile_bytes = 4 * (kc * (-(-mr // vector) * vector) if stored_k_major else mr * (kc + X_PADDING))
         partial = f"min(1, cdiv(max(k, {kc}) - {kc}, {kc})) * {tiles} * {mr * columns * 4}"
         task = f"cdiv({panel_bytes + tile_bytes} + {partial}, 4096) * 4096"
-        return f'target = "cpu"\nentry = "gemm"\nthreads = {threads}\nworkspace = "{threads} * ({task})"'
+        lines = ['target = "cpu"', *element(schedule.gemm), 'entry = "gemm"', f"threads = {threads}"]
+        return "\n".join([*lines, f'workspace = "{threads} * ({task})"'])
 
 
 def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CpuTarget) -> bool:

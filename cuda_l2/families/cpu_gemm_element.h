@@ -2,7 +2,17 @@
 /* Elements of A, B and C as vectors of VW floats and back: `widen` is exact, `narrow` rounds to nearest even. */
 typedef float vf __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 
-#if VECTOR_BITS == 512
+#if BF16
+/* By shifts: vcvtneps2bf16 and vdpbf16ps of AVX-512 take subnormal numbers as zero. */
+typedef uint32_t wi __attribute__((vector_size(VW * 4)));
+typedef uint16_t half_words __attribute__((vector_size(VW * 2), aligned(2), may_alias));
+INLINE vf widen(const uint16_t *p) { return (vf)(__builtin_convertvector(*(const half_words *)p, wi) << 16); }
+INLINE void narrow(uint16_t *p, vf v) {
+    const wi bits = (wi)v, nan = (wi)(v != v);
+    const wi nearest = bits + 0x7fff + ((bits >> 16) & 1);
+    *(half_words *)p = __builtin_convertvector((((bits | 0x400000) & nan) | (nearest & ~nan)) >> 16, half_words);
+}
+#elif VECTOR_BITS == 512
 INLINE vf widen(const uint16_t *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE void narrow(uint16_t *p, vf v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, 0)); }
 #elif VECTOR_BITS == 256

@@ -1,7 +1,7 @@
 #pragma once
 /* Operands in the order in which the register tile reads them: tiles of X, panels of Y.
  * X tile: [MR][KC + XPAD] floats, or k-major [KC][MR_PAD] where the rows of X lie next to each other in memory.
- * Y panel: [KC][NR], k-major, floats or fp16 as WIDEN says. What lies outside the operand is zero. */
+ * Y panel: [KC][NR], k-major, floats or elements as WIDEN says. What lies outside the operand is zero. */
 /* The tile of X rows [row, row + MR) and K steps [k0, k0 + kc), widened; absent rows are zero. */
 static void widen_x(const problem *p, float *tile, int64_t row, int64_t k0, int64_t kc) {
     int64_t rows = MIN(MR, p->rows - row);

@@ -4,8 +4,8 @@
 // 8 t of a block of 32, as its columns of two mma. Likewise the g-th column of mma piece j is column g NI + j of the
 // warp's part of C: row-major B is read NI neighbours at a time, and a thread has 2 NI neighbours of C to store.
 
-// COUNT halves as words, in pieces of VECTOR; zeros for elements from `inside` on.
-template <int COUNT, int VECTOR> DEVICE void load_row(unsigned (&to)[(COUNT + 1) / 2], const half *from, int inside) {
+// COUNT elements as words, in pieces of VECTOR; zeros for elements from `inside` on.
+template <int COUNT, int VECTOR> DEVICE void load_row(unsigned (&to)[(COUNT + 1) / 2], const Element *from, int inside) {
   if constexpr (VECTOR == 1) {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 2) {
@@ -32,7 +32,7 @@ DEVICE unsigned b_word(const RowsB &rows, int j, int word) {
 #endif
 }
 
-DEVICE void direct(Sums &sums, const half *a, const half *b, int m, int n, int k, const Warp &warp, const Work &work) {
+DEVICE void direct(Sums &sums, const Element *a, const Element *b, int m, int n, int k, const Warp &warp, const Work &work) {
   constexpr int BLOCKS = WARP_K / 32, B_VECTOR = LAYOUT_TN ? K_VECTOR : least(N_VECTOR, NI);
   const int row = work.row + warp.m * WARP_M + warp.group;
   const int column = work.column + warp.n * WARP_N + warp.group * NI;

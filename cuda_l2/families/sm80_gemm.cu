@@ -1,14 +1,13 @@
 // C = A B by mma.sync.m16n8k16 on every GPU from compute capability 8.0 on, any M, N, K, B row-major or column-major.
+// A, B and C are fp16, or bf16 with BF16 = 1.
 //
 // A block of WARPS_M x WARPS_N x WARPS_K warps computes BM x BN of C; warps along K share a tile and add up last.
 // LOAD says how operands reach the tensor cores:
 //   0  straight from global memory to registers, BK of K at once: for few, small tiles;
 //   1  through one buffer of shared memory and registers, no pipeline: the light path;
 //   2  a ring of STAGES buffers filled by cp.async.
-// Rows not aligned to 16 bytes are copied in narrower pieces (K_VECTOR, N_VECTOR halves); 2-byte pieces, which cp.async
+// Rows not aligned to 16 bytes are copied in narrower pieces (K_VECTOR, N_VECTOR elements); 2-byte pieces, which cp.async
 // cannot copy, go through registers.
-#include <cuda_fp16.h>
-
 #ifndef LOAD  // a schedule to compile alone; the choices are explained in sm80_gemm.py
 #define LOAD 2
 #define ACC16 0           // sums in fp16
@@ -31,7 +30,8 @@
 #define EPILOGUE 1        // stores of pairs (0), wide stores from registers (1), through shared memory (2)
 #define MIN_BLOCKS 1
 #define PDL 0             // dependent launch: 1 lets the next kernel begin at once, 2 after the main loop
-#define LAYOUT_TN 0       // what the shape fixes
+#define BF16 0            // what the task fixes
+#define LAYOUT_TN 0
 #define K_VECTOR 1
 #define N_VECTOR 1
 #define WHOLE_M 0
@@ -40,11 +40,19 @@
 #define ONE_TRIP 0        // K is at most BK
 #endif
 
+#if BF16
+#include <cuda_bf16.h>
+using Element = __nv_bfloat16;
+#else
+#include <cuda_fp16.h>
+using Element = half;
+#endif
+
 constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 constexpr int WARP_M = BM / WARPS_M, WARP_N = BN / WARPS_N, WARP_K = BK / WARPS_K;  // a warp's part of a trip
 constexpr int MI = WARP_M / 16, NI = WARP_N / 8;  // 16 x 8 pieces of C a warp computes
 static_assert(WARP_M % 16 == 0 && WARP_N % (LOAD ? 16 : 8) == 0 && WARP_K % (LOAD ? 16 : 32) == 0, "whole pieces");
-static_assert((K_VECTOR & (K_VECTOR - 1)) == 0 && (N_VECTOR & (N_VECTOR - 1)) == 0, "vectors of 1, 2, 4 or 8 halves");
+static_assert((K_VECTOR & (K_VECTOR - 1)) == 0 && (N_VECTOR & (N_VECTOR - 1)) == 0, "vectors of 1, 2, 4 or 8 elements");
 
 #if ACC16
 using Sums = unsigned[MI][NI][2];
@@ -87,7 +95,7 @@ DEVICE bool find_work(Work &work, int m, int n, int k) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    gemm(const half *a, const half *b, Output *out, int m, int n, int k DEPENDENT) {
+    gemm(const Element *a, const Element *b, Output *out, int m, int n, int k DEPENDENT) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const Warp warp;
   Work work;

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cuda_l2.contract.cuda import ARCHITECTURES
 from cuda_l2.families import _sm80_space as space
-from cuda_l2.families._base import Family, Schedule
+from cuda_l2.families._base import Family, Schedule, element
 from cuda_l2.families._sm80_space import CHOICES, DIRECT, PIPELINED, WIDE
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -72,6 +72,7 @@ class Sm80Gemm(Family):
     def macros(self, schedule: Schedule) -> dict[str, int]:
         gemm, choice = schedule.gemm, schedule.named
         return {
+            "BF16": int(gemm.dtype == "bfloat16"),
             "LAYOUT_TN": int(gemm.layout is Layout.TN),
             "K_VECTOR": math.gcd(gemm.k, 8),
             "N_VECTOR": math.gcd(gemm.n, 8),
@@ -82,7 +83,7 @@ class Sm80Gemm(Family):
         }
 
     def contract(self, schedule: Schedule) -> str:
-        choice, macros = schedule.named, self.macros(schedule)
+        gemm, choice, macros = schedule.gemm, schedule.named, self.macros(schedule)
         bm, bn, split = choice["BM"], choice["BN"], choice["SPLIT_K"]
         along, across = ("m", "n") if choice["RASTER"] else ("n", "m")
         sides = {"m": f"cdiv(m, {bm})", "n": f"cdiv(n, {bn})"}
@@ -95,6 +96,7 @@ class Sm80Gemm(Family):
         lines = [
             'target = "cuda"',
             f'arch = "{arch if arch in ARCHITECTURES else "sm_80"}"',
+            *element(gemm),
             *_only_shapes_like(macros, choice),
         ]
         if split > 1:

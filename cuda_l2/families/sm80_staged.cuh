@@ -64,7 +64,7 @@ DEVICE void multiply_all(Sums &sums, const Fragments &fragments) {
       multiply(sums[i][j], fragments.a[i], fragments.b[j / 2][j % 2 * 2], fragments.b[j / 2][j % 2 * 2 + 1]);
 }
 
-DEVICE void staged(Sums &sums, const unsigned char *shared, const half *a, const half *b, int m, int n, int k,
+DEVICE void staged(Sums &sums, const unsigned char *shared, const Element *a, const Element *b, int m, int n, int k,
                    const Warp &warp, const Work &work) {
   const Reader reader(warp);
   TileA tile_a(a, k, work.row, m, work.k0, k);

@@ -6,7 +6,7 @@
 #if SPLIT_K > 1
 using Output = float;  // a partial sum of every element, part after part
 #else
-using Output = half;
+using Output = Element;
 #endif
 
 constexpr int SUMS = MI * NI * 4, SHARE = SUMS / WARPS_K;  // of a thread, before and after warps along K have added up
@@ -17,7 +17,7 @@ constexpr int span() {
   return columns;
 }
 constexpr int SPAN = span();     // neighbouring columns a thread has to store together
-constexpr int C_PITCH = BN + 8;  // halves a row of C takes in shared memory, so that a piece's rows hit all banks
+constexpr int C_PITCH = BN + 8;  // elements a row of C takes in shared memory, so that a piece's rows hit all banks
 static_assert(LOAD == 0 || SPLIT_K == 1 || SPAN == 2, "threads exchange halves, not partial sums");
 
 __host__ DEVICE constexpr int least(int x, int y) { return x < y ? x : y; }
@@ -26,22 +26,33 @@ template <int COUNT> struct alignas(4 * COUNT) Floats {  // moved by one instruc
 };
 
 DEVICE float sum_of(const float (&sums)[4], int index) { return sums[index]; }
+#if !BF16
 DEVICE float sum_of(const unsigned (&sums)[2], int index) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(sums[index / 2] >> 16 * (index % 2))));
 }
+#endif
 
+#if BF16
+DEVICE unsigned pack(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned *>(&pair);
+}
+DEVICE Element element_of(unsigned short bits) { return __ushort_as_bfloat16(bits); }
+#else
 DEVICE unsigned pack(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const unsigned *>(&pair);
 }
+DEVICE Element element_of(unsigned short bits) { return __ushort_as_half(bits); }
+#endif
 
-// COUNT halves, given as words, in pieces of VECTOR; elements from `inside` on are left alone.
-template <int COUNT, int VECTOR> DEVICE void store_row(half *to, const unsigned *words, int inside) {
+// COUNT elements, given as words, in pieces of VECTOR; elements from `inside` on are left alone.
+template <int COUNT, int VECTOR> DEVICE void store_row(Element *to, const unsigned *words, int inside) {
 #pragma unroll
   for (int i = 0; i < COUNT; i += VECTOR) {
     if (i >= inside) break;
     if constexpr (VECTOR == 1)
-      to[i] = __ushort_as_half(static_cast<unsigned short>(words[i / 2] >> 16 * (i % 2)));
+      to[i] = element_of(static_cast<unsigned short>(words[i / 2] >> 16 * (i % 2)));
     else
       *reinterpret_cast<Vector<VECTOR> *>(to + i) = *reinterpret_cast<const Vector<VECTOR> *>(words + i / 2);
   }
@@ -155,7 +166,7 @@ DEVICE void finish(const Sums &sums, unsigned char *shared, Output *out, int m, 
 
 #if SPLIT_K > 1
 // C from the SPLIT_K partial sums of every element, always added in the same order. size = M N.
-extern "C" __global__ void __launch_bounds__(256) reduce(const float *partial, half *c, long long size DEPENDENT) {
+extern "C" __global__ void __launch_bounds__(256) reduce(const float *partial, Element *c, long long size DEPENDENT) {
   wait_for_kernel_before();
 #if PDL
   if (dependent) let_next_kernel_begin();

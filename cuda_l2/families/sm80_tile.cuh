@@ -26,7 +26,7 @@ template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_W
   static constexpr int WIDTH = panel_width(COLUMNS, PART), BYTES = ROWS * COLUMNS * 2;
   static DEVICE int start(int column) { return column / WIDTH * (ROWS * WIDTH) + column % WIDTH; }
 
-  DEVICE Tile(const half *operand, int stride, int outer, int outer_size, int k0, int k)
+  DEVICE Tile(const Element *operand, int stride, int outer, int outer_size, int k0, int k)
       : operand_(operand), stride_(stride), outer_(outer), outer_size_(outer_size), left_(k - k0) {
     at_ = operand + (K_DOWN ? static_cast<long long>(k0) * stride : k0) + (LINEAR ? offset(0) : 0);
   }
@@ -63,7 +63,7 @@ template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_W
   static constexpr int STEP = REGULAR ? THREADS / COPIES_A_ROW : 0;  // rows apart
   static constexpr bool LINEAR = REGULAR && (OUTER_WHOLE || K_DOWN);
 
-  const half *operand_, *at_;  // at_: this thread's first copy if LINEAR, else where the trip begins
+  const Element *operand_, *at_;  // at_: this thread's first copy if LINEAR, else where the trip begins
   int stride_, outer_, outer_size_, left_;  // left_: of K
 
   static DEVICE int row(int i) {
@@ -84,7 +84,7 @@ template <int ROWS, int COLUMNS, int PART, int VECTOR, bool K_DOWN, bool OUTER_W
     return K_DOWN ? static_cast<long long>(row(i)) * stride_ + other
                   : static_cast<long long>(other) * stride_ + column(i);
   }
-  DEVICE const half *source(int i) const {
+  DEVICE const Element *source(int i) const {
     return at_ + (LINEAR ? static_cast<long long>(i * STEP) * stride_ : offset(i));
   }
 };

@@ -1,4 +1,4 @@
-// C = A B for several tiles a block: fp16 in and out, persistent blocks, epilogue overlapped.
+// C = A B of fp16 elements, or bf16 with BF16 = 1, for several tiles a block: persistent blocks, epilogue overlapped.
 //
 // One producer warpgroup and NWG consumer warpgroups. PINGPONG = 0: they share one BM x BN tile (64-row slabs each);
 // PINGPONG = 1: two warpgroups with a tile each, so that one stores while the other multiplies.
@@ -7,7 +7,7 @@
 // Epilogue: stmatrix to shared memory, then asynchronous TMA stores. Per warp (no barrier at all) or, with WGSTORE = 1,
 // per warpgroup in 64-row boxes, which is what shapes bound by the store of C want.
 //
-// Macros: the compiled choices of sm90_persistent.py, LAYOUT_TN, NWG, and X_FLAT, Y_FLAT (inner sizes of the operands are no
+// Macros: the compiled choices of sm90_persistent.py, BF16, LAYOUT_TN, NWG, and X_FLAT, Y_FLAT (inner sizes of the operands are no
 // multiples of 64). X and Y are as in sm90_wave.cu; so is row-major B.
 #include "sm90_multicast.cuh"
 #include "sm90_sums.cuh"

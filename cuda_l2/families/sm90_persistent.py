@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Choice, Schedule
+from cuda_l2.families._base import Choice, Schedule, element
 from cuda_l2.families._sm90 import cdiv
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -130,7 +130,7 @@ class Persistent(_sm90.HopperFamily):
         swizzle = "128B" if c.SWAP or chunk == 64 else "none"
         return "\n".join(
             [
-                'target = "cuda"\narch = "sm_90a"\n',
+                "\n".join(['target = "cuda"', 'arch = "sm_90a"', *element(gemm), ""]),
                 f'[names]\ngm = "cdiv({x.size}, {c.BM * c.CM})"\ngn = "cdiv({y.size}, {c.BN * c.CN})"',
                 f'band = "{c.BAND} * {length}"\naccepted = "{_sm90.zero(*zeros)}"\n',
                 _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, 1, whole=True),

@@ -1,7 +1,7 @@
 #pragma once
 // Thin names for Hopper's PTX: mbarriers, the tensor memory accelerator, descriptors of wgmma operands, scoped memory
 // operations. Nothing here knows of matrices' products.
-typedef unsigned short u16;  // also an fp16 value's bits: nothing here computes in fp16 but the tensor cores
+typedef unsigned short u16;  // also an element's bits: nothing here computes in 16 bits but the tensor cores
 typedef unsigned int u32;
 typedef unsigned long long u64;
 struct alignas(64) TensorMap { u64 words[16]; };  // CUtensorMap, without the header that declares it
@@ -107,10 +107,14 @@ template <int N> DEV void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// ---- fp16 pairs
+// ---- pairs of elements
 DEV u32 pack(float low, float high) {
   u32 pair;
+#if BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
   return pair;
 }
 // Pair i of a thread's sums, which are fp32 values or pairs already.

@@ -1,4 +1,4 @@
-// C = A B, fp16 in and out: one output tile, or one K part of it, a block; one launch, for outputs of about one wave of
+// C = A B of fp16 elements, or bf16 with BF16 = 1: one output tile, or one K part of it, a block; one launch, for outputs of about one wave of
 // tiles, K parts included.
 //
 // X is the operand on the 64-row wgmma axis (BM rows a block), Y the one on the N axis (BN rows).
@@ -14,7 +14,7 @@
 // Two parts of the kernel's body are files included there, and no functions: as functions that take a thread's sums they
 // change the machine code of the main loop.
 //
-// Macros: the compiled choices of sm90_wave.py, LAYOUT_TN, NWG, and what the sizes of the task are multiples of: X_FLAT, Y_FLAT
+// Macros: the compiled choices of sm90_wave.py, BF16, LAYOUT_TN, NWG, and what the sizes of the task are multiples of: X_FLAT, Y_FLAT
 // (inner sizes of the operands are no multiples of 64), EDGES (0: whole tiles; 1: C is cut off at multiples of 8 columns;
 // 2: anywhere).
 #include "sm90_wave_shape.cuh"

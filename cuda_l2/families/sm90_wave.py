@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from cuda_l2.families import _sm90
 from cuda_l2.families import _sm90_wave_space as space
-from cuda_l2.families._base import Schedule
+from cuda_l2.families._base import Schedule, element
 from cuda_l2.families._sm90 import cdiv
 from cuda_l2.families._sm90_wave_space import CHOICES, GPC, MAX_TILES, ORDERS, WARPGROUPS, Shape
 from cuda_l2.machine._base import Target
@@ -87,7 +87,7 @@ class Wave(_sm90.HopperFamily):
         value, fits = _order(c.ORDER, cluster)
         pieces = c.CM * c.CN > 1
         text = [
-            'target = "cuda"\narch = "sm_90a"\n',
+            "\n".join(['target = "cuda"', 'arch = "sm_90a"', *element(gemm), ""]),
             f'[names]\ngm = "cdiv({x.size}, {rows})"\ngn = "cdiv({y.size}, {columns})"',
             f'accepted = "{_sm90.zero(*zeros, *fits)}"\n',
             _sm90.operand_map("map_x", x, gemm, c.BM // c.CN, c.KB, not pieces),

@@ -1,10 +1,10 @@
 """The dispatch table: which schedule serves a shape, and how fast it was measured. One CSV file a machine.
 
-Columns: m, n, k, layout, accumulate, edge, family, schedule, us. edge is how it is launched and what it was timed as:
-plain or programmatic, back to back; or cold, plainly and alone with nothing of its operands cached, as a server's
-launches are. The schedule is written as `BM=128 BN=64 ...`, every choice of the family by name. A pool, the kernels to
-choose from, is a file with the columns layout (empty: either), family and schedule, the latter without the choices that
-are a matter of the launch.
+Columns: m, n, k, layout, accumulate, edge, family, schedule, us, dtype. edge is how the kernel is launched and timed:
+plain or programmatic, back to back; or cold, plainly and alone with none of its operands cached, as on a server. The
+schedule is written as `BM=128 BN=64 ...`, every choice of the family by name. A table without the column dtype is of
+float16. A pool, the kernels to choose from, is a file with the columns layout (empty: either), family and schedule, the
+latter without the choices that are arguments of the launch.
 """
 
 import csv
@@ -97,7 +97,7 @@ def read_times(path: Path) -> list[Row]:
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
     """Replace the file at once."""
-    _write(path, COLUMNS, [_fields(row) for row in rows])
+    _write(path, (*COLUMNS, "dtype"), [_fields(row) for row in rows])
 
 
 def joined(rows: Iterable[Row], newer: Iterable[Row]) -> list[Row]:
@@ -154,13 +154,15 @@ def _row(fields: Mapping[str, str]) -> Row:
         raise ValueError(f"edge must be one of {', '.join(EDGES)}, not {edge!r}")
     if not 0 < us < float("inf"):
         raise ValueError(f"us must be a time, not {us}")
-    gemm = Gemm(m, n, k, Layout(fields["layout"]), Accumulate(fields["accumulate"]))
+    dtype = fields.get("dtype") or "float16"
+    gemm = Gemm(m, n, k, Layout(fields["layout"]), Accumulate(fields["accumulate"]), dtype)
     return Row(gemm, edge, family_of(fields["family"]).name, schedule_of(fields["schedule"]), us)
 
 
 def _fields(row: Row) -> tuple[object, ...]:
     gemm = row.gemm
-    return gemm.m, gemm.n, gemm.k, gemm.layout, gemm.accumulate, row.edge, row.family, row.text, f"{row.us:.3f}"
+    size = gemm.m, gemm.n, gemm.k
+    return *size, gemm.layout, gemm.accumulate, row.edge, row.family, row.text, f"{row.us:.3f}", gemm.dtype
 
 
 def _lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
