@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.rigs import cpu
 
 compiling = {"now": False}
@@ -33,21 +32,22 @@ class Kept(cpu.TorchBaselines):
 
 
 @cache
-def kept(threads: int) -> Kept:
-    made = Kept(threads)
+def kept() -> Kept:
+    """With one thread: several spin while they wait, and take the cores from other tests."""
+    made = Kept(1)
     atexit.register(made.end)
     return made
 
 
 def install(replace: Callable[[Any, str, Any], None]) -> None:
     """Let rigs use it. replace: sets an attribute, as `setattr` does."""
-    replace(cpu, "TorchBaselines", lambda threads, *_: kept(threads))
+    replace(cpu, "TorchBaselines", lambda *_: kept())
 
 
 def await_start() -> None:
-    kept(usable_cores()).await_start()
+    kept().await_start()
 
 
 def leave() -> None:
     """In a forked process: the baselines' process is another's to end."""
-    atexit.unregister(kept(usable_cores()).end)
+    atexit.unregister(kept().end)
