@@ -77,7 +77,8 @@ def _read(path: Path) -> tuple[str, dict[tuple[Gemm, str], str]]:
             raise ValueError("another kind of file")
         for line in lines:
             said = json.loads(line)
-            gemm = Gemm(said["m"], said["n"], said["k"], accumulate=Accumulate(said["accumulate"]))
+            dtype = str(said.get("dtype", "float16"))
+            gemm = Gemm(said["m"], said["n"], said["k"], accumulate=Accumulate(said["accumulate"]), dtype=dtype)
             found[gemm, str(said["method"])] = line
         return str(header["machine"]), found
     except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

@@ -42,6 +42,7 @@ class HeuristicResult(ctypes.Structure):
 class DataType(enum.IntEnum):
     R_32F = 0
     R_16F = 2
+    R_16BF = 14
 
 
 class ComputeType(enum.IntEnum):
@@ -118,6 +119,11 @@ class Algorithm:
 
 def compute_type(accumulate: Accumulate) -> ComputeType:
     return ComputeType.F32 if accumulate is Accumulate.FP32 else ComputeType.F16
+
+
+def element_type(gemm: Gemm) -> DataType:
+    """The type of A, B and C."""
+    return DataType.R_16BF if gemm.dtype == "bfloat16" else DataType.R_16F
 
 
 def scale_type(accumulate: Accumulate) -> DataType:
@@ -207,7 +213,7 @@ class Cublas:
         one, zero = _one_and_zero(gemm.accumulate)
         alpha, beta = ctypes.byref(one), ctypes.byref(zero)
         transpose, b_rows = (0, n) if layout is Layout.NN else (_TRANSPOSE, k)
-        half, compute = int(DataType.R_16F), int(compute_type(gemm.accumulate))
+        half, compute = int(element_type(gemm)), int(compute_type(gemm.accumulate))
         function, handle = self._blas.cublasGemmEx, self._handle
 
         def launch(stream: int, a: int, b: int, c: int) -> None:
@@ -242,6 +248,7 @@ class LtProduct:
 
     def __init__(self, blas: Cublas, gemm: Gemm, layout: Layout) -> None:
         self._blas, self._accumulate, lt = blas, gemm.accumulate, blas.lt
+        self._element = element_type(gemm)
         m, n, k = gemm.m, gemm.n, gemm.k
         self._operation = ctypes.c_void_p()
         types = compute_type(gemm.accumulate), scale_type(gemm.accumulate)
@@ -317,9 +324,10 @@ class LtProduct:
         lt.cublasLtMatmulDescDestroy(self._operation)
 
     def _matrix(self, rows: int, columns: int, leading: int) -> ctypes.c_void_p:
-        """A column-major fp16 matrix."""
+        """A column-major matrix of the product's type."""
         matrix = ctypes.c_void_p()
-        status = self._blas.lt.cublasLtMatrixLayoutCreate(ctypes.byref(matrix), DataType.R_16F, rows, columns, leading)
+        create = self._blas.lt.cublasLtMatrixLayoutCreate
+        status = create(ctypes.byref(matrix), self._element, rows, columns, leading)
         _check("cublasLtMatrixLayoutCreate", status)
         return matrix
 

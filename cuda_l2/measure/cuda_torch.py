@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.measure.launches import Launch, wait
 from cuda_l2.records import Accumulate, Gemm, Layout
 
@@ -22,6 +23,7 @@ def switches(gemm: Gemm, *, default: bool = False) -> dict[str, bool]:
     fp16 = gemm.accumulate is Accumulate.FP16
     return {
         "allow_fp16_reduced_precision_reduction": fp16 or default,
+        "allow_bf16_reduced_precision_reduction": default,
         "allow_fp16_accumulation": fp16,
     }
 
@@ -154,7 +156,7 @@ def random_operands(gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     """A, B as it lies in memory, and C; standard normal."""
     b_shape = (gemm.k, gemm.n) if gemm.layout is Layout.NN else (gemm.n, gemm.k)
     a, b, c = (
-        torch.empty(shape, dtype=torch.float16, device="cuda")
+        torch.empty(shape, dtype=dtype_of(gemm), device="cuda")
         for shape in ((gemm.m, gemm.k), b_shape, (gemm.m, gemm.n))
     )
     return a.normal_(), b.normal_(), c
@@ -182,12 +184,12 @@ def _compile(gemm: Gemm) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _Raw:
-    """Device memory as torch reads it in: contiguous fp16."""
+    """Device memory as torch reads it in: contiguous 16-bit words."""
 
     def __init__(self, address: int, shape: tuple[int, int]) -> None:
         self.__cuda_array_interface__ = {
             "shape": shape,
-            "typestr": "<f2",
+            "typestr": "<i2",  # there is no text for bf16
             "data": (address, False),
             "version": 3,
             "strides": None,
@@ -202,7 +204,7 @@ def _operands(gemm: Gemm) -> Callable[[int, int, int, int], tuple[torch.Tensor, 
     def views(a: int, b: int, c: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         b_shape = (k, n) if row_major else (n, k)
         first, second, out = (
-            torch.as_tensor(_Raw(address, shape), device="cuda")
+            torch.as_tensor(_Raw(address, shape), device="cuda").view(dtype_of(gemm))
             for address, shape in ((a, (m, k)), (b, b_shape), (c, (m, n)))
         )
         return first, second if row_major else second.t(), out

@@ -145,7 +145,8 @@ class Libraries:
     def choice_path(self, gemm: Gemm, method: str) -> Path:
         """Where a choice is kept."""
         folder = paths.cache_dir() / "cublaslt" / re.sub(r"[^\w.-]+", "-", self.machine)
-        return folder / f"{gemm.m}x{gemm.n}x{gemm.k}-{gemm.accumulate}-{method}.json"
+        dtype = "" if gemm.dtype == "float16" else f"-{gemm.dtype}"
+        return folder / f"{gemm.m}x{gemm.n}x{gemm.k}-{gemm.accumulate}{dtype}-{method}.json"
 
     def keep_choices(self, gemms: Iterable[Gemm]) -> int:
         """Add the choices for these products to the file that was given; how many it holds then, 0 without one."""
@@ -225,7 +226,7 @@ class Libraries:
         nn, tn = (self._tune_layout(gemm, layout, buffers, heat_s) for layout, heat_s in layouts)
         seconds = self._clock.now() - started
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self.settings.method, nn, tn, seconds, now)
+        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self.settings.method, nn, tn, seconds, now, gemm.dtype)
 
     def _tune_layout(self, gemm: Gemm, layout: Layout, buffers: Buffers, heat_s: float) -> TunedLayout | None:
         product, settings = self.product(gemm, layout), self.settings

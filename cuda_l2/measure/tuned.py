@@ -54,6 +54,7 @@ class Tuned:
     tn: TunedLayout | None
     seconds: float
     created: str  # when the choice was made; it is kept until another is asked for
+    dtype: str = "float16"
 
     def of(self, layout: Layout) -> TunedLayout | None:
         return self.nn if layout is Layout.NN else self.tn
@@ -77,5 +78,5 @@ def recall(path: Path, plain: Gemm, method: str) -> Tuned | None:
         tuned = from_json(Tuned, path.read_text())
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    same = (tuned.m, tuned.n, tuned.k, tuned.accumulate) == (plain.m, plain.n, plain.k, plain.accumulate)
-    return tuned if same and tuned.method == method else None
+    product = Gemm(tuned.m, tuned.n, tuned.k, plain.layout, tuned.accumulate, tuned.dtype)
+    return tuned if (product, tuned.method) == (plain, method) else None

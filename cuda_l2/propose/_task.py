@@ -3,7 +3,7 @@
 import re
 
 from cuda_l2.llm.templates import fenced
-from cuda_l2.records import Gemm, Operation, Task
+from cuda_l2.records import SHORT_DTYPES, Gemm, Operation, Task
 
 _OF_TENSORS = ("shape", "device", "dtype", "to", "nn", "functional", "linalg", "mT", "flatten", "transpose", "values")
 """What references call beside computing."""
@@ -43,7 +43,8 @@ def _product(gemm: Gemm) -> str:
     sums = "fp32; sums in less precision fail" if gemm.accumulate == "fp32" else "fp16 or better"
     return (
         f"C = A B with M = {gemm.m}, N = {gemm.n}, K = {gemm.k}. A is M x K row-major, B is {b}, C is M x N row-major;"
-        f" all fp16. Products are summed in {sums}. {gemm.flops:,} floating-point operations, {gemm.bytes:,} bytes that"
+        f" all {SHORT_DTYPES[gemm.dtype]}. Products are summed in {sums}. {gemm.flops:,} floating-point operations,"
+        f" {gemm.bytes:,} bytes that"
         " must move. The kernel is timed for this shape alone and need serve no other."
     )
 

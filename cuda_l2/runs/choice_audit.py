@@ -86,9 +86,10 @@ def audit(libraries: "Libraries", gemm: Gemm) -> Audit:
     """Both layouts of a product; a choice is made first where none is kept. Needs a GPU."""
     import torch  # noqa: PLC0415
 
+    from cuda_l2.machine.tensors import dtype_of  # noqa: PLC0415
     from cuda_l2.measure.launches import Buffers  # noqa: PLC0415
 
-    half = {"dtype": torch.float16, "device": "cuda"}
+    half = {"dtype": dtype_of(gemm), "device": "cuda"}
     a, b = torch.randn(gemm.m, gemm.k, **half), torch.randn(gemm.k, gemm.n, **half)  # type: ignore[call-overload]
     b_tn, c = b.t().contiguous(), torch.empty(gemm.m, gemm.n, **half)  # type: ignore[call-overload]
     buffers = Buffers(*(tensor.data_ptr() for tensor in (a, b, b_tn, c)))
