@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from cuda_l2.contract import CpuContract
-from cuda_l2.contract.buffers import GEMM
+from cuda_l2.contract.buffers import PRODUCTS
 from cuda_l2.machine.fills import GUARD_BYTE, POISONS, SCRATCH_BYTE
 from cuda_l2.machine.tensors import Tensors, stored, view
 from cuda_l2.records import Task, Tensor
@@ -203,7 +203,7 @@ class CandidateMemory:
     def __init__(self, arena: Arena, contract: CpuContract) -> None:
         self.arena, self.interface = arena, contract.interface
         sizes = len(self.interface.bind(arena.task))
-        product = self.interface == GEMM  # whose function has a signature of its own
+        product = self.interface in PRODUCTS.values()  # whose function has a signature of its own
         self.arguments = () if product else (sizes, len(self.interface.buffers), arena.touched_bytes)
 
     @property
