@@ -620,6 +620,11 @@ def test_kernels_are_reported_under_one_protocol_after_the_other(kernels, tmp_pa
     assert all(row["speedup"] > 0 and row["ours_us"] > 0 for row in table if row["status"] == "measured")
 
 
+def test_a_long_list_of_shapes_is_read() -> None:
+    shapes = [f"{64 * m}x128x64" for m in range(1, 60)]
+    assert [str(gemm) for gemm in read_grid(",".join(shapes))] == shapes
+
+
 def test_a_budget_searches(tmp_path, monkeypatch) -> None:
     def three_trials(*given, **named):
         return search(*given, **named | {"max_trials": 3})

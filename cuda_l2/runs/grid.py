@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import os
 import random
 import re
 from collections import defaultdict
@@ -49,10 +50,10 @@ def read_grid(
         sizes = itertools.product(PAPER_SIZES, PAPER_SIZES, PAPER_SIZES)
         return [Gemm(m, n, k, layout, accumulate) for m, n, k in sizes for layout in layouts]
     path = Path(text)
-    if path.is_file():
-        shapes = _file_shapes(path)
-    elif re.match(r"\s*\d+x", text):
+    if re.match(r"\s*\d+x\d+x\d", text) and not os.path.exists(text):  # noqa: PTH110 - long lists are no paths
         shapes = [(shape, "") for shape in text.split(",") if shape.strip()]
+    elif path.is_file():
+        shapes = _file_shapes(path)
     else:
         raise UserError(
             f"--grid {text!r}: there is no such file; it may also be {PAPER}, or shapes as in 64x64x64,128x128x128:tn"

@@ -47,7 +47,7 @@ class SpecialValues(Check):
 def _require_right_rows(session: Session, cases: ProductCases) -> None:
     """CheckFailed where a row with special values comes out wrong."""
     gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
-    # a sum in fp16 may pass through infinity on its way to a finite value; what overflows bf16 may overflow fp32 sums too
+    # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
     overflows = gemm.accumulate is Accumulate.FP32 and limits.max < torch.finfo(torch.float32).max / gemm.k
     kinds = [kind for kind in KINDS if kind != "overflow" or overflows]
     overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
