@@ -8,7 +8,7 @@ import enum
 import hashlib
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -139,6 +139,11 @@ class Gemm:
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
         return ("m", self.m), ("n", self.n), ("k", self.k)
+
+    @property
+    def any_layout(self) -> "Gemm":
+        """What products that differ in layout alone have in common: the one of row-major B."""
+        return replace(self, layout=Layout.NN)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

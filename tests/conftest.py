@@ -25,6 +25,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.machine import gpu_present
 from cuda_l2.machine.cpu.target import CpuTarget, usable_cores
+from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.rigs.cpu import CpuRig
@@ -138,6 +139,14 @@ def rig(own_folders: Path) -> Iterator[CpuRig]:
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile is among the baselines."""
     monkeypatch.setitem(kept_baselines.compiling, "now", True)
+
+
+@pytest.fixture(scope="module")
+def many_launches(own_folders: Path) -> Iterator[None]:
+    """A CPU's rounds have all the launches that may lie side by side, where cheats of many launches give way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_CpuRounds, "most", scripted_times.REAL["most"])
+        yield
 
 
 @pytest.fixture

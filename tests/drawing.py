@@ -65,10 +65,10 @@ def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.all or named or "gpu" in (config.option.markexpr or ""):
         return
     corpora: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("corpus"):
-            corpora[item.nodeid.split("[")[0]].append(item)
     left_out = {item for item in items if item.get_closest_marker("full")}
+    for item in items:
+        if item.get_closest_marker("corpus") and item not in left_out:
+            corpora[item.nodeid.split("[")[0]].append(item)
     for cases in corpora.values():
         left_out |= set(cases) - set(drawn(cases, config.option.draw))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawing import cases
 
 from cuda_l2 import cli
 from cuda_l2.archive import Archive
@@ -103,7 +104,17 @@ def said(path: Path) -> tuple[str, str, list[str], str]:
     return text, found["task"], found["expect"].split(), found.get("allow", "")
 
 
-@pytest.mark.parametrize("path", files(CHEATS), ids=named)
+def corpus() -> list[Any]:
+    """The candidates as cases of a corpus; those that a C++ compiler or torch.compile works on for long are for all."""
+    found = cases(files(CHEATS), lambda path: path.stem.startswith("honest"), named)
+    for case in found:
+        if re.search(r"cpp|compiled", case.id):
+            case.marks.append(pytest.mark.full)
+    return found
+
+
+@pytest.mark.corpus(2)
+@pytest.mark.parametrize("path", corpus())
 def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
     text, task, expected, allowed = said(path)
     trial = audit(text, task, allowed)

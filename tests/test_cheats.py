@@ -10,6 +10,8 @@ from drawing import cases, is_honest
 
 SHAPE = "45x40x64"
 
+pytestmark = pytest.mark.usefixtures("many_launches")
+
 
 @pytest.mark.corpus(8)
 @pytest.mark.parametrize("path", cases(sorted(CHEATS.glob("*.c")), is_honest, lambda path: path.stem))

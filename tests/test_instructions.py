@@ -23,9 +23,10 @@ NEVER = ("HMMA.1688.F32.TF32", "HGMMA.64x8x8.F32.TF32", "QGMMA.64x8x32.F32.E4M3.
 def test_operands_are_of_the_tasks_type_and_sums_of_its_class(task: str, allowed: tuple[str, ...]) -> None:
     for opcode in (*HALF, *HALF_SUMS, *BRAIN, *EVERY, *NEVER):
         kernels = [SimpleNamespace(name="gemm", tensor_instructions=(opcode,))]
-        session: Any = SimpleNamespace(gemm=Gemm.parse(task), build=SimpleNamespace(kernels=kernels))
+        session: Any = SimpleNamespace(build=SimpleNamespace(kernels=kernels))
+        cases: Any = SimpleNamespace(task=Gemm.parse(task))
         if opcode in allowed + EVERY:
-            CHECK.run(session)
+            CHECK.run_on(session, cases)
             continue
         with pytest.raises(CheckFailed, match=f"gemm uses {opcode}; the fp(16|32) class allows .* only"):
-            CHECK.run(session)
+            CHECK.run_on(session, cases)

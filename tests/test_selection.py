@@ -56,17 +56,17 @@ def arm(kernel: str, layout: str, plain: float, dependent: float = NAN, final: t
 
 
 def times(*arms: Arm, size: tuple[int, int, int] = SIZE, accumulate: str = "fp32") -> Record:
-    return Record(size, Accumulate(accumulate), arms)
+    return Record(Gemm(*size, accumulate=Accumulate(accumulate)), arms)
 
 
 def test_a_dependent_launch_is_used_where_it_is_faster() -> None:
     found = select([times(arm("x", "nn", 2.0, 1.5), arm("y", "tn", 3.0, 4.0))], most=2)
-    assert found.kept[Case(SIZE, Accumulate.FP32, PLAIN, Layout.NN)].us == 2.0
-    early = found.kept[Case(SIZE, Accumulate.FP32, PROGRAMMATIC, Layout.NN)]
+    assert found.kept[Case(Gemm(*SIZE), PLAIN, Layout.NN)].us == 2.0
+    early = found.kept[Case(Gemm(*SIZE), PROGRAMMATIC, Layout.NN)]
     assert (early.us, early.edge) == (1.5, 1)
-    late = found.kept[Case(SIZE, Accumulate.FP32, PROGRAMMATIC, Layout.TN)]
+    late = found.kept[Case(Gemm(*SIZE), PROGRAMMATIC, Layout.TN)]
     assert (late.us, late.edge) == (3.0, 0)
-    assert found.kept[Case(SIZE, Accumulate.FP32, PLAIN, None)].arm.kernel == "x"
+    assert found.kept[Case(Gemm(*SIZE), PLAIN, None)].arm.kernel == "x"
 
 
 def test_the_limit_costs_the_shapes_that_share() -> None:
@@ -77,8 +77,8 @@ def test_the_limit_costs_the_shapes_that_share() -> None:
     ]
     everything, one = select(records, 3), select(records, 1)
     assert everything.kernels == ("x", "z") and one.kernels == ("y",)
-    assert everything.ratio(Case(other, Accumulate.FP32, PLAIN, None)) == 1.0
-    assert one.ratio(Case(other, Accumulate.FP32, PLAIN, None)) == pytest.approx(2.0 / 2.2)
+    assert everything.ratio(Case(Gemm(*other), PLAIN, None)) == 1.0
+    assert one.ratio(Case(Gemm(*other), PLAIN, None)) == pytest.approx(2.0 / 2.2)
     assert one.offered == 3
 
 
@@ -86,7 +86,7 @@ def test_the_second_pass_counts_and_corrects_the_first() -> None:
     """All that was timed twice took 10 % longer the second time, so what was timed once is taken to as well."""
     record = times(arm("x", "nn", 1.0, final=(1.1, NAN)), arm("y", "nn", 2.0, final=(2.2, NAN)), arm("z", "nn", 1.05))
     found = select([record], 3)
-    assert found.best[Case(SIZE, Accumulate.FP32, PLAIN, Layout.NN)].us == 1.1
+    assert found.best[Case(Gemm(*SIZE), PLAIN, Layout.NN)].us == 1.1
     assert found.kernels == ("x",)
 
 
@@ -95,16 +95,16 @@ def test_the_fp16_class_may_use_kernels_that_sum_in_fp32() -> None:
     wide = times(arm("y", "nn", 1.0, final=(1.0, NAN)), arm("z", "nn", 1.2, final=(1.2, NAN)))
     narrow = times(arm("y", "nn", 2.0, final=(2.0, NAN)), arm("h", "nn", 3.0, final=(3.0, NAN)), accumulate="fp16")
     uses = select([wide, narrow], 1).kept
-    assert uses[Case(SIZE, Accumulate.FP16, PLAIN, Layout.NN)].arm.kernel == "y"
+    assert uses[Case(Gemm(*SIZE, accumulate=Accumulate.FP16), PLAIN, Layout.NN)].arm.kernel == "y"
     only_z = select([times(arm("z", "nn", 1.2)), narrow], 3)
-    assert Case(SIZE, Accumulate.FP16, PLAIN, None) in only_z.kept
+    assert Case(Gemm(*SIZE, accumulate=Accumulate.FP16), PLAIN, None) in only_z.kept
 
 
 def test_cold_times_choose_cold_launches_alone() -> None:
     found = select([times(arm("x", "nn", 9.0), arm("y", "tn", 8.0))], 2, cold=True)
     assert {case.edge for case in found.kept} == {COLD}
-    assert found.kept[Case(SIZE, Accumulate.FP32, COLD, None)].arm.kernel == "y"
-    assert found.kept[Case(SIZE, Accumulate.FP32, COLD, Layout.NN)].us == 9.0
+    assert found.kept[Case(Gemm(*SIZE), COLD, None)].arm.kernel == "y"
+    assert found.kept[Case(Gemm(*SIZE), COLD, Layout.NN)].us == 9.0
 
 
 def test_the_table_holds_whole_schedules() -> None:

@@ -102,7 +102,7 @@ def record(size: tuple[int, int, int], accumulate: str = "fp32") -> Record:
         Arm(0, Layout.NN, (("ORDER", 2),), "abc", (1.25, math.inf), (1.5, 2.0)),
         Arm(1, Layout.TN, (), "def", (0.1, 0.2), (0.3, 0.4), "wrong"),
     )
-    return Record(size, Accumulate(accumulate), arms, 0.5)
+    return Record(Gemm(*size, accumulate=Accumulate(accumulate)), arms, 0.5)
 
 
 def test_records_survive_a_file_cut_off_anywhere(tmp_path: Path) -> None:
@@ -111,12 +111,15 @@ def test_records_survive_a_file_cut_off_anywhere(tmp_path: Path) -> None:
     whole = json.dumps(header).encode() + b"\n" + _line(record((1, 2, 3))) + _line(record((4, 5, 6), "fp16"))
     path.write_bytes(whole)
     found, records = read_records(path)
-    assert found == header and set(records) == {((1, 2, 3), "fp32"), ((4, 5, 6), "fp16")}
-    first, second = records[(1, 2, 3), Accumulate.FP32].arms
+    assert found == header and set(map(str, records)) == {"1x2x3", "4x5x6:fp16"}
+    first, second = records[Gemm(1, 2, 3)].arms
     assert first.launch == (("ORDER", 2),) and first.final == (1.5, 2.0) and math.isnan(first.first[1])
     assert second == record((1, 2, 3)).arms[1]
     path.write_bytes(whole[:-9] + _line(record((7, 8, 9))))
-    assert {size for size, _ in read_records(path)[1]} == {(1, 2, 3), (7, 8, 9)}
+    assert set(read_records(path)[1]) == {Gemm(1, 2, 3), Gemm(7, 8, 9)}
+    brain = dataclasses.replace(record((1, 2, 3)), gemm=Gemm.parse("1x2x3:bf16"))
+    path.write_bytes(whole + _line(brain))
+    assert list(read_records(path)[1]) == [Gemm(1, 2, 3), Gemm(4, 5, 6, accumulate=Accumulate.FP16), brain.gemm]
     path.write_bytes(b"something else")
     with pytest.raises(UserError, match="no file of times"):
         read_records(path)
@@ -150,14 +153,14 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     assert again.rows == rows and [(g.m, g.n, g.k) for g in again.pending()] == [(64, 64, 64)]
     kernel = next(iter(first.artifacts))  # the fp16 class tries what was best with fp32 sums, also of an earlier run
     best = Arm(0, Layout.NN, (), kernel, (1.0, math.nan), (1.0, math.nan))
-    fp32 = Record((64, 64, 64), Accumulate.FP32, (best,))
+    fp32 = Record(Gemm(64, 64, 64), (best,))
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(fp32))
     narrow = survey(tmp_path / "out", "64x64x64", accumulate="fp32,fp16")
     narrow.pool()
     narrow.load()
     assert [gemm.accumulate for gemm in narrow.pending()] == ["fp16"]
     narrow.build()
-    assert set(narrow.artifacts) == {option.kernel for option in narrow._finalists[64, 64, 64]} == {kernel}
+    assert set(narrow.artifacts) == {option.kernel for option in narrow._finalists[Gemm(64, 64, 64)]} == {kernel}
     write_pool(tmp_path / "given.csv", [*rows, dataclasses.replace(rows[0], layout=None)])
     with pytest.raises(UserError, match="another pool"):
         survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv").pool()

@@ -8,6 +8,8 @@ from drawing import cases, is_honest
 
 CHEATS = Path(__file__).with_name("task_cheats")
 
+pytestmark = pytest.mark.usefixtures("many_launches")
+
 
 @pytest.mark.corpus(6)
 @pytest.mark.parametrize("path", cases(sorted(CHEATS.glob("*.c")), is_honest, lambda path: path.stem))

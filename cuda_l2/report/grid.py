@@ -82,6 +82,7 @@ def _row(measurement: Measurement) -> Row:
         "k": gemm.k,
         "layout": str(gemm.layout),
         "accumulate": str(gemm.accumulate),
+        "dtype": gemm.dtype,
         "log2_mnk": log2_mnk(gemm),
         "protocol": measurement.protocol,
         "status": measurement.status,

@@ -61,10 +61,10 @@ def ratios(cases: Iterable[Case], kind: str = "") -> dict[str, Ratios]:
 
 def cases(measurements: Iterable[Measurement]) -> list[Case]:
     """Timings of one protocol, layouts of a shape together."""
-    found: dict[tuple[object, ...], Case] = defaultdict(dict)
+    found: dict[Gemm, Case] = defaultdict(dict)
     for m in measurements:
         if m.timing and m.timing.candidate and m.status == MEASURED:
-            found[m.gemm.m, m.gemm.n, m.gemm.k, m.gemm.accumulate][m.gemm.layout] = (m.gemm, m.timing)
+            found[m.gemm.any_layout][m.gemm.layout] = (m.gemm, m.timing)
     return list(found.values())
 
 

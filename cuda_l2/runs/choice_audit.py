@@ -19,7 +19,7 @@ ALLOWED = 1.01
 ROUNDS = 15
 KIND = "cuda-l2 choices"
 COLUMNS = (
-    *("m", "n", "k", "layout", "accumulate", "algorithms", "chosen", "best", "chosen_us", "best_us"),
+    *("m", "n", "k", "layout", "accumulate", "dtype", "algorithms", "chosen", "best", "chosen_us", "best_us"),
     *("ratio", "ratio_low", "ratio_high", "right"),
 )
 
@@ -46,8 +46,9 @@ class Audited:
         gemm, ratio = self.gemm, self.ratio
         times = f"{self.chosen_us:.4g}", f"{self.best_us:.4g}"
         interval = f"{ratio.estimate:.4f}", f"{ratio.low:.4f}", f"{ratio.high:.4f}"
-        cells = (gemm.m, gemm.n, gemm.k, gemm.layout, gemm.accumulate, self.algorithms, self.chosen, self.best)
-        return dict(zip(COLUMNS, (*cells, *times, *interval, int(self.right)), strict=True))
+        cells = (gemm.m, gemm.n, gemm.k, gemm.layout, gemm.accumulate, gemm.dtype)
+        ranks = (self.algorithms, self.chosen, self.best)
+        return dict(zip(COLUMNS, (*cells, *ranks, *times, *interval, int(self.right)), strict=True))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.records import SHORT_DTYPES, Accumulate, Gemm, Layout
 from cuda_l2.system.errors import UserError
 
 PAPER = "paper"
@@ -44,7 +44,7 @@ def read_grid(
     """The shapes of `paper`, of a file, or of a list such as `64x64x64,128x128x128:tn`; each once.
 
     layouts, accumulate: of shapes that do not say their own. A file has one shape a line (`64x128x256` or
-    `64,128,256`; # begins a comment), or is a CSV file with columns m, n, k and perhaps layout and accumulate.
+    `64,128,256`; # begins a comment), or is a CSV file with columns m, n, k and perhaps layout, accumulate and dtype.
     """
     if text == PAPER:
         sizes = itertools.product(PAPER_SIZES, PAPER_SIZES, PAPER_SIZES)
@@ -126,7 +126,8 @@ def _file_shapes(path: Path) -> list[tuple[str, str]]:
 def _row_shape(row: dict[str, str]) -> str:
     """A CSV row as `Gemm.parse` reads it."""
     size = "x".join((row[name] or "").strip() for name in ("m", "n", "k"))
-    options = [(row.get(name) or "").strip() for name in ("layout", "accumulate")]
+    options = [(row.get(name) or "").strip() for name in ("layout", "accumulate", "dtype")]
+    options = [SHORT_DTYPES.get(option, option) for option in options if option != "float16"]
     return ":".join([size, *(option for option in options if option)])
 
 

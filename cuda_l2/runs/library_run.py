@@ -39,7 +39,7 @@ class Library:
                 plain.add((row.gemm, row.schedule))
             elif row.edge == PROGRAMMATIC and (row.gemm, row.schedule) in plain:
                 continue  # dependent launch gained nothing: the same launch again
-            self._rows.setdefault(_size(row.gemm), []).append(row)
+            self._rows.setdefault(row.gemm.any_layout, []).append(row)
         self._hash = hashlib.sha256(table.read_bytes()).hexdigest()[:16]
         self._falls_back = fallbacks(fallback) if fallback else {}
         self._fallback_hash = hashlib.sha256(fallback.read_bytes()).hexdigest()[:16] if fallback else ""
@@ -50,15 +50,15 @@ class Library:
 
     def falls_back(self, gemm: Gemm, protocol: str) -> tuple[bool, bool]:
         """Whether cuBLASLt serves a shape instead of plain launches, and instead of any."""
-        return self._falls_back.get((_size(gemm), protocol), (False, False))
+        return self._falls_back.get((gemm.any_layout, protocol), (False, False))
 
     def serves(self, gemm: Gemm) -> bool:
         """Whether the table has a kernel for a shape."""
-        return _size(gemm) in self._rows
+        return gemm.any_layout in self._rows
 
     def candidates(self, gemm: Gemm, rig: Rig) -> list[Candidate]:
         """The kernels of a shape in all layouts and launches."""
-        return [row.candidate(rig.target) for row in self._rows.get(_size(gemm), ())]
+        return [row.candidate(rig.target) for row in self._rows.get(gemm.any_layout, ())]
 
     def time(self, gemm: Gemm, protocols: Sequence[Protocol], rig: Rig) -> Generator[list[Timed]]:
         """Protocol by protocol, what the table has for a shape that it serves, the fastest plain launch first.
@@ -66,7 +66,7 @@ class Library:
         All that was chosen back to back under `offline`; under others what would be used: the fastest plain launch and
         the fastest of all, or where single launches are timed the fastest cold one, if the table has one.
         """
-        rows = sorted(self._rows[_size(gemm)], key=lambda row: (row.edge == PROGRAMMATIC, row.us))
+        rows = sorted(self._rows[gemm.any_layout], key=lambda row: (row.edge == PROGRAMMATIC, row.us))
         candidates = [row.candidate(rig.target) for row in rows]
         with rig.open(gemm, secrets.randbits(48), both_layouts=True) as bench:
             builds = list(bench.build(candidates))
@@ -126,7 +126,8 @@ def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
             for row in csv.DictReader(file):
                 if row["plain_speedup_low"]:
                     m, n, k = (int(row[name]) for name in ("m", "n", "k"))
-                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]))
+                    dtype = row.get("dtype") or "float16"
+                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]), dtype)
                     lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
                     key = gemm, row["protocol"]
                     before = found.get(key, (False, False))
@@ -144,8 +145,3 @@ def _used(rows: Sequence[Row], protocol: Protocol) -> Sequence[Row]:
         return cold[:1]
     warm = [row for row in rows if row.edge != COLD] or rows
     return warm if protocol.name == OFFLINE.name else [warm[0], min(warm, key=lambda row: row.us)]
-
-
-def _size(gemm: Gemm) -> Gemm:
-    """The task without its layout."""
-    return replace(gemm, layout=Layout.NN)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -26,10 +26,10 @@ LAYOUT_SHARE = 0.15
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be served: a size in one mode, in one layout or, None, in whichever is faster."""
+    """What is to be served: a product in one mode, in one layout or, None, in whichever is faster."""
 
-    size: tuple[int, int, int]
-    accumulate: Accumulate
+    gemm: Gemm
+    """With row-major B, whatever the layout."""
     edge: str
     layout: Layout | None
 
@@ -84,7 +84,7 @@ def table(selection: Selection, rows: Sequence[PoolRow]) -> list[Row]:
     found = []
     for case, use in selection.kept.items():
         if case.layout is not None:
-            gemm = Gemm(*case.size, case.layout, case.accumulate)
+            gemm = replace(case.gemm, layout=case.layout)
             row = rows[use.arm.row]
             found.append(Row(gemm, case.edge, row.family, _schedule(row, use), use.us))
     return joined((), found)
@@ -106,7 +106,7 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
     for accumulate, edge in (*MODES, *COLD_MODES):
         for layout in (None, *Layout):
             mode = (accumulate, edge, layout)
-            cases = [case for case in selection.best if (case.accumulate, case.edge, case.layout) == mode]
+            cases = [case for case in selection.best if (case.gemm.accumulate, case.edge, case.layout) == mode]
             if cases:
                 ratios = np.array([selection.ratio(case) for case in cases])
                 served = ratios[ratios > 0]
@@ -121,17 +121,17 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
 def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
     """For every case, by kernel, its fastest use."""
     uses: defaultdict[Case, dict[str, Use]] = defaultdict(dict)
-    by_key = {(record.size, record.accumulate): record for record in records}
+    by_gemm = {record.gemm: record for record in records}
     for record in records:
         times = _times(record)
-        wide = by_key.get((record.size, Accumulate.FP32))
-        if record.accumulate is Accumulate.FP16 and wide:  # kernels that sum in fp32 serve the fp16 class too
+        wide = by_gemm.get(replace(record.gemm, accumulate=Accumulate.FP32))
+        if record.gemm.accumulate is Accumulate.FP16 and wide:  # kernels that sum in fp32 serve the fp16 class too
             times = _joined(times, _times(wide))
         for (arm, edge), us in times.items():
             edges = (PLAIN, PROGRAMMATIC) if edge == 0 else (PROGRAMMATIC,)  # dependents where that is faster
             for name in (COLD,) if cold else edges:
                 for layout in (None, arm.layout):
-                    found = uses[Case(record.size, record.accumulate, name, layout)]
+                    found = uses[Case(record.gemm, name, layout)]
                     if arm.kernel not in found or us < found[arm.kernel].us:
                         found[arm.kernel] = Use(us, arm, edge)
     return dict(uses)
@@ -167,11 +167,12 @@ def _joined(times: dict[tuple[Arm, int], float], others: dict[tuple[Arm, int], f
 def _weights(cases: Sequence[Case], weights: Sequence[float]) -> NDArray[np.float64]:
     """Of each mode the same sum, whatever the number of its cases."""
     shares = dict(zip(MODES, weights, strict=True)) | dict.fromkeys(COLD_MODES, 1.0)
-    counts = Counter((case.accumulate, case.edge, case.layout) for case in cases)
+    counts = Counter((case.gemm.accumulate, case.edge, case.layout) for case in cases)
     found = []
     for case in cases:
         share = LAYOUT_SHARE / len(Layout) if case.layout else 1 - LAYOUT_SHARE
-        found.append(shares[case.accumulate, case.edge] * share / counts[case.accumulate, case.edge, case.layout])
+        accumulate = case.gemm.accumulate
+        found.append(shares[accumulate, case.edge] * share / counts[accumulate, case.edge, case.layout])
     return np.array(found)
 
 

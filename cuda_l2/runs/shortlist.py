@@ -55,13 +55,14 @@ class Shortlist:
         self._named = [dict(row.schedule) for row in rows]
         self._index = {(row.family, row.schedule, row.layout): i for i, row in enumerate(rows)}
         self._twins = [self._find(row.family, _widened(row.schedule), row.layout) for row in rows]
-        self.known: dict[tuple[int, int, int, Layout], Times] = {}
+        self.known: dict[Gemm, Times] = {}
+        """By the product with fp32 sums, whose times tell of the others too."""
         for row in known:
             self._learn(row)
 
     def options(self, gemm: Gemm) -> list[Option]:
         """What to try on a shape in its layout. In the fp16 class only what sums in fp16: see `repeat` for the rest."""
-        times = self.known.get((gemm.m, gemm.n, gemm.k, gemm.layout), {})
+        times = self.known.get(replace(gemm, accumulate=Accumulate.FP32), {})
         narrow = gemm.accumulate is Accumulate.FP16
         bits = (gemm.m * gemm.n * gemm.k).bit_length() - 1
         count = NARROW_COUNT if narrow else next(count for limit, count in COUNTS if bits < limit)
@@ -104,8 +105,7 @@ class Shortlist:
         launch = tuple((name, value) for name, value in row.schedule if name not in compiled and name != EDGE)
         index = self._find(row.family, schedule, row.gemm.layout)
         if index is not None:
-            gemm = row.gemm
-            times = self.known.setdefault((gemm.m, gemm.n, gemm.k, gemm.layout), {})
+            times = self.known.setdefault(replace(row.gemm, accumulate=Accumulate.FP32), {})
             times[index] = sorted([*times.get(index, []), (row.us, launch)])
 
     def _find(self, family: str, schedule: Named, layout: Layout | None) -> int | None:

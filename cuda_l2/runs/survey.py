@@ -15,7 +15,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
 KIND, VERSION = "cuda-l2 survey", 1
 EACH, FINALISTS = 6, 4
 """Schedules of each family and shape in the pool that is made where none is given; those timed twice."""
-Size = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ class Arm:
 class Record:
     """What one shape gave, both layouts."""
 
-    size: Size
-    accumulate: Accumulate
+    gemm: Gemm
+    """With row-major B, for both."""
     arms: tuple[Arm, ...]
     seconds: float = 0.0
 
@@ -81,12 +80,12 @@ class Survey:
     on_stage: Callable[[str], None] = print
     rows: list[PoolRow] = field(default_factory=list)
     artifacts: dict[str, str] = field(default_factory=dict)  # of built kernels, by identity
-    records: dict[tuple[Size, Accumulate], Record] = field(default_factory=dict)
+    records: dict[Gemm, Record] = field(default_factory=dict)  # by the product with row-major B
 
     def __post_init__(self) -> None:
         self.gemms = self.settings.gemms()
         self._options: dict[Gemm, list[Option]] = {}
-        self._finalists: dict[Size, list[Option]] = {}  # of the fp32 class
+        self._finalists: dict[Gemm, list[Option]] = {}  # of the fp32 class
 
     def pool(self) -> None:
         """The kernels to choose from: of the run's folder, else of the files given, else of the families' ranking."""
@@ -103,7 +102,7 @@ class Survey:
     def build(self) -> None:
         """Compile every kernel that some shape will try, each once; the build cache answers for earlier runs."""
         start = time.monotonic()
-        pending = [gemm for gemm in self.gemms if (_size(gemm), gemm.accumulate) not in self.records]
+        pending = [gemm for gemm in self.gemms if gemm.any_layout not in self.records]
         self._options = self._shortlists(pending)
         needed: dict[str, Candidate] = {}
         shortlist, kept = Shortlist(self.rows, self.target), self._table_kernels()
@@ -112,7 +111,7 @@ class Survey:
                 self._recall_finalists(gemm, shortlist)
             if kept:
                 self._options[gemm] = [option for option in self._options[gemm] if option.kernel in kept]
-            for option in [*self._options[gemm], *self._finalists.get(_size(gemm), [])]:
+            for option in [*self._options[gemm], *self._finalists.get(_wide(gemm), [])]:
                 if option.kernel not in needed:
                     needed[option.kernel] = shortlist.candidate(option, gemm)
         self.on_stage(f"{counted(len(needed), 'kernel')} to try ({time.monotonic() - start:.0f} s)")
@@ -156,7 +155,7 @@ class Survey:
                 on_shape(gemm, "timing")
                 record = self._time_shape(gemm, timer)
                 file.write(_line(record))
-                self.records[record.size, record.accumulate] = record
+                self.records[record.gemm] = record
                 on_done(gemm)
         return True
 
@@ -166,30 +165,30 @@ class Survey:
     def pending(self) -> list[Gemm]:
         """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
         order = sorted(self.gemms, key=lambda gemm: gemm.accumulate is Accumulate.FP16)
-        sizes = {(_size(gemm), gemm.accumulate): gemm for gemm in order}
+        sizes = {gemm.any_layout: gemm for gemm in order}
         return [gemm for key, gemm in sizes.items() if key not in self.records]
 
     def _time_shape(self, gemm: Gemm, timer: QuickTimer) -> Record:
         start = time.monotonic()
-        layouts = [g for g in self.gemms if _size(g) == _size(gemm) and g.accumulate is gemm.accumulate]
+        layouts = [g for g in self.gemms if g.any_layout == gemm.any_layout]
         options = list(itertools.chain.from_iterable(self._options.pop(g, []) for g in layouts))
         if gemm.accumulate is Accumulate.FP16:
-            options += self._finalists.pop(_size(gemm), [])
+            options += self._finalists.pop(_wide(gemm), [])
         options = [option for option in options if option.kernel in self.artifacts]
         items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
         with machine_lock(bus_id()):
             samples = timer.time(gemm, items)
         arms = tuple(_arm(option, sampled) for option, sampled in zip(options, samples, strict=True))
         if gemm.accumulate is Accumulate.FP32:
-            self._finalists[_size(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
-        return Record(_size(gemm), gemm.accumulate, arms, time.monotonic() - start)
+            self._finalists[_wide(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
+        return Record(gemm.any_layout, arms, time.monotonic() - start)
 
     def _recall_finalists(self, gemm: Gemm, shortlist: Shortlist) -> None:
         """What was best with fp32 sums, which the fp16 class allows, where an earlier run found it."""
-        record = self.records.get((_size(gemm), Accumulate.FP32))
-        if record and _size(gemm) not in self._finalists:
+        record = self.records.get(_wide(gemm))
+        if record and _wide(gemm) not in self._finalists:
             keys = [(arm.row, arm.layout, arm.launch) for arm in record.arms if _is_final(arm)]
-            self._finalists[_size(gemm)] = shortlist.repeat(gemm, keys)
+            self._finalists[_wide(gemm)] = shortlist.repeat(gemm, keys)
 
     def _table_kernels(self) -> set[str]:
         """Identities of the kernels that the table uses: no variant of them for other sizes is to be added."""
@@ -225,7 +224,7 @@ def _options_of(gemm: Gemm) -> list[Option]:
     return _SHORTLIST[0].options(gemm)
 
 
-def read_records(path: Path) -> tuple[dict[str, Any], dict[tuple[Size, Accumulate], Record]]:
+def read_records(path: Path) -> tuple[dict[str, Any], dict[Gemm, Record]]:
     """The header and records of a times file; a last line that was not written whole is left out."""
     lines = [fields for fields in map(parsed, path.read_bytes().split(b"\n")) if fields]
     if not lines or lines[0].get("kind") != KIND:
@@ -234,7 +233,7 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[tuple[Size, Accumulat
     for fields in lines[1:]:
         with contextlib.suppress(ValueError, TypeError, KeyError):
             record = _record(fields)
-            records[record.size, record.accumulate] = record
+            records[record.gemm] = record
     return lines[0], records
 
 
@@ -250,12 +249,11 @@ def _line(record: Record) -> bytes:
         ]
         for arm in record.arms
     ]
-    m, n, k = record.size
+    gemm = record.gemm
     fields = {
-        "m": m,
-        "n": n,
-        "k": k,
-        "accumulate": record.accumulate,
+        **dict(gemm.sizes),
+        "accumulate": gemm.accumulate,
+        "dtype": gemm.dtype,
         "seconds": round(record.seconds, 3),
         "arms": arms,
     }
@@ -268,8 +266,9 @@ def _record(fields: dict[str, Any]) -> Record:
         named = schedule_of(launch) if launch else ()
         a, b, c, d = (math.nan if us is None else float(us) for us in (a, b, c, d))
         arms.append(Arm(row, Layout(layout), named, kernel, (a, b), (c, d), reason))
-    size = (fields["m"], fields["n"], fields["k"])
-    return Record(size, Accumulate(fields["accumulate"]), tuple(arms), fields["seconds"])
+    dtype = fields.get("dtype", "float16")  # files made before there was a choice have none
+    gemm = Gemm(fields["m"], fields["n"], fields["k"], Layout.NN, Accumulate(fields["accumulate"]), dtype)
+    return Record(gemm, tuple(arms), fields["seconds"])
 
 
 def _number(us: float) -> float | None:
@@ -297,5 +296,6 @@ def _built(kernel: str, candidate: Candidate, build: Build) -> dict[str, Any]:
     }
 
 
-def _size(gemm: Gemm) -> Size:
-    return gemm.m, gemm.n, gemm.k
+def _wide(gemm: Gemm) -> Gemm:
+    """The same product with fp32 sums, in both layouts."""
+    return replace(gemm.any_layout, accumulate=Accumulate.FP32)

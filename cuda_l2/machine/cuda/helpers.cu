@@ -116,7 +116,9 @@ extern "C" __global__ void look_at_segments(const __grid_constant__ Segments seg
   if (differs) found[each] = 1;
 }
 
-__device__ float widened(unsigned short x) {
+// A number of 16 bits: of fp16, or of bf16, which is the upper half of an fp32 one.
+__device__ float widened(unsigned short x, bool bf16) {
+  if (bf16) return __uint_as_float((unsigned)x << 16);
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
@@ -126,9 +128,9 @@ __device__ float of_warp(float x) {
   return x;
 }
 
-// Calls use(column, value) for what falls to this lane of a row of fp16.
+// Calls use(column, value) for what falls to this lane of a row of fp16 or bf16.
 template <class Use>
-__device__ void for_each_of_row(const unsigned short *row, unsigned long long columns, Use use) {
+__device__ void for_each_of_row(const unsigned short *row, unsigned long long columns, bool bf16, Use use) {
   const unsigned lane = threadIdx.x % 32;
   if (columns % 8 == 0 && aligned(row, row)) {
 #pragma unroll 2
@@ -136,10 +138,10 @@ __device__ void for_each_of_row(const unsigned short *row, unsigned long long co
       const uint4 x = __ldcg((const uint4 *)(row + i));
       const unsigned words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-      for (int j = 0; j < 8; j++) use(i + j, widened(words[j / 2] >> 16 * (j % 2)));
+      for (int j = 0; j < 8; j++) use(i + j, widened(words[j / 2] >> 16 * (j % 2), bf16));
     }
   } else {
-    for (unsigned long long i = lane; i < columns; i += 32) use(i, widened(__ldcg(row + i)));
+    for (unsigned long long i = lane; i < columns; i += 32) use(i, widened(__ldcg(row + i), bf16));
   }
 }
 
@@ -154,13 +156,13 @@ __device__ float larger(float x, float y) { return __uint_as_float(max(__float_a
 // Rows of C times signs against what is expected, in units of what rounding and the order of sums may change: rounding
 // times a row's norm, and summation; both are the bits of a double. found: sum of squares, and the largest.
 extern "C" __global__ void look_at_rows(const unsigned short *c, unsigned long long rows, unsigned long long columns,
-                                        const float *signs, const float *expected, long long rounding, long long summation,
-                                        float *found) {
+                                        long long bf16, const float *signs, const float *expected, long long rounding,
+                                        long long summation, float *found) {
   const float by_norm = (float)__longlong_as_double(rounding), at_least = (float)__longlong_as_double(summation);
   float squares = 0, largest = 0;
   for (unsigned long long row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += gridDim.x * (blockDim.x / 32)) {
     float sum = 0, norm = 0;
-    for_each_of_row(c + row * columns, columns, [&](unsigned long long i, float x) {
+    for_each_of_row(c + row * columns, columns, bf16, [&](unsigned long long i, float x) {
       sum += x * __ldg(signs + i);
       norm += x * x;
     });
@@ -173,10 +175,10 @@ extern "C" __global__ void look_at_rows(const unsigned short *c, unsigned long l
 
 // Rows of C, by their numbers, against fp32 ones. found: sum of squared differences, and the largest.
 extern "C" __global__ void compare_rows(const unsigned short *c, unsigned long long count, unsigned long long columns,
-                                        const long long *numbers, const float *reference, float *found) {
+                                        long long bf16, const long long *numbers, const float *reference, float *found) {
   float squares = 0, largest = 0;
   for (unsigned long long row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < count; row += gridDim.x * (blockDim.x / 32))
-    for_each_of_row(c + numbers[row] * columns, columns, [&](unsigned long long i, float x) {
+    for_each_of_row(c + numbers[row] * columns, columns, bf16, [&](unsigned long long i, float x) {
       const float off = fabsf(x - __ldg(reference + row * columns + i));
       squares += off * off;
       largest = larger(largest, off);

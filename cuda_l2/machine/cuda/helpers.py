@@ -97,12 +97,13 @@ class Helpers:
         self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
 
     def look_at_rows(self, stream: int, c: "torch.Tensor", projection: Projection, found: "torch.Tensor") -> None:
-        """How far each row of an fp16 result times the signs is off, in units of what it may be off by.
+        """How far each row of an fp16 or bf16 result times the signs is off, in units of what it may be off by.
 
         found (2, fp32, of zeros) gets the sum of their squares, and the largest.
         """
         rows, columns = c.shape
-        values = [c.data_ptr(), rows, columns, projection.signs_N.data_ptr(), projection.expected_M.data_ptr()]
+        values = [c.data_ptr(), rows, columns, _is_bf16(c)]
+        values += [projection.signs_N.data_ptr(), projection.expected_M.data_ptr()]
         values += [_bits(projection.rounding), _bits(projection.summation), found.data_ptr()]
         self._launch("look_at_rows", stream, _row_blocks(rows), ROW_THREADS, values)
 
@@ -114,12 +115,13 @@ class Helpers:
         reference_RN: "torch.Tensor",
         found: "torch.Tensor",
     ) -> None:
-        """Differences of an fp16 result's rows from fp32 ones.
+        """Differences of an fp16 or bf16 result's rows from fp32 ones.
 
         numbers_R: int64, which rows. found (2, fp32, of zeros) gets the sum of their squares, and the largest.
         """
         count, columns = reference_RN.shape
-        values = [c.data_ptr(), count, columns, numbers_R.data_ptr(), reference_RN.data_ptr(), found.data_ptr()]
+        values = [c.data_ptr(), count, columns, _is_bf16(c)]
+        values += [numbers_R.data_ptr(), reference_RN.data_ptr(), found.data_ptr()]
         self._launch("compare_rows", stream, _row_blocks(count), ROW_THREADS, values)
 
     def settle(self, stream: int) -> None:
@@ -185,6 +187,11 @@ def _config(stream: int, grid: tuple[int, int], threads: int, shared_bytes: int,
         edge.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [edge], 1
     return config
+
+
+def _is_bf16(tensor: "torch.Tensor") -> bool:
+    """By its type's name: this file is read where there may be no torch."""
+    return str(tensor.dtype) == "torch.bfloat16"
 
 
 def _bits(x: float) -> int:

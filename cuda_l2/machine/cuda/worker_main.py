@@ -272,7 +272,7 @@ class Worker:
         self.helpers.occupy(self.beside, share, ns, self.traffic if traffic else (0, 0))
 
     def _garbage(self) -> int:
-        """A word that is two fp16 NaNs and one fp32 NaN; bits and signs differ from launch to launch."""
+        """A word that is two NaNs of fp16 and of bf16, and one of fp32; bits and signs differ from launch to launch."""
         self.words += 1
         return 0x7FC07FC0 | self.words * 0x9E3779B1 >> 1 & 0x803F803F
 
