@@ -14,13 +14,19 @@ from cuda_l2.machine.cuda.helpers import MAX_BLOCKS, ROW_THREADS, SOURCE, Helper
 
 ROUNDING, SUMMATION = 2.0**-11, 1e-3
 SHAPES = [(1, 1), (5, 8), (33, 77), (64, 520), (300, 256)]
+dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 MISSING = """
 template <typename T> static inline T max(T x, T y) { return x > y ? x : y; }
 static inline float __uint_as_float(unsigned x) { return __int_as_float((int)x); }
 static inline unsigned __float_as_uint(float x) { return (unsigned)__float_as_int(x); }
 static inline double __longlong_as_double(long long x) { double y; memcpy(&y, &x, 8); return y; }
 static inline void atomicMax(unsigned *p, unsigned x) { *p = max(*p, x); }
-static inline float widened(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return (float)y; }
+static inline float widened(unsigned short x, bool bf16) {
+  if (bf16) return __uint_as_float((unsigned)x << 16);
+  _Float16 y;
+  memcpy(&y, &x, 2);
+  return (float)y;
+}
 """
 
 
@@ -51,10 +57,15 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Helpers:
 
 
 def require_right(
-    helpers: Helpers, rows: int, columns: int, device: str, spoil: Callable[[torch.Tensor], None]
+    helpers: Helpers,
+    rows: int,
+    columns: int,
+    device: str,
+    spoil: Callable[[torch.Tensor], None],
+    dtype: torch.dtype,
 ) -> None:
     generator = torch.Generator().manual_seed(rows * columns)
-    c = torch.randn(rows, columns, generator=generator).half()
+    c = torch.randn(rows, columns, generator=generator).to(dtype)
     spoil(c)
     signs = torch.randint(0, 2, (columns,), generator=generator).float() * 2 - 1
     expected = c.nan_to_num(0).float() @ signs + torch.randn(rows, generator=generator) * 1e-2
@@ -79,20 +90,22 @@ def not_a_number(c: torch.Tensor) -> None:
     c[-1, -1] = torch.nan
 
 
+@dtypes
 @pytest.mark.parametrize("spoil", [nothing, not_a_number])
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_rows_are_looked_at_and_compared(
-    rows: int, columns: int, spoil: Callable[[torch.Tensor], None], on_cpu
+    rows: int, columns: int, spoil: Callable[[torch.Tensor], None], dtype: torch.dtype, on_cpu
 ) -> None:
-    require_right(on_cpu, rows, columns, "cpu", spoil)
+    require_right(on_cpu, rows, columns, "cpu", spoil, dtype)
 
 
 @pytest.mark.gpu
+@dtypes
 @pytest.mark.parametrize("spoil", [nothing, not_a_number])
 @pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (4 * MAX_BLOCKS * ROW_THREADS // 32 + 1, 1000)])
 def test_a_gpu_looks_at_rows_and_compares_them(
-    rows: int, columns: int, spoil: Callable[[torch.Tensor], None], gpu
+    rows: int, columns: int, spoil: Callable[[torch.Tensor], None], dtype: torch.dtype, gpu
 ) -> None:
     helpers = Helpers(compiled_helpers(gpu.target.arch))
-    require_right(helpers, rows, columns, "cuda", spoil)
+    require_right(helpers, rows, columns, "cuda", spoil, dtype)
     torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from cuda_l2.families._base import families_for
 from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import Sampled
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
+from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 INSTRUCTION = {"mma_sync": "HMMA.16816.F32", "wgmma_tma": "HGMMA.64x64x16.F32"}
@@ -36,7 +36,8 @@ def test_every_example_has_a_plan_and_is_named_in_the_specification() -> None:
     assert len(files) == 3
     for file in files:
         assert file.name in specification
-        plan = contract.parse_cuda(file.read_text()).plan(Gemm(200, 104, 72), 132)
+        found = contract.parse_cuda(file.read_text())
+        plan = found.plan(Gemm(200, 104, 72, Layout(found.layouts[0])), 132)
         assert plan.launches[0].grid[0] * plan.launches[0].grid[1] > 1
 
 

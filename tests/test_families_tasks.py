@@ -31,7 +31,7 @@ def test_the_default_schedule_is_right(name, rig) -> None:
         build = next(bench.build([candidate]))
         verdict = bench.verify(candidate, build)
     assert verdict.status is VerdictStatus.CORRECT, build.reason or verdict.reason
-    assert verdict.passed == ("five seeds", "other values", "other shapes", "special values", "state")
+    assert verdict.passed == ("five seeds", "other values", "other shapes", "special values", "hygiene", "state")
 
 
 @pytest.mark.corpus(6)

@@ -11,8 +11,10 @@ from cuda_l2 import cli
 from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.measure.torch_baselines import TorchBaselines
 from cuda_l2.records import Arm, Conditions, Interval, Operation, Timing, TimingStatus, from_json
 from cuda_l2.report.tasks import _time
+from cuda_l2.rigs import cpu
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -119,6 +121,7 @@ def test_eager_and_compiled_are_timed_in_the_same_rounds(run, compiling) -> None
 def test_a_compiler_that_fails_is_left_out_with_its_reason(compiling, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))
+    monkeypatch.setattr(cpu, "TorchBaselines", TorchBaselines)  # the process that tests share has compiled before
     task = definition("softplus").task({"rows": 8, "columns": 33})
     with CpuRig() as rig, rig.open(task, 1) as bench:
         timing = bench.time_baselines(SEARCH)

@@ -7,6 +7,7 @@ from cuda_l2.measure.cublas import Algorithm
 from cuda_l2.measure.selection import Effort
 from cuda_l2.records import Accumulate, Gemm, Layout, from_json, to_json
 from cuda_l2.system import scratch
+from cuda_l2.system.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def recall(path: Path, plain: Gemm, method: str) -> Tuned | None:
     """What `store` wrote for this product; None where the file is missing, damaged or another product's."""
     try:
         tuned = from_json(Tuned, path.read_text())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        product = Gemm(tuned.m, tuned.n, tuned.k, plain.layout, tuned.accumulate, tuned.dtype)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, UserError):
         return None
-    product = Gemm(tuned.m, tuned.n, tuned.k, plain.layout, tuned.accumulate, tuned.dtype)
     return tuned if (product, tuned.method) == (plain, method) else None
