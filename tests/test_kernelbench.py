@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,21 +166,6 @@ def examined(references) -> dict[str, Examined]:
         return {e.name.removeprefix("kernelbench/"): result for e, result in zip(found, tried, strict=True)}
 
 
-@pytest.fixture(scope="module")
-def refused(references, tmp_path_factory) -> Iterator[dict[str, "Future[Examined]"]]:
-    """What becomes of each of the files above, tried once; a test waits for its own."""
-    folder = tmp_path_factory.mktemp("refused")
-
-    def tried(name: str) -> Examined:
-        (folder / name).mkdir()
-        effort = Effort(timeout_s=2.0 if name == "endless" else 120.0, memory_bytes=1 << 30)
-        return examine(entry(folder / name, REFUSED[name][0]), effort)
-
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        yield {name: pool.submit(tried, name) for name in REFUSED}
-        pool.shutdown(cancel_futures=True)
-
-
 def entry(folder: Path, source: str, name: str = "1_Task") -> Entry:
     (folder / "level1").mkdir(exist_ok=True)
     (folder / "level1" / f"{name}.py").write_text(source)
@@ -233,6 +217,7 @@ def test_a_file_is_named_by_itself(tmp_path) -> None:
         entry_of(tmp_path / "other.py")
 
 
+@pytest.mark.full
 def test_every_file_of_the_checkout_is_ready(examined) -> None:
     assert {name: (e.status, e.reason) for name, e in examined.items()} == dict.fromkeys(
         examined, (Readiness.READY, "")
@@ -243,6 +228,7 @@ def test_every_file_of_the_checkout_is_ready(examined) -> None:
         assert Operation.read_identity(str(found.task))[0] == found.name
 
 
+@pytest.mark.full
 def test_tensors_are_named_after_the_file(examined) -> None:
     task = examined["level2/1_Linear_Swish_Scale"].task
     assert [str(tensor) for tensor in (*task.inputs, *task.weights, *task.outputs)] == [
@@ -257,6 +243,7 @@ def test_tensors_are_named_after_the_file(examined) -> None:
     assert [tensor.dtype for tensor in examined["level1/3_Row_Range"].task.outputs] == ["float32", "int64"]
 
 
+@pytest.mark.full
 def test_what_does_not_fit_a_cpu_is_tried_smaller(examined) -> None:
     found = examined["level1/1_Quartic"]
     assert found.written_bytes > 1 << 28
@@ -264,6 +251,7 @@ def test_what_does_not_fit_a_cpu_is_tried_smaller(examined) -> None:
     assert examined["level1/10_Masked_Mean"].task.sizes == ()
 
 
+@pytest.mark.full
 def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(references, tmp_path) -> None:
     source = text(given="torch.distributions.Pareto(0.1, 2).sample((n, *shape))") + "\nn, shape = 2, (2**20, 4)\n"
     source += "def get_init_inputs():\n    return [dim]\ndim = 2\n"
@@ -283,6 +271,7 @@ def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(referen
     assert found.status is Readiness.READY and 1 < dict(found.task.sizes)["n"] < 2**20
 
 
+@pytest.mark.full
 def test_what_no_size_can_change_costs_the_sizes_little(references, tmp_path) -> None:
     source = text("self.layer(x)", "torch.rand(batch, 2**11)").replace("return []", "return [[length][1:]]")
     source += "\nbatch, length = 2**10, 2**10\n"
@@ -292,6 +281,7 @@ def test_what_no_size_can_change_costs_the_sizes_little(references, tmp_path) ->
     assert sizes == {"batch": 8}  # 16 MiB of weights are six times the budget; 16 rows would take 134 MFLOP
 
 
+@pytest.mark.full
 def test_sizes_in_lists_shrink_too(references, tmp_path) -> None:
     source = text("self.layers(x)", "torch.rand(2, 64)").replace("return []", "return [widths]")
     source += "\nwidths = [2**14, 64]\n"
@@ -302,6 +292,7 @@ def test_sizes_in_lists_shrink_too(references, tmp_path) -> None:
     assert found.status is Readiness.READY and set(dict(found.task.sizes)) == {"widths_0"}
 
 
+@pytest.mark.full
 def test_sizes_that_inputs_are_made_of_in_other_functions_are_found(references, tmp_path) -> None:
     found = references.examine(entry(tmp_path, text(given="made()") + "\ndef made():\n    return torch.rand(n, 3)\n"))
     assert found.status is Readiness.READY and found.sizes == (("n", 8),) and found.variable == ("n",)
@@ -321,6 +312,7 @@ FOLLOWING = {
 
 
 @pytest.mark.parametrize("name", FOLLOWING)
+@pytest.mark.corpus(1)
 def test_sizes_that_a_file_makes_of_others_follow_them(name, references, tmp_path) -> None:
     sizes, shrunk, shape = FOLLOWING[name]
     made = {"assigned again": "n, m", "in a dictionary": 'config["rows"], config["columns"]'}.get(name, "*shape")
@@ -331,6 +323,7 @@ def test_sizes_that_a_file_makes_of_others_follow_them(name, references, tmp_pat
     assert case.task.inputs == found.task.inputs
 
 
+@pytest.mark.full
 def test_a_table_of_numbers_is_no_list_of_sizes(references, tmp_path) -> None:
     picks = f"picks = {list(range(8)) * 8}\nfew = [3, 1, 2]\n"
     source = text("x[torch.tensor(picks)][torch.tensor(few)]", "torch.rand(n, len(picks) + len(few))") + picks
@@ -338,6 +331,7 @@ def test_a_table_of_numbers_is_no_list_of_sizes(references, tmp_path) -> None:
     assert found.status is Readiness.READY and found.variable == ("n",)
 
 
+@pytest.mark.full
 def test_of_sizes_that_went_in_vain_as_much_comes_back_as_fits(references, tmp_path) -> None:
     source = text("self.layer(x)", "torch.rand(batch, length, width)").replace("return []", "return [width]")
     source += "\nbatch, length, width = 16, 32, 2**12\n"
@@ -349,12 +343,14 @@ def test_of_sizes_that_went_in_vain_as_much_comes_back_as_fits(references, tmp_p
     assert found.task.bytes <= EFFORT.budget_bytes and found.task.flops <= EFFORT.budget_flops
 
 
+@pytest.mark.full
 def test_what_makes_no_new_tensor_takes_no_memory(references, tmp_path) -> None:
     views = "[x.view(-1) for _ in range(64)][0].view(n, n)[None].expand(2**20, n, n)[0].relu()"
     found = references.examine(entry(tmp_path, text(views, "torch.rand(n, n)").replace("n = 8", "n = 256")))
     assert found.status is Readiness.READY and found.task.sizes == ()
 
 
+@pytest.mark.full
 def test_a_state_kept_beside_weights_is_run_in_fp64_too_and_kept(references, tmp_path) -> None:
     source = text("x @ self.hidden + self.weight", "torch.rand(4, n)") + (
         "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
@@ -377,6 +373,7 @@ def test_a_state_kept_beside_weights_is_run_in_fp64_too_and_kept(references, tmp
     assert references.examine(entry(tmp_path, moves)).status is Readiness.STATEFUL
 
 
+@pytest.mark.full
 def test_weights_may_be_shared_and_few_results_are_not_constant(references, tmp_path) -> None:
     source = text("self.back(self.there(x))", "torch.rand(4, n)") + (
         "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
@@ -387,6 +384,7 @@ def test_weights_may_be_shared_and_few_results_are_not_constant(references, tmp_
     assert references.examine(entry(tmp_path, text("x.argmax(-1)", "torch.rand(1, 2)"))).status is Readiness.READY
 
 
+@pytest.mark.full
 def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path) -> None:
     steps = "\nsteps = []\ndef step():\n    steps.append(1)\n    return 1 + len(steps) % 2 * 2.0**-23\n"
     assert references.examine(entry(tmp_path, text("x * step()") + steps)).status is Readiness.READY
@@ -395,21 +393,25 @@ def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path
     ).status is not (Readiness.READY)
 
 
+@pytest.mark.full
 def test_sizes_that_may_change_are_those_no_weight_depends_on(examined) -> None:
     assert examined["level2/2_Conv_BatchNorm_Min"].variable == ("batch_size", "side")
     assert examined["level2/1_Linear_Swish_Scale"].variable == ("batch_size",)
     assert examined["level1/3_Row_Range"].variable == ("shape_0", "shape_1")
 
 
+@pytest.mark.full
 def test_other_values_that_make_sense_are_known(examined) -> None:
     assert set(examined["level2/1_Linear_Swish_Scale"].distributions) == set(Distribution)
 
 
+@pytest.mark.full
 def test_a_reference_may_move_its_buffers(examined) -> None:
     assert examined["level2/2_Conv_BatchNorm_Min"].moves_buffers
     assert not examined["level2/1_Linear_Swish_Scale"].moves_buffers
 
 
+@pytest.mark.full
 def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
     parts = examined["level3/1_Small_Residual_Net"].parts
     assert [part.name.rpartition("/")[2] for part in parts] == [
@@ -423,14 +425,17 @@ def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_a_task_is_refused_with_its_reason(name, refused) -> None:
-    _, status, says = REFUSED[name]
-    found = refused[name].result()
+@pytest.mark.corpus(2)
+def test_what_cannot_be_a_task_is_refused_with_its_reason(name, references, tmp_path) -> None:
+    source, status, says = REFUSED[name]
+    effort = Effort(timeout_s=2.0 if name == "endless" else 120.0, memory_bytes=1 << 30)
+    found = examine(entry(tmp_path, source), effort)
     assert (found.status, says in found.reason) == (status, True), found.reason
     assert "\n" not in found.reason and found.task is None
 
 
 @pytest.mark.parametrize("what", ["os.kill(-1, 9)", "os.kill(os.getppid(), 9)", "os.closerange(0, 64)"])
+@pytest.mark.corpus(1)
 def test_what_a_file_does_to_its_surroundings_is_not_the_next_ones_business(what, references, tmp_path) -> None:
     attack, honest = tmp_path / "a", tmp_path / "b"
     for folder in (attack, honest):
@@ -461,6 +466,7 @@ if not os.fork():
 """
 
 
+@pytest.mark.full
 def test_no_process_of_a_file_outlives_it_nor_turns_a_later_ones_text_into_a_link(references, tmp_path) -> None:
     attack, honest, victim = tmp_path / "a", tmp_path / "b", tmp_path / "victim"
     for folder in (attack, honest):
@@ -529,6 +535,7 @@ def test_one_tensor_of_a_case_is_changed_in_one_element_or_wholly(references) ->
     assert not any(torch.equal(exact[0], other) for other in exact[1:])
 
 
+@pytest.mark.full
 def test_zeros_and_symmetry_that_a_file_means_stay(references, tmp_path) -> None:
     for draw in ("torch.rand(n, n).triu()", "(lambda a: a + a.T)(torch.rand(n, n))"):
         with references.open(entry(tmp_path, text("x @ x", draw))) as file:
@@ -564,6 +571,7 @@ def test_a_run_that_ends_its_sandbox_leaves_the_file_open_for_others(references,
         assert file.case(seed=0).bounds["out"].violation(file.case(seed=0).tensors["x"] + 1) == ""
 
 
+@pytest.mark.full
 def test_processes_of_a_file_may_not_take_more_memory_together(references, tmp_path) -> None:
     share = """
 import mmap, os, time
@@ -580,6 +588,7 @@ time.sleep(60)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_a_file_whose_processes_multiply_is_ended(references, tmp_path) -> None:
     bomb = """
 import mmap, os, time
@@ -614,6 +623,7 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
+@pytest.mark.full
 def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(references, tmp_path) -> None:
     del references  # skips where there is no sandbox
     with References(replace(EFFORT, device="cuda")).open(entry(tmp_path, text())) as file:

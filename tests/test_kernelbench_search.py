@@ -135,16 +135,18 @@ def judged(evaluator, text: str):
 
 
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.corpus(1)
 def test_a_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name, evaluators) -> None:
     trial = judged(evaluators[name], RIGHT[name])
     assert trial.status == "measured", trial.reason
-    assert trial.verdict.passed == ("five seeds", "other values", "other shapes", "special values", "state")
+    assert trial.verdict.passed == ("five seeds", "other values", "other shapes", "special values", "hygiene", "state")
     assert [name for name, _ in trial.timing.speedups] == ["torch eager"], "no compiler takes a search's time"
     assert trial.timing.conditions.torch_threads in ("spin", "sleep") and trial.reward == trial.reward
     assert trial.task.revision and str(tasks.identity(str(trial.task))) == str(trial.task)
 
 
 @pytest.mark.parametrize("what", WRONG)
+@pytest.mark.corpus(1)
 def test_a_wrong_kernel_for_a_file_is_rejected(what, evaluators) -> None:
     name, text, says = WRONG[what]
     trial = judged(evaluators[name], text)
@@ -162,6 +164,7 @@ def test_what_is_timed_is_what_another_run_of_the_file_gives() -> None:
     assert cases.distributions and len(cases.others) == 2
 
 
+@pytest.mark.full
 def test_cases_of_numbers_integers_and_files_that_give_the_same_inputs(tmp_path) -> None:
     shifted = ForeignCases(read("kernelbench/level1/2", CHECKOUT, EFFORT), 1)
     assert shifted.changed(shifted.drawn("x"), "shift", wholly=False) is None and "shift" not in shifted.real_tensors
@@ -202,6 +205,7 @@ def get_init_inputs():
 """
 
 
+@pytest.mark.full
 def test_a_module_whose_random_numbers_no_kernel_is_given_is_no_task(tmp_path) -> None:
     drawn = NORM.replace("self.norm = nn.LayerNorm(n)", "self.shift = torch.randn(n)")
     drawn = drawn.replace("self.norm(x)", "x + self.shift")
@@ -211,6 +215,7 @@ def test_a_module_whose_random_numbers_no_kernel_is_given_is_no_task(tmp_path) -
     assert read("kernelbench/level1/6", folder, EFFORT).weights == ()
 
 
+@pytest.mark.full
 def test_a_weight_that_begins_as_zeros_counts(tmp_path) -> None:
     cases = ForeignCases(read("kernelbench/level1/5", checkout(tmp_path, {"5_Norm": NORM}), EFFORT), 2)
     case = cases.drawn("state 0")
@@ -265,7 +270,7 @@ def test_a_file_is_held_out_by_name_number_or_level(entry, tmp_path) -> None:
     held = HoldOut.read(tmp_path / "held.txt")
     assert held.task(read(QUARTIC, CHECKOUT, EFFORT)) and not held.task(tasks.parse("relu"))
     assert held.task(read(SWISH, CHECKOUT, EFFORT)) == (entry == "kernelbench")
-    (tmp_path / "held.txt").write_text("kernelbench/lvl1\n")
+    (tmp_path / "held.txt").write_text("kernelbench/level1/1_Quartic/2\n")
     with pytest.raises(UserError, match="line 1: write kernelbench/level1"):
         HoldOut.read(tmp_path / "held.txt")
 
@@ -277,6 +282,7 @@ def answers(request, number: int) -> Say:
     return Say(f"### Code\n```c\n{kernel}```\n" if kernel else "I do not know.")
 
 
+@pytest.mark.full
 def test_the_command_line_optimises_a_file(tmp_path) -> None:
     path = tmp_path / "archive.db"
     with serving(answers) as server:
@@ -291,6 +297,7 @@ def test_the_command_line_optimises_a_file(tmp_path) -> None:
     assert shown.returncode == 0 and "openai:stub" in shown.stdout, shown.stderr
 
 
+@pytest.mark.full
 def test_few_verified_kernels_for_a_file_are_collected_but_not_for_one_held_out(tmp_path, capsys) -> None:
     (tmp_path / "held.txt").write_text(f"{SWISH}\n")
     with serving(answers) as server:
@@ -310,6 +317,7 @@ def test_few_verified_kernels_for_a_file_are_collected_but_not_for_one_held_out(
     assert "held out: kernelbench/level2/1_Linear" in said.err and "1 of 1 pair of task and model done" in said.out
 
 
+@pytest.mark.full
 def test_a_bench_over_a_checkout_counts_what_works_and_says_what_is_no_task(tmp_path, capsys) -> None:
     text = (CHECKOUT / "KernelBench" / "level1" / "1_Quartic.py").read_text().replace("8192", "40")
     files = {"1_Quartic": text, "2_Unknown": text.replace("x^4", "y").replace("+ 1", "+ 2"), "3_Bad": "import nobody"}
@@ -350,6 +358,7 @@ def test_files_of_a_bench_are_tried_when_their_turn_comes(target) -> None:
         read_tasks("kernelbench/level1/1", target)
 
 
+@pytest.mark.full
 def test_a_bench_asks_a_model_within_a_budget_alone(tmp_path) -> None:
     settings = BenchSettings(tasks="kernelbench", kernelbench=CHECKOUT, policy="openai:stub@http://127.0.0.1:9/v1")
     with pytest.raises(UserError, match="needs a budget: --tokens"):
