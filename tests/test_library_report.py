@@ -67,6 +67,13 @@ def test_shapes_that_fp16_sums_win_are_named_with_their_error() -> None:
     assert row["nn_plain.sum_bits"] == 16 and row["nn_plain.relative_error"] == 0.05
 
 
+def test_a_run_without_tuned_baselines_has_a_summary() -> None:
+    text = "\n".join(library.lines("offline", [measured("64x64x64", TIMES, {"cuBLAS NN": 30.0, "cuBLAS TN": 20.0})]))
+    assert "over our plain ones: the fastest of all baselines 2.353." in text  # 20 over 8.5 us
+    assert "| cuBLAS | 1 |" in text and "cuBLASLt-AutoTuning" not in text
+    assert "the lowest of the plain launches: 64x64x64 2.353." in text
+
+
 def test_the_kernel_selected_stands_for_the_shape_not_the_one_that_was_lucky_in_the_report() -> None:
     m = measured("64x64x64", TIMES)
     for dependent, layout, us in ((False, Layout.NN, 8.5), (True, Layout.NN, 6.5)):

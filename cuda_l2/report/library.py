@@ -124,7 +124,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     text += _by_layout(protocol, measured)
     text += _by_baseline(protocol, measured)
     text += _true_fp16(protocol, plain)
-    worst = sorted(plain, key=lambda pair: pair[1].estimate)[:WORST_SHOWN]
+    worst = sorted(plain or strongest, key=lambda pair: pair[1].estimate)[:WORST_SHOWN]
     shown = ", ".join(f"{m.gemm} {value.estimate:.3f}" for m, value in worst)
     text += [f"{protocol}: the lowest of the plain launches: {shown}.", ""]
     families = Counter(kernel.family for m in measured if (kernel := chosen(m, dependent=False)))
@@ -189,8 +189,10 @@ def _totals(protocol: str, measured: Sequence[Measurement]) -> list[str]:
         for m, _ in pairs:
             assert m.timing
             arms = arms_of(m.timing)
-            theirs += arms[fastest(arms, _chosen(arms, of))].latency_us.estimate
-        told.append(f"{title} {theirs / ours:.3f}")
+            names = _chosen(arms, of)  # none where --arms left them out
+            theirs += arms[fastest(arms, names)].latency_us.estimate if names else math.nan
+        if not math.isnan(theirs):
+            told.append(f"{title} {theirs / ours:.3f}")
     return [f"{protocol}: one launch of each shape, all together, over our plain ones: {', '.join(told)}.", ""]
 
 
