@@ -495,9 +495,9 @@ def test_a_case_judges_without_running_the_file_again(references, distribution) 
         y = x @ linear_weight.T + linear_bias
         return y * torch.sigmoid(y) * scale
 
-    assert case.bounds["out"].violation(ours(**case.tensors)) == ""
+    assert case.bounds[0].violation(ours(**case.tensors)) == ""
     half = {name: tensor.half().float() for name, tensor in case.tensors.items()}
-    assert "off by" in case.bounds["out"].violation(ours(**half))
+    assert "off by" in case.bounds[0].violation(ours(**half))
     assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in case.tensors.items())
     assert not torch.equal(other.tensors["x"], case.tensors["x"])
     assert not torch.equal(other.tensors["linear_weight"], case.tensors["linear_weight"])
@@ -507,13 +507,13 @@ def test_a_case_of_several_outputs_and_numbers(references) -> None:
     with references.open(next(e for e in entries(CHECKOUT) if "Row_Range" in e.name)) as file:
         ranges = file.case(seed=1)
     x = ranges.tensors["x"]
-    assert ranges.bounds["out"].violation(x.amax(1) - x.amin(1)) == ""
-    assert ranges.bounds["out1"].violation(x.argmax(1)) == ""
-    assert "differs" in ranges.bounds["out1"].violation(x.argmin(1))
+    assert ranges.bounds[0].violation(x.amax(1) - x.amin(1)) == ""
+    assert ranges.bounds[1].violation(x.argmax(1)) == ""
+    assert "differs" in ranges.bounds[1].violation(x.argmin(1))
     with references.open(next(e for e in entries(CHECKOUT) if "Shifted" in e.name)) as file:
         product = file.case(seed=1)
     a, b, shift = (product.tensors[name] for name in ("a", "b", "shift"))
-    assert float(shift) == 0.5 and product.bounds["out"].violation((a + shift) @ b) == ""
+    assert float(shift) == 0.5 and product.bounds[0].violation((a + shift) @ b) == ""
     assert product.numbers == {"shift": 0.5}
 
 
@@ -531,7 +531,7 @@ def test_one_tensor_of_a_case_is_changed_in_one_element_or_wholly(references) ->
     )
     assert torch.equal(weights.tensors["x"], case.tensors["x"])
     assert not torch.equal(weights.tensors["linear_weight"], case.tensors["linear_weight"])
-    exact = [each.bounds["out"].exact for each in (case, one, all_, weights)]
+    exact = [each.bounds[0].exact for each in (case, one, all_, weights)]
     assert not any(torch.equal(exact[0], other) for other in exact[1:])
 
 
@@ -568,7 +568,7 @@ def test_a_run_that_ends_its_sandbox_leaves_the_file_open_for_others(references,
         with pytest.raises(UserError, match="timed-out"):
             file.case(seed=0, sizes={"n": 9})
         file.effort = EFFORT
-        assert file.case(seed=0).bounds["out"].violation(file.case(seed=0).tensors["x"] + 1) == ""
+        assert file.case(seed=0).bounds[0].violation(file.case(seed=0).tensors["x"] + 1) == ""
 
 
 @pytest.mark.full

@@ -339,7 +339,7 @@ def test_other_sizes_on_a_gpu_are_multiples_too() -> None:
     for factor, found in ((1.2, 96), (0.8, 32)):
         sizes = other_sizes(known, lambda value: factor, 32)  # noqa: B023
         assert sizes["a"] == sizes["b"] == found and sizes["c"] % 2 == 1
-    assert all(size % 2 == 1 for size in other_sizes(known, lambda value: 1.2).values())
+    assert all(size % 2 == 1 for size in other_sizes(known, lambda value: 1.2, 1).values())
 
 
 def test_files_are_tried_with_the_effort_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
-from cuda_l2.kernelbench.opened import Call, Tensors
+from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.kernelbench.process import LINE, Module, Resources
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Fault
@@ -154,7 +153,7 @@ class ModelArm:
     def _prepare(self, slots: Sequence[int]) -> None:
         assert self._case is not None
         self._slots = list(slots)
-        self._module.prepare([call_of(self._case, self._arena.given(slot)) for slot in slots], {})
+        self._module.prepare([self._case.call_of_its_own(self._arena.given(slot)) for slot in slots], {})
 
     def run(self, timeout_s: float) -> float:
         with failing():
@@ -173,12 +172,6 @@ class ModelArm:
 
     def close(self) -> None:
         self._module.close()
-
-
-def call_of(case: ForeignCase, given: Tensors) -> Call:
-    """A launch on tensors like a case's, with weights of its own."""
-    weights = {key: given[name] for name, key in case.keys.items()}
-    return Call(case.task, given, case.numbers, weights, case.result)
 
 
 def shared_bytes(task: Task, calls: int) -> int:

@@ -65,28 +65,26 @@ def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Oper
     return admit(entry, effort or Effort(), sizes)
 
 
-def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | None = None) -> Operation:
-    """The task that a file is at these sizes, remembered with it; UserError with the reason why it is none."""
+def admit(
+    entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | None = None, *, draws_numbers: bool = False
+) -> Operation:
+    """The task that a file is at these sizes, remembered with it; UserError with the reason why it is none.
+
+    draws_numbers: its module may draw numbers that are neither parameters nor buffers.
+    """
     if effort.device != "cpu":
         require_gpu_devices(entry.name)
     file = _open(entry, effort)
-    examined = ready(file, sizes)
-    if examined.keeps_numbers:
+    examined = file.examine(sizes=sizes)
+    if examined.status is not Readiness.READY or examined.task is None:
+        raise UserError(f"{entry.name} is no task here: {examined.status}: {examined.reason}")
+    if examined.keeps_numbers and not draws_numbers:
         raise UserError(
             f"{entry.name} is no task here: its module draws numbers that are neither parameters nor buffers, which a"
             " kernel cannot be given"
         )
-    assert examined.task
     _tasks[str(examined.task)] = ForeignTask(entry, examined, file)
     return examined.task
-
-
-def ready(file: OpenedFile, sizes: Mapping[str, int] | None = None) -> Examined:
-    """A file that can be a task at these sizes; UserError with the reason why it cannot."""
-    examined = file.examine(sizes=sizes)
-    if examined.status is not Readiness.READY or examined.task is None:
-        raise UserError(f"{file.entry.name} is no task here: {examined.status}: {examined.reason}")
-    return examined
 
 
 def require_gpu_devices(what: str) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench.arms import COMPILED, EAGER, LOAD_TIMEOUT_S, call_of, failing, shared_bytes
-from cuda_l2.kernelbench.cases import ForeignCase
+from cuda_l2.kernelbench.arms import COMPILED, EAGER, LOAD_TIMEOUT_S, failing, shared_bytes
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
-from cuda_l2.kernelbench.opened import Call
+from cuda_l2.kernelbench.opened import Call, ForeignCase
 from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
@@ -188,4 +187,4 @@ class ModelPlayed(Played):
 
 def _on_host(case: Case) -> Call:
     assert isinstance(case, ForeignCase)
-    return call_of(case, {name: tensor.cpu() for name, tensor in case.tensors.items()})
+    return case.call_of_its_own({name: tensor.cpu() for name, tensor in case.tensors.items()})

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from cuda_l2.kernelbench.files import Entry, read_source, revision_of
 from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
 from cuda_l2.records import DTYPE_BYTES, Operation, Task, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
+from cuda_l2.tasks._base import Tensors
+from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
-
-Tensors = dict[str, torch.Tensor]
 
 SERVER_BYTES = 1 << 30
 """Memory of a server with torch loaded, beside what its file takes."""
@@ -60,30 +60,38 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs and weights by name, and the bounds of each output.
+class ForeignCase(Case):
+    """A case with what a module needs to run on it.
 
     numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
     constructor's arguments, a list, or a dictionary of keywords; None where they are not plain data. result: structure
-    of what forward returns.
+    of what forward returns. asked: what `OpenedFile.case` made it from.
     """
 
     task: Operation
-    tensors: Tensors
-    bounds: dict[str, Bounds]
-    numbers: dict[str, bool | int | float]
-    keys: dict[str, str]
-    initial: list[Any] | dict[str, Any] | None
-    result: str
+    numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    initial: Any = None
+    result: str = TENSOR
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weights(self) -> Tensors:
         """By their keys in the module's state."""
         return {key: self.tensors[name] for name, key in self.keys.items()}
 
+    @property
+    def weights_seed(self) -> int:
+        """Seed of the module's weights."""
+        return int(self.asked["weights_seed"])
+
     def call(self, inputs: Tensors | None = None) -> Call:
         """A launch on these inputs, or on other ones of the same shapes, of the module as it is."""
         return Call(self.task, self.tensors if inputs is None else inputs, self.numbers, result=self.result)
+
+    def call_of_its_own(self, given: Tensors) -> Call:
+        """A launch on other inputs and weights, both by name, of a copy of the module."""
+        return replace(self.call(given), weights={key: given[name] for name, key in self.keys.items()})
 
 
 class OpenedFile:
@@ -109,9 +117,8 @@ class OpenedFile:
 
     def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
         """Load it, run it, check that it can be a task. Never raises for what the file does."""
-        job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
         try:
-            return _read_examined(self._do(job), self.entry)
+            return _read_examined(self._do("examine", sizes, seed=seed, parts=parts), self.entry)
         except Refused as refused:
             return Examined(self.entry.name, refused.status, refused.reason)
 
@@ -125,7 +132,7 @@ class OpenedFile:
         wholly: bool = False,
         special: Sequence[tuple[str, int, float]] = (),
         weights_seed: int | None = None,
-    ) -> Case:
+    ) -> ForeignCase:
         """Inputs, weights and bounds to judge a candidate by; Refused where the file does not give them.
 
         distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
@@ -133,11 +140,10 @@ class OpenedFile:
         in one element than the same case otherwise has, or in all. special: tensors, places and what stands there.
         weights_seed: of the module's weights, where not `seed`.
         """
-        job = {"action": "case", "sizes": dict(sizes or {}), "seed": seed, "distribution": distribution or ""}
-        job |= {"changed": changed, "wholly": wholly, "weights_seed": seed if weights_seed is None else weights_seed}
-        job |= {"special": [list(each) for each in special]}
+        job: dict[str, Any] = {"seed": seed, "distribution": distribution or "", "changed": changed, "wholly": wholly}
+        job |= {"special": special, "weights_seed": seed if weights_seed is None else weights_seed}
         with self._failing():
-            return _read_case(self._do(job), self.entry)
+            return replace(_read_case(self._do("case", sizes, **job), self.entry), asked=job | {"sizes": sizes})
 
     def inputs(
         self,
@@ -145,26 +151,16 @@ class OpenedFile:
         seeds: Sequence[int],
         sizes: Mapping[str, int] | None = None,
         distribution: Distribution | None = None,
+        results: bool = False,
     ) -> list[Tensors]:
-        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none."""
-        job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds), "distribution": distribution or ""}
-        with self._failing():
-            return _read_sets(self._do(job), len(seeds))
+        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none.
 
-    def results(
-        self,
-        *,
-        seeds: Sequence[int],
-        sizes: Mapping[str, int] | None = None,
-        distribution: Distribution | None = None,
-    ) -> list[Tensors]:
-        """Inputs, weights and exact results as `case` has them, numbers among them, by name; one set a seed.
-
-        UserError where the file gives none.
+        results: with numbers, weights and exact results too.
         """
-        job = {"action": "results", "sizes": dict(sizes or {}), "seeds": list(seeds)}
+        action = "results" if results else "inputs"
         with self._failing():
-            return _read_sets(self._do(job | {"distribution": distribution or ""}), len(seeds))
+            folder = self._do(action, sizes, seeds=list(seeds), distribution=distribution or "")
+            return _read_sets(folder, len(seeds))
 
     def close(self) -> None:
         if self._process:
@@ -177,11 +173,11 @@ class OpenedFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _do(self, job: dict[str, Any]) -> Path:
+    def _do(self, action: str, sizes: Mapping[str, int] | None, **job: Any) -> Path:
         """The folder with what the run left; Refused where it left nothing."""
         effort, entry = self.effort, self.entry
-        job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
-        job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops, "device": effort.device}
+        job |= {"action": action, "sizes": dict(sizes or {}), "name": entry.name, "revision": entry.revision}
+        job |= asdict(effort)
         if self._process and not self._sound:
             self.close()
         if self._process is None:
@@ -278,22 +274,22 @@ def _require_line(text: object) -> str:
     return text
 
 
-def _read_case(folder: Path, entry: Entry) -> Case:
+def _read_case(folder: Path, entry: Entry) -> ForeignCase:
     with _reading("case"):
         header = _read_header(folder)
         task = from_json(Operation, json.dumps(header["task"]))
         if (task.name, task.revision) != (entry.name, entry.revision):
             raise ValueError("another task")
         parts = {(role, name): tensor for (role, name), tensor in _read_tensors(folder, header["tensors"])}
-        bounds = {
-            output.name: Bounds(
+        bounds = tuple(
+            Bounds(
                 parts["exact", output.name],
                 getattr(torch, output.dtype),
                 parts["free", output.name],
                 *(float(value) for value in header["bounds"][output.name]),
             )
             for output in task.outputs
-        }
+        )
         tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
         numbers = {
             tensor.name: header["numbers"][tensor.name] for tensor in task.inputs if tensor.name in header["numbers"]
@@ -304,7 +300,7 @@ def _read_case(folder: Path, entry: Entry) -> Case:
         initial, result = header["initial"], _require_line(header["result"])
         if not isinstance(initial, list | dict | None):
             raise ValueError("no arguments")
-        return Case(task, tensors, bounds, numbers, keys, initial, result)
+        return ForeignCase(task, tensors, bounds, numbers, keys, initial, result)
 
 
 def _read_sets(folder: Path, count: int) -> list[Tensors]:

@@ -18,13 +18,14 @@ import torch
 
 from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.conversation import Conversation, one_line
-from cuda_l2.kernelbench.opened import Call, Tensors
+from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure import inductor
 from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
+from cuda_l2.tasks._base import Tensors
 
 LINE = 64
 MOST_RUNNING_BYTES = 64 << 10
