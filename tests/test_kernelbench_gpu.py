@@ -34,10 +34,10 @@ from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.cases import ForeignCases, other_sizes
 from cuda_l2.kernelbench.checkout import effort_for, read
-from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import raise_if_memory
 from cuda_l2.kernelbench.files import Entry
-from cuda_l2.kernelbench.opened import Call, Effort
+from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.llm.settings import ModelSettings
@@ -263,7 +263,7 @@ def test_a_runner_captures_an_order_once_and_keeps_arguments_where_they_are() ->
         ours, theirs = socket.socketpair()
         with ours, theirs:
             player, graphs = runner.Runner(theirs, settings), Graphs()
-            player.torch = SimpleNamespace(no_grad=torch.no_grad, cuda=graphs)
+            player._cuda = graphs
             ran: list[int] = []
             player._calls = [([index], [], [], "tensor") for index in range(3)]
             player._functions = [lambda index: ran.append(index) or torch.tensor(index)] * 3
@@ -376,7 +376,7 @@ def test_a_sandbox_uses_the_gpu_that_is_used_here(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.BUBBLEWRAP)
     monkeypatch.setattr(sandbox, "wrap", wrapped)
     with pytest.raises(UserError, match="not started"):
-        SandboxedPython(Path("program.py"), {}, devices=[Path("/dev/nvidia1")])
+        SandboxedPython("program", {}, devices=[Path("/dev/nvidia1")])
     assert "CUDA_VISIBLE_DEVICES=1" in commands
 
 

@@ -23,7 +23,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
 EAGER, COMPILED = torch_eager.EAGER.name, torch_compile.COMPILED.name
-LOAD_TIMEOUT_S = 600.0
 SPARE_ARENA_BYTES = 16 << 20
 ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
 """Runs of eager with threads that spin and with threads that sleep; launches of each; idle time before it."""
@@ -127,9 +126,7 @@ class ModelArm:
         arena.write(0, case.tensors)
         try:
             if new:
-                failure = self._module.load(LOAD_TIMEOUT_S)
-                if failure:
-                    return failure
+                self._module.load()
                 self._module.make(0, case.initial)
             self._prepare([0])
             self._module.run()

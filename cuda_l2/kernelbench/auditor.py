@@ -15,8 +15,8 @@ from cuda_l2.kernelbench._base import ModuleSession, module_checks
 from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.kernelbench.checkout import admit, foreign
+from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import Entry
-from cuda_l2.kernelbench.opened import Effort
 from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.rounds import CALLS_BYTES, MOST_CALLS, TIMED_WEIGHTS, measure_modules
 from cuda_l2.machine.cpu import target as cpu
@@ -30,9 +30,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.verify import verify
 
-CLASS = "ModelNew"
-BUILD_TIMEOUT_S = 600.0
-"""Limit for executing a file, which compiles its own code then."""
 SPARE_ARENA_BYTES = 64 << 20
 
 
@@ -75,10 +72,15 @@ class Auditor:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
         verdict: Verdict | None = None
         timing: Timing | None = None
-        with machine_lock(), self._candidate(candidate.source) as module:
+        source = candidate.source.encode(errors="replace")
+        with machine_lock(), self._module(source, "ModelNew") as module:
             start = time.perf_counter()
             begins("executing the file")
-            failure = module.load(BUILD_TIMEOUT_S)
+            failure = ""
+            try:
+                module.load()
+            except Fault as fault:
+                failure = fault.reason
             build = Build(
                 candidate.id,
                 BuildStatus.FAILED if failure else BuildStatus.BUILT,
@@ -136,9 +138,6 @@ class Auditor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _candidate(self, source: str) -> Module:
-        return self._module(source.encode(errors="replace"), CLASS)
-
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)
         calls = min(MOST_CALLS * 2 * self.task.bytes, CALLS_BYTES) + 8 * self.task.bytes
@@ -172,9 +171,7 @@ class Auditor:
 
     def _try(self, module: Module) -> None:
         case = self._cases.drawn("timed", weights=TIMED_WEIGHTS)
-        failure = module.load(BUILD_TIMEOUT_S)
-        if failure:
-            raise Fault(VerdictStatus.CRASHED, failure)
+        module.load()
         module.make(case.weights_seed, case.initial)
         module.prepare([case.call()], {})
         module.run()

@@ -8,12 +8,12 @@ import atexit
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness
 from cuda_l2.kernelbench.files import Entry, entries, find_entry
-from cuda_l2.kernelbench.opened import Effort, OpenedFile
+from cuda_l2.kernelbench.opened import OpenedFile
 from cuda_l2.records import Operation, Task
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -45,8 +45,7 @@ _files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
 def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
     """Limits of references on a machine, and the budgets to which sizes are halved."""
     effort = GPU_EFFORT if gpu else Effort()
-    budget = 0 if as_written else effort.budget_bytes
-    return Effort(effort.timeout_s, effort.memory_bytes, budget, effort.budget_flops, effort.device)
+    return replace(effort, budget_bytes=0) if as_written else effort
 
 
 def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Operation:

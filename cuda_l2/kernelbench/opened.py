@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench import answer_files, reference_server
+from cuda_l2.kernelbench import reference_server
 from cuda_l2.kernelbench.arguments import TENSOR
-from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.files import Entry, read_source, revision_of
-from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
-from cuda_l2.records import DTYPE_BYTES, Operation, Task, from_json, to_json
+from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.records import DTYPE_BYTES, Operation, Task, VerdictStatus, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
 from cuda_l2.tasks._base import Tensors
 from cuda_l2.tasks.cases import Case
@@ -31,17 +32,6 @@ SERVER_BYTES = 1 << 30
 """Memory of a server with torch loaded, beside what its file takes."""
 MAX_RESULT_BYTES = 8 << 20
 MAX_REASON = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Limits of one file. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
-
-    timeout_s: float = 120.0
-    memory_bytes: int = 8 << 30  # of a process, and of all of a file's together
-    budget_bytes: int = 1 << 28
-    budget_flops: int = 4 * 10**9
-    device: str = "cpu"  # where references run: cpu or cuda
 
 
 @dataclass(frozen=True)
@@ -183,27 +173,26 @@ class OpenedFile:
         if self._process is None:
             on_gpu = effort.device != "cpu"
             self._process = SandboxedPython(
-                Path(reference_server.__file__),
-                {answer_files.TASK: self._text},
+                reference_server.__name__,
+                {reference_server.TASK: self._text},
                 memory_bytes=effort.memory_bytes + SERVER_BYTES,
                 arguments=[effort.device],
                 devices=sandbox.gpu_devices() if on_gpu else (),
+                environment={"OMP_WAIT_POLICY": "passive"},  # threads that spin after their work slow what else runs
             )
         try:
             answer = self._process.ask(job, effort.timeout_s)
             status = answer.get("status")
             if type(status) is not int:
-                raise Gone
+                raise Fault(VerdictStatus.CRASHED, GONE)
             self._sound = answer.get("sound") is True
-        except TimeoutError:
+        except Fault as fault:
             self.close()
-            raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
-        except Gone as gone:
-            self.close()
-            if gone.reason:
-                status = Readiness.TOO_LARGE if gone.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
-                raise Refused(status, gone.reason) from None
-            raise Refused(Readiness.CRASHED, "took the process that runs references with it") from None
+            if fault.status is VerdictStatus.TIMED_OUT:
+                raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
+            refused = Readiness.TOO_LARGE if fault.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
+            lost = "took the process that runs references with it"
+            raise Refused(refused, lost if fault.reason == GONE else fault.reason) from None
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
             raise Refused(Readiness.CRASHED, f"its run ended by {what}{_said(self._process.folder)}")
@@ -215,14 +204,6 @@ class OpenedFile:
             yield
         except Refused as refused:
             raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
-
-
-def examine_all(
-    found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
-) -> Iterator[Examined]:
-    """Every file in turn. parts: levels whose files are also cut into parts."""
-    for entry in found:
-        yield examine(entry, effort, seed=seed, parts=entry.level in parts)
 
 
 def examine(
@@ -243,7 +224,7 @@ def examine(
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
     with _reading("result"):
-        examined = from_json(Examined, _read(folder / answer_files.RESULT, MAX_RESULT_BYTES).decode())
+        examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
         for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
@@ -262,7 +243,7 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
 def _said(folder: Path) -> str:
     """Why a run failed, as far as it says so, behind a colon."""
     try:
-        text = _read(folder / answer_files.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
+        text = _read(folder / reference_server.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
     except Exception:  # noqa: BLE001 - it need not say anything, nor anything that can be read
         return ""
     return f": {text}" if text.isprintable() and text else ""
@@ -313,7 +294,7 @@ def _read_sets(folder: Path, count: int) -> list[Tensors]:
 
 def _read_header(folder: Path) -> dict[str, Any]:
     """A run's JSON; Refused where it says that it gives nothing."""
-    header: dict[str, Any] = json.loads(_read(folder / answer_files.RESULT, MAX_RESULT_BYTES))
+    header: dict[str, Any] = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
     if "status" in header:
         raise Refused(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
     return header
@@ -332,10 +313,10 @@ def _reading(what: str) -> Iterator[None]:
 def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:
     """Tensors that lie one after the other, each by the two words before its type and shape; in one memory."""
     sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in listed]
-    places = [size + -size % answer_files.LINE for size in sizes]
-    data = sandbox.read_all_left(folder / answer_files.TENSORS, sum(places))
+    places = [size + -size % reference_server.LINE for size in sizes]
+    data = sandbox.read_all_left(folder / reference_server.TENSORS, sum(places))
     if data is None:
-        raise ValueError(f"no {answer_files.TENSORS} of their size")
+        raise ValueError(f"no {reference_server.TENSORS} of their size")
     found, offset = [], 0
     for (role, name, dtype, shape), size, taken in zip(listed, sizes, places, strict=True):
         kind = getattr(torch, dtype)

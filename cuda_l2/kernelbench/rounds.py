@@ -214,27 +214,17 @@ class _ModuleRounds(Rounds):
             if int(differ.sum()) > 1 + OTHER_INTEGERS * differ.numel():
                 raise WrongOutput(f"a timed call's {name} is not its own: {int(differ.sum())} elements differ")
             return
-        rms_allowed, max_allowed = limit.rms_allowed + limit.eager_rms, limit.max_allowed + limit.eager_max
-        if limit.dtype is not torch.float64:  # cheap, and mostly all that is needed; not so for NaN
-            apart = (found[name].float() - right[name].float()).flatten()
-            largest = float(apart.abs().max()) if apart.numel() else 0.0
-            rms = float(torch.linalg.vector_norm(apart)) / max(1, apart.numel()) ** 0.5
-            if largest <= max_allowed and 1.001 * rms <= rms_allowed:
-                self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
-                return
         near = replace(
             limit,
             exact=right[name].double(),
             free=limit.free & False,
-            rms_allowed=rms_allowed,
-            max_allowed=max_allowed,
+            rms_allowed=limit.rms_allowed + limit.eager_rms,
+            max_allowed=limit.max_allowed + limit.eager_max,
         )
         wrong = near.violation(found[name])
         if wrong:
             raise WrongOutput(f"a timed call did not give its own result: {name} {wrong}")
-        difference = (found[name].double() - right[name].double()).abs()
-        finite = difference[difference.isfinite()]
-        largest = float(finite.max()) if finite.numel() else 0.0
+        _, largest = near.errors(found[name])
         self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
 
     def _next(self, name: str) -> Tensors:
