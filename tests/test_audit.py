@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +22,9 @@ from cuda_l2.kernelbench import auditor, process
 from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, module_checks
 from cuda_l2.kernelbench.auditor import Auditor
 from cuda_l2.kernelbench.checks.operators import COMPILER, imports
+from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import find_entry
-from cuda_l2.kernelbench.opened import Call, Effort
+from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.process import Module, Resources, Spent
 from cuda_l2.kernelbench.rounds import _ModuleRounds, measure_modules
 from cuda_l2.machine.cpu.target import separate_cores
@@ -77,6 +78,22 @@ def short_rounds() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def opened(text: str, shared_bytes: int = 1 << 20, timeout_s: float = 60) -> Iterator[Module]:
+    """A file's ModelNew, made in a process of its own."""
+    with Module(text.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, shared_bytes, timeout_s)) as module:
+        module.load(120)
+        module.make(0, [])
+        yield module
+
+
+def vectors(size: int, *values: float, results: int = 1) -> list[Call]:
+    """Calls on vectors of one value each; every result is as long as they are."""
+    outputs = tuple(Tensor(f"out{index or ''}", "float32", (size,)) for index in range(results))
+    task = Operation("kernelbench/level1/1_Vector", inputs=(Tensor("x", "float32", (size,)),), outputs=outputs)
+    return [Call(task, {"x": torch.full((size,), float(value))}, {}) for value in values]
+
+
 def files(folder: Path) -> list[Path]:
     """The candidates of a folder, with those that level B does not see."""
     return sorted([*folder.glob("*.py"), *folder.glob("unseen/*.py")])
@@ -86,23 +103,53 @@ def named(path: Path) -> str:
     return str(path.relative_to(CHEATS).with_suffix(""))
 
 
-@pytest.fixture(scope="module")
-def audit(own_folders) -> Iterator[object]:
-    """audit(source, task, allowed) -> Trial; references are kept, as for a list of candidates, and trials too."""
+@contextlib.contextmanager
+def judges(effort: Effort, compiled: Callable[[str], bool]) -> Iterator[Callable[..., Trial]]:
+    """(source, task, allowed, protocol) -> Trial; references are kept, as for a list of candidates, and trials too."""
     auditors: dict[str, Auditor] = {}
     trials: dict[tuple[object, ...], Trial] = {}
 
-    def run(source: str, task: str, allowed: str = "", **options: bool) -> Trial:
+    def judged(source: str, task: str, allowed: str = "", protocol: str = "search", **options: bool) -> Trial:
         if task not in auditors:
-            auditors[task] = Auditor(find_entry(CHECKOUT, task), EFFORT, compiled=task == COMPILED_TASK)
-        key = (source, task, allowed, *options.items())
+            auditor = Auditor(find_entry(CHECKOUT, task), effort, compiled=compiled(task))
+            auditors[task] = stack.enter_context(auditor)
+        key = (source, task, allowed, protocol, *options.items())
         if key not in trials:
-            trials[key] = auditors[task].judge(Candidate(source), "search", allowed=allowed.split(), **options)
+            trials[key] = auditors[task].judge(Candidate(source), protocol, allowed=allowed.split(), **options)
         return trials[key]
 
-    yield run
-    for each in auditors.values():
-        each.close()
+    with contextlib.ExitStack() as stack:
+        yield judged
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """command("check", ...) -> its exit status and what it said."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cuda-l2", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def audit(own_folders) -> Iterator[object]:
+    with judges(EFFORT, lambda task: task == COMPILED_TASK) as judged:
+        yield judged
+
+
+@pytest.fixture(scope="module")
+def audit_file(audit) -> object:
+    """audit_file(name, allowed, more) -> Trial of a candidate of the folder. more: text added to it."""
+
+    def run(name: str, allowed: str | None = None, more: str = "", **options: bool) -> Trial:
+        text, task, _, named = said(CHEATS / f"{name}.py")
+        return audit(text + more, task, named if allowed is None else allowed, **options)
+
+    return run
 
 
 def said(path: Path) -> tuple[str, str, list[str], str]:
@@ -144,9 +191,8 @@ def test_what_level_b_does_not_see_is_listed() -> None:
     assert set(re.findall(r"^\| `(.+\.py)` \|", text, re.M)) == unseen and len(unseen) == 6 and "six files" in text
 
 
-def test_a_trial_of_level_b_has_no_reward_and_enters_no_archive(audit, tmp_path, capsys) -> None:
-    text, task, _, allowed = said(CHEATS / "honest_torch.py")
-    trial = audit(text, task, allowed)
+def test_a_trial_of_level_b_has_no_reward_and_enters_no_archive(audit_file, tmp_path, capsys) -> None:
+    trial = audit_file("honest_torch")
     assert trial.status == "measured" and trial.speedup > 0
     with pytest.raises(ValueError, match="trust level B"):
         replace(trial, reward=1.0)
@@ -177,12 +223,10 @@ def test_work_that_is_put_off_until_results_are_read_counts() -> None:
     assert taken == [[0, 0, 1, 2]] and rounds._found == {0: {"out": 1}, 1: {"out": 2}}
 
 
-def test_what_is_left_to_pytorch_is_said(audit) -> None:
-    text, task, _, allowed = said(CHEATS / "honest_torch.py")
-    notes = audit(text, task, allowed).verdict.notes
+def test_what_is_left_to_pytorch_is_said(audit_file) -> None:
+    notes = audit_file("honest_torch").verdict.notes
     assert any("aten::linear" in note and "%" in note for note in notes)
-    text, task, _, _ = said(CHEATS / "honest_c.py")
-    assert audit(text, task).verdict.notes == ()
+    assert audit_file("honest_c", "").verdict.notes == ()
 
 
 MAPPED = """
@@ -212,13 +256,8 @@ def test_large_blocks_are_as_fast_whatever_was_freed_before() -> None:
     """glibc would map each anew until a larger one was freed: a module was 3.6 times as fast as itself."""
     as_it_is = [sys.executable, "-c", MAPPED + "print(mapped())"]
     assert int(subprocess.run(as_it_is, capture_output=True, text=True, check=True).stdout) == 1
-    tensor = {"dtype": "float32", "shape": (3,)}
-    task = Operation("mapped", inputs=(Tensor("x", **tensor),), outputs=(Tensor("out", **tensor),))
-    resources = Resources("cpu", threads=1, memory_bytes=2 << 30, arena_bytes=1 << 23, timeout_s=20)
-    with Module(MAPPED.encode(), "ModelNew", resources) as module:
-        assert not module.load(60)
-        module.make(0, [])
-        module.prepare([Call(task, {"x": torch.zeros(3)}, {})], {})
+    with opened(MAPPED) as module:
+        module.prepare(vectors(3, 0), {})
         module.run()
         assert module.output()["out"].tolist() == [0, 0, 0]
 
@@ -238,13 +277,11 @@ def test_what_a_module_computes_lies_where_it_lay_whatever_came_before() -> None
     """Holes from checks of other sizes had it move about: a module took 1.2 times as long as itself."""
 
     def calls(size: int, count: int) -> list[Call]:
-        inputs = (Tensor("x", "float32", (size,)),)
-        task = Operation("kernelbench/level1/1_Places", inputs=inputs, outputs=(Tensor("out", "float32", (2,)),))
-        return [Call(task, {"x": torch.full((size,), float(number))}, {}) for number in range(count)]
+        found = vectors(size, *range(count))
+        task = replace(found[0].task, outputs=(Tensor("out", "float32", (2,)),))
+        return [replace(call, task=task) for call in found]
 
-    with Module(PLACES.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 27, 20)) as module:
-        assert not module.load(60)
-        module.make(0, [])
+    with opened(PLACES, 1 << 27) as module:
         for size in (1 << 19, 700_001, 300_007, 1 << 18, 900_001):
             module.prepare(calls(size, 3), {})
             module.run()
@@ -323,9 +360,8 @@ def test_a_late_check_comes_before_and_after_the_timing_and_decides(fails: bool,
 
 
 @pytest.mark.full
-def test_what_torch_compile_makes_may_be_allowed(audit) -> None:
-    text, task, _, _ = said(CHEATS / "compiled.py")
-    trial = audit(text, task, COMPILER)
+def test_what_torch_compile_makes_may_be_allowed(audit_file) -> None:
+    trial = audit_file("compiled", COMPILER)
     assert trial.status == "measured" and "leaves kernels to torch.compile (self-reported)" in trial.verdict.notes
 
 
@@ -345,32 +381,22 @@ OTHER_KINDS = {
 GIVES = "class ModelNew:\n    def __call__(self, x):\n        return "
 
 
-def module_of(result: str) -> Operation:
-    """A task of as many outputs as a result has tensors."""
-    outputs = tuple(Tensor(f"out{index}", "float32", (3,)) for index in range(result.count("tensor")))
-    return Operation("given", inputs=(Tensor("x", "float32", (3,)),), outputs=outputs)
-
-
 @pytest.mark.parametrize("kind", OTHER_KINDS)
 def test_a_result_of_another_kind_than_the_references_is_refused(kind: str) -> None:
     expected, found, given = OTHER_KINDS[kind]
-    with Module((GIVES + given("(x + 1)")).encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 20, 120)) as module:
-        assert not module.load(120)
-        module.make(0, [])
-        module.prepare([Call(module_of(expected), {"x": torch.zeros(3)}, {}, result=expected)], {})
+    with opened(GIVES + given("(x + 1)")) as module:
+        (call,) = vectors(3, 0, results=expected.count("tensor"))
+        module.prepare([replace(call, result=expected)], {})
         with pytest.raises(Fault, match=re.escape(f"gives {found}, not {expected}")):
             module.run()
 
 
 def test_a_list_may_stand_for_a_tuple() -> None:
     """C++ extensions give lists."""
-    with Module((GIVES + "[x + 1, x]").encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 20, 120)) as module:
-        assert not module.load(120)
-        module.make(0, [])
-        expected = "(tensor, tensor)"
-        module.prepare([Call(module_of(expected), {"x": torch.zeros(3)}, {}, result=expected)], {})
+    with opened(GIVES + "[x + 1, x]") as module:
+        module.prepare([replace(vectors(3, 0, results=2)[0], result="(tensor, tensor)")], {})
         module.run()
-        assert module.output()["out0"].tolist() == [1, 1, 1]
+        assert module.output()["out"].tolist() == [1, 1, 1]
 
 
 REFERENCE = """
@@ -397,25 +423,19 @@ def get_init_inputs():
         ("x * 1j", "x * 1j", 2, "complex tensors are not judged"),
     ],
 )
-def test_any_pair_of_files_is_judged(result, answer, status, says, own_folders, tmp_path, monkeypatch, capsys) -> None:
+def test_any_pair_of_files_is_judged(result, answer, status, says, own_folders, tmp_path, command) -> None:
     reference, mine = tmp_path / "reference.py", tmp_path / "answer.py"
     reference.write_text(REFERENCE.replace("RESULT", result))
     mine.write_text(REFERENCE.replace("RESULT", answer).replace("class Model(", "class ModelNew("))
     options = ["--protocol", "search", "--pytorch", "all", "--eager", "--target", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", str(mine), "--reference", str(reference), *options])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert ended.value.code == status, (out, err)
-    assert says in out + err
+    ended, out, err = command("check", mine, "--reference", reference, *options)
+    assert (ended, says in out + err) == (status, True), (out, err)
 
 
-def test_a_task_and_a_reference_exclude_one_another(monkeypatch, capsys) -> None:
+def test_a_task_and_a_reference_exclude_one_another(command) -> None:
     for given in ([], ["gelu", "--reference", "x.py"], ["--reference", "x.py", "--kernelbench", "."]):
-        monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", str(CHEATS / "crash.py"), *given])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == 2 and "what to judge it on" in capsys.readouterr().err
+        ended, _, err = command("check", CHEATS / "crash.py", *given)
+        assert ended == 2 and "what to judge it on" in err
 
 
 def test_the_clock_runs_before_a_process_goes_on(monkeypatch) -> None:
@@ -441,39 +461,34 @@ def test_the_clock_runs_before_a_process_goes_on(monkeypatch) -> None:
 
 
 @pytest.mark.full
-def test_no_seed_tells_a_candidate_what_it_is_made_for(audit) -> None:
-    text, task, _, allowed = said(CHEATS / "honest_torch.py")
+def test_no_seed_tells_a_candidate_what_it_is_made_for(audit_file) -> None:
     asks = "\nfor _base in [ModelNew]:\n    class ModelNew(_base):\n        def __init__(self, *given):\n"
     asks += "            if torch.initial_seed() <= 100:\n                raise ValueError('known by its seed')\n"
-    trial = audit(text + asks + "            super().__init__(*given)\n", task, allowed)
+    trial = audit_file("honest_torch", more=asks + "            super().__init__(*given)\n")
     assert trial.status == "measured", trial.reason
 
 
-def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit) -> None:
-    text, task, _, allowed = said(CHEATS / "not_repeatable.py")
-    assert "is not repeatable bit for bit" in audit(text, task, allowed).verdict.notes
+def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit_file) -> None:
+    assert "is not repeatable bit for bit" in audit_file("not_repeatable").verdict.notes
 
 
-def test_only_the_operators_that_are_named_are_allowed(audit) -> None:
-    text, task, _, _ = said(CHEATS / "honest_torch.py")
-    trial = audit(text, task, "linear mul")
+def test_only_the_operators_that_are_named_are_allowed(audit_file) -> None:
+    trial = audit_file("honest_torch", "linear mul")
     assert (trial.status, "aten::silu" in trial.reason, "aten::mul" in trial.reason) == ("forbidden", True, False)
 
 
 @pytest.mark.full
-def test_weights_may_be_left_as_the_seed_makes_them(audit) -> None:
-    text, task, _, allowed = said(CHEATS / "scaled_weight.py")
-    trial = audit(text, task, allowed, own_weights=True)
+@pytest.mark.parametrize(
+    ("name", "option", "check", "says"),
+    [
+        ("scaled_weight", "own_weights", "weights changed", "judged with the weights that its seed makes alone"),
+        ("shown_shape_only", "one_shape", "other shapes", "judged at one shape alone"),
+    ],
+)
+def test_a_check_may_be_left_out_and_that_is_said(name, option, check, says, audit_file) -> None:
+    trial = audit_file(name, **{option: True})
     assert trial.status == "measured", (trial.status, trial.reason)
-    assert "weights changed" not in trial.verdict.passed
-    assert "judged with the weights that its seed makes alone" in trial.verdict.notes
-
-
-@pytest.mark.full
-def test_other_shapes_may_be_left_out(audit) -> None:
-    text, task, _, allowed = said(CHEATS / "shown_shape_only.py")
-    trial = audit(text, task, allowed, one_shape=True)
-    assert trial.status == "measured" and "other shapes" not in trial.verdict.passed
+    assert check not in trial.verdict.passed and says in trial.verdict.notes
 
 
 @pytest.mark.parametrize(
@@ -507,20 +522,10 @@ def test_files_are_found_by_name_or_number() -> None:
         find_entry(CHECKOUT, "kernelbench/level1/1_Qua")
 
 
-def test_a_file_that_is_no_task_is_named(own_folders, tmp_path) -> None:
-    (tmp_path / "level1").mkdir()
-    (tmp_path / "level1" / "1_Bad.py").write_text("import nobody_has_this")
-    with pytest.raises(UserError, match="needs-package"):
-        Auditor(find_entry(tmp_path, "kernelbench/level1/1"), EFFORT)
-
-
-def test_the_command_prints_the_trial(monkeypatch, capsys) -> None:
-    arguments = [str(CHEATS / "pass_through.py"), "kernelbench/level2/1", "--kernelbench", str(CHECKOUT)]
-    monkeypatch.setattr(sys, "argv", ["cuda-l2", "check", *arguments, "--protocol", "search"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert ended.value.code == 1 and "forbidden in the check 'PyTorch's operators': calls aten::linear" in out
+def test_the_command_prints_the_trial(command) -> None:
+    given = [CHEATS / "pass_through.py", "kernelbench/level2/1", "--kernelbench", CHECKOUT]
+    ended, out, err = command("check", *given, "--protocol", "search")
+    assert ended == 1 and "forbidden in the check 'PyTorch's operators': calls aten::linear" in out
     begun = [line.rpartition(" s, ")[2] for line in err.splitlines() if line.startswith("kernelbench/level2/1_")]
     assert begun[0] == "executing the file ..." and begun[-1] == "PyTorch's operators ...", "timing never began"
 
@@ -534,16 +539,8 @@ GPU_EFFORT = Effort(timeout_s=120, memory_bytes=16 << 30, budget_bytes=1 << 26, 
 
 @pytest.fixture(scope="module")
 def gpu_audit(own_folders) -> Iterator[object]:
-    """The same on the GPU."""
-    with contextlib.ExitStack() as stack:
-        auditors: dict[str, Auditor] = {}
-
-        def run(source: str, task: str, allowed: str = "", protocol: str = "search") -> Trial:
-            if task not in auditors:
-                auditors[task] = stack.enter_context(Auditor(find_entry(CHECKOUT, task), GPU_EFFORT))
-            return auditors[task].judge(Candidate(source), protocol, allowed=allowed.split())
-
-        yield run
+    with judges(GPU_EFFORT, lambda task: True) as judged:
+        yield judged
 
 
 @pytest.mark.gpu
@@ -582,7 +579,7 @@ def test_the_first_thread_of_a_module_can_be_kept_on_a_core() -> None:
     cores = separate_cores()
     if len(cores) < 2:
         pytest.skip("there is one core")
-    with Module(TURNS.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, 1 << 23, 20)) as module:
+    with opened(TURNS) as module:
         module.pin(cores[1:2])
         found = [os.sched_getaffinity(pid) for pid in process_tree.processes(module.pid)]
         assert found and all(each == {cores[1]} for each in found)
@@ -611,19 +608,10 @@ class ModelNew:
 @pytest.mark.full
 @pytest.mark.parametrize("columns", [3, 50_000])
 def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> None:
-    task = Operation(
-        "kernelbench/level1/1_Sum",
-        inputs=(Tensor("x", "float32", (columns,)),),
-        outputs=(Tensor("out", "float32", (columns,)),),
-    )
-
     def calls(*values: float) -> list[Call]:
-        return [Call(task, {"x": torch.full((columns,), float(value))}, {}) for value in values]
+        return vectors(columns, *values)
 
-    resources = Resources("cpu", threads=1, memory_bytes=2 << 30, arena_bytes=1 << 23, timeout_s=3)
-    with Module(TURNS.encode(), "ModelNew", resources) as module:
-        assert not module.load(60)
-        module.make(0, [])
+    with opened(TURNS, 1 << 23, timeout_s=3) as module:
         module.prepare(calls(1, 2, 4), {}, turns=True)
         spent = module.take_turns()
         assert [module.output(index)["out"][-1] for index in range(3)] == [1, 3, 7], "each adds what it sees"
@@ -640,9 +628,7 @@ def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> No
         module.prepare(calls(-1, -1, -1), {}, turns=True)
         with pytest.raises(Fault, match="ended"):
             module.take_turns()
-    with Module(TURNS.encode(), "ModelNew", resources) as module:
-        assert not module.load(60)
-        module.make(0, [])
+    with opened(TURNS, 1 << 23, timeout_s=3) as module:
         module.prepare(calls(0, 1), {}, turns=True)
         with pytest.raises(Fault, match="in time"):
             module.take_turns()

@@ -7,17 +7,17 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from cuda_l2.kernelbench import answer_files, reference_server
-from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench import reference_server
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness
 from cuda_l2.kernelbench.files import Entry, entries, entry_of
-from cuda_l2.kernelbench.opened import Effort, OpenedFile, _read_case, _read_examined, examine
+from cuda_l2.kernelbench.opened import OpenedFile, _read_case, _read_examined, examine
+from cuda_l2.kernelbench.sandboxed import python
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.records import Operation, Tensor, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
@@ -46,41 +46,47 @@ def get_init_inputs():
     return []
 """
 
-LARGE_LAYER = """
-class Model(Model):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2**18, 2**16)
-"""
+
+def text(result: str = "x + 1", given: str = "torch.rand(n)", more: str = "", init: str = "", width: str = "") -> str:
+    """A file. more: text at its end; init: lines of its constructor, which takes a width where that has a value."""
+    source = HEAD.format(result=result, given=given)
+    if init:
+        source += (
+            f"class Model(Model):\n    def __init__(self{', width' if width else ''}):\n        super().__init__()\n"
+        )
+        source += "".join(f"        {line}\n" for line in init.splitlines())
+    return source.replace("return []", f"return [{width}]") + more + "\n"
 
 
-def text(result: str = "x + 1", given: str = "torch.rand(n)") -> str:
-    return HEAD.format(result=result, given=given)
+KEPT = "self.weight = nn.Parameter(torch.ones(n))\nself.hidden = torch.rand(n, n)\n"
+STEPS = "steps = []\ndef step():\n    steps.append(1)\n    return 1 + len(steps) % 2 * 2.0**-23"
+SHARED = "self.there, self.back = nn.Linear(n, n), nn.Linear(n, n)\nself.back.weight = self.there.weight"
 
 
+def kept(init: str = KEPT, hidden: str = "self.hidden", then: str = "self.hidden.to(x.device)") -> str:
+    """A file whose module keeps a state beside its weights."""
+    forward = f"    def forward(self, x):\n        self.hidden = {then}\n        return super().forward(x)"
+    return text(f"x @ {hidden} + self.weight", "torch.rand(4, n)", forward, init)
+
+
+COUNT = "def count(seen=[]):\n    seen.append(1)\n"
 REFUSED = {
     "syntax": ("def broken(:", Readiness.IMPORT_ERROR, "SyntaxError"),
-    "raises": (text() + "\nraise KeyError('at import')", Readiness.IMPORT_ERROR, "KeyError"),
+    "raises": (text(more="raise KeyError('at import')"), Readiness.IMPORT_ERROR, "KeyError"),
     "leaves": ("import sys\nsys.exit(0)", Readiness.IMPORT_ERROR, "SystemExit"),
     "package": ("import a_package_nobody_has.part", Readiness.NEEDS_PACKAGE, "a_package_nobody_has"),
     "package of its reference": (text("__import__('nobodys_package')"), Readiness.NEEDS_PACKAGE, "nobodys_package"),
     "no inputs": (text().replace("get_inputs", "other"), Readiness.MALFORMED, "get_inputs"),
-    "no module": (text() + "\nclass Model: pass", Readiness.MALFORMED, "no torch module"),
+    "no module": (text(more="class Model: pass"), Readiness.MALFORMED, "no torch module"),
     "huge": (text(given="torch.rand(2**20, 2**16)"), Readiness.TOO_LARGE, "GiB"),
-    "huge weights": (text() + LARGE_LAYER, Readiness.TOO_LARGE, "GiB"),
+    "huge weights": (text(init="self.layer = nn.Linear(2**18, 2**16)"), Readiness.TOO_LARGE, "GiB"),
     "hidden need": (text("x + len(bytearray(1 << 45))"), Readiness.TOO_LARGE, "memory"),
     "dropout": (text("torch.dropout(x, 0.5, True)"), Readiness.RANDOM, "random"),
     "random state": (text("x + torch.randn(n)"), Readiness.RANDOM, "random"),
-    "counts": (
-        text("x + count()") + "\ndef count(seen=[]):\n    seen.append(1)\n    return len(seen)",
-        Readiness.STATEFUL,
-        "",
-    ),
+    "counts": (text("x + count()", more=COUNT + "    return len(seen)"), Readiness.STATEFUL, ""),
     "shapes": (text("x @ torch.ones(3, 3)"), Readiness.REFERENCE_FAILS, "its reference fails: RuntimeError"),
     "its own storage": (
-        text("self.held(x)") + "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.register_buffer('out', torch.zeros(8))\n"
-        "    def held(self, x):\n        return self.out.copy_(x + torch.randn(n)), x * 2\n",
+        text("(self.out.copy_(x + torch.randn(n)), x * 2)", init="self.register_buffer('out', torch.zeros(8))"),
         Readiness.RANDOM,
         "random",
     ),
@@ -91,11 +97,12 @@ REFUSED = {
         "ran on other inputs before",
     ),
     "weights without a shape": (
-        text("self.layer(x)") + "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.layer = nn.LazyLinear(4)\n",
+        text("self.layer(x)", init="self.layer = nn.LazyLinear(4)"),
         Readiness.UNSUPPORTED,
         "layer.weight has no shape",
     ),
+    "a state that moves": (kept(then="self.hidden * 0.5"), Readiness.STATEFUL, ""),
+    "results that differ": (text("x * step()", more=STEPS.replace("-23", "-9")), Readiness.STATEFUL, "apart"),
     "constant where it is a number": (
         text("x.sqrt().softmax(-1).sum()"),
         Readiness.CONSTANT,
@@ -137,32 +144,18 @@ REFUSED = {
 }
 
 
-class References:
-    """Files tried and opened with one effort."""
-
-    def __init__(self, effort: Effort = EFFORT) -> None:
-        self.effort = effort
-
-    def examine(self, entry: Entry, **how: Any) -> Examined:
-        return examine(entry, self.effort, **how)
-
-    def open(self, entry: Entry) -> OpenedFile:
-        return OpenedFile(entry, self.effort)
-
-
-@pytest.fixture(scope="module")
-def references(own_folders) -> References:
+@pytest.fixture(scope="module", autouse=True)
+def sandboxed(own_folders) -> None:
     if sandbox.kind() is sandbox.Kind.LIMITS:
         pytest.skip("there is no sandbox on this machine")
-    return References()
 
 
 @pytest.fixture(scope="module")
-def examined(references) -> dict[str, Examined]:
+def examined() -> dict[str, Examined]:
     """Every file of our own checkout, tried once."""
     found = entries(CHECKOUT)
     with ThreadPoolExecutor(usable_cores()) as pool:  # most of a try is the start of its process
-        tried = pool.map(lambda e: references.examine(e, parts=e.level == 3), found)
+        tried = pool.map(lambda e: examine(e, EFFORT, parts=e.level == 3), found)
         return {e.name.removeprefix("kernelbench/"): result for e, result in zip(found, tried, strict=True)}
 
 
@@ -170,6 +163,15 @@ def entry(folder: Path, source: str, name: str = "1_Task") -> Entry:
     (folder / "level1").mkdir(exist_ok=True)
     (folder / "level1" / f"{name}.py").write_text(source)
     return entries(folder)[0]
+
+
+def tried(folder: Path, source: str) -> Examined:
+    return examine(entry(folder, source), EFFORT)
+
+
+def opened(name: str) -> OpenedFile:
+    """A file of our own checkout by a part of its name."""
+    return OpenedFile(next(each for each in entries(CHECKOUT) if name in each.name), EFFORT)
 
 
 def test_a_checkouts_files_are_found_in_their_own_order() -> None:
@@ -251,51 +253,40 @@ def test_what_does_not_fit_a_cpu_is_tried_smaller(examined) -> None:
     assert examined["level1/10_Masked_Mean"].task.sizes == ()
 
 
-@pytest.mark.full
-def test_sizes_that_weights_depend_on_shrink_where_others_do_not_suffice(references, tmp_path) -> None:
-    source = text(given="torch.distributions.Pareto(0.1, 2).sample((n, *shape))") + "\nn, shape = 2, (2**20, 4)\n"
-    source += "def get_init_inputs():\n    return [dim]\ndim = 2\n"
-    source += (
-        "class Model(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n        self.dim = dim\n"
-    )
-    source += "    def forward(self, x):\n        return x.cumsum(self.dim)\n"
-    found = references.examine(entry(tmp_path, source))
-    assert found.status is Readiness.READY and dict(found.task.sizes) == {"shape_0": 2**14}
-    square = text("x * y", "torch.rand(n, m), torch.rand(n)").replace("self, x", "self, x, y")
-    found = references.examine(entry(tmp_path, square + "\nn = m = 2**14"))
-    assert found.status is Readiness.READY and len(set(dict(found.task.sizes).values())) == 1
-    wide = text("nn.functional.linear(x, torch.ones(4, n, dtype=x.dtype))", "torch.rand(2, n)").replace(
-        "n = 8", "n = 2**20"
-    )
-    found = references.examine(entry(tmp_path, wide.replace("return []", "return [n][1:]")))
-    assert found.status is Readiness.READY and 1 < dict(found.task.sizes)["n"] < 2**20
+PARETO = text(
+    "x.cumsum(self.dim)", "torch.distributions.Pareto(0.1, 2).sample((n, *shape))", init="self.dim = width", width="2"
+)
+PRODUCT = text("x * y", "torch.rand(n, m), torch.rand(n)", "n = m = 2**14").replace("self, x", "self, x, y")
+WIDE = text("nn.functional.linear(x, torch.ones(4, n, dtype=x.dtype))", "torch.rand(2, n)", width="")
+LAYERS = "self.layers = nn.Sequential(nn.Linear(64, width[0]), nn.ReLU(), nn.Linear(*width))"
+VIEWS = "[x.view(-1) for _ in range(64)][0].view(n, n)[None].expand(2**20, n, n)[0].relu()"
+SQUARE = "self.layer = nn.Linear(width, width)"
+TABLE = f"picks = {list(range(8)) * 8}\nfew = [3, 1, 2]"
+SIZES = {
+    "of weights, where others do not suffice": (PARETO + "n, shape = 2, (2**20, 4)", {"shape_0": 2**14}),
+    "that must agree": (PRODUCT, {"n": 2**10, "m": 2**10}),
+    "that come back": (WIDE.replace("n = 8", "n = 2**20").replace("[]", "[n][1:]"), {"n": 2**16}),
+    # 16 MiB of weights are six times the budget; 16 rows would take 134 MFLOP
+    "that cannot change what is needed": (
+        text("self.layer(x)", "torch.rand(batch, 2**11)", "batch, length = 2**10, 2**10", SQUARE, "length * 0 + 2**11"),
+        {"batch": 8},
+    ),
+    "in lists": (text("self.layers(x)", "torch.rand(2, 64)", "wide = [2**14, 64]", LAYERS, "wide"), {"wide_0": 2**13}),
+    "read by other functions": (text(given="made()", more="def made():\n    return torch.rand(n, 3)"), {}),
+    "of views": (text(VIEWS, "torch.rand(n, n)", "n = 256"), {}),
+    "in a table": (text("x[torch.tensor(picks)][few]", "torch.rand(n, len(picks) + len(few))", TABLE), {}),
+}
 
 
 @pytest.mark.full
-def test_what_no_size_can_change_costs_the_sizes_little(references, tmp_path) -> None:
-    source = text("self.layer(x)", "torch.rand(batch, 2**11)").replace("return []", "return [[length][1:]]")
-    source += "\nbatch, length = 2**10, 2**10\n"
-    source += "class Model(Model):\n    def __init__(self, _):\n        super().__init__()\n"
-    source += "        self.layer = nn.Linear(2**11, 2**11)\n"
-    sizes = dict(references.examine(entry(tmp_path, source)).task.sizes)
-    assert sizes == {"batch": 8}  # 16 MiB of weights are six times the budget; 16 rows would take 134 MFLOP
-
-
-@pytest.mark.full
-def test_sizes_in_lists_shrink_too(references, tmp_path) -> None:
-    source = text("self.layers(x)", "torch.rand(2, 64)").replace("return []", "return [widths]")
-    source += "\nwidths = [2**14, 64]\n"
-    source += "class Model(Model):\n    def __init__(self, widths):\n        super().__init__()\n"
-    source += "        wide, narrow = widths\n"
-    source += "        self.layers = nn.Sequential(nn.Linear(64, wide), nn.ReLU(), nn.Linear(wide, narrow))\n"
-    found = references.examine(entry(tmp_path, source))
-    assert found.status is Readiness.READY and set(dict(found.task.sizes)) == {"widths_0"}
-
-
-@pytest.mark.full
-def test_sizes_that_inputs_are_made_of_in_other_functions_are_found(references, tmp_path) -> None:
-    found = references.examine(entry(tmp_path, text(given="made()") + "\ndef made():\n    return torch.rand(n, 3)\n"))
-    assert found.status is Readiness.READY and found.sizes == (("n", 8),) and found.variable == ("n",)
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_shrink(name, tmp_path) -> None:
+    source, shrunk = SIZES[name]
+    found = tried(tmp_path, source)
+    assert (found.status, found.reason) == (Readiness.READY, "")
+    assert dict(found.task.sizes) == shrunk
+    if name in ("read by other functions", "in a table"):
+        assert found.variable == ("n",) and found.sizes[0] == ("n", 8)
 
 
 FOLLOWING = {
@@ -313,84 +304,42 @@ FOLLOWING = {
 
 @pytest.mark.parametrize("name", FOLLOWING)
 @pytest.mark.corpus(1)
-def test_sizes_that_a_file_makes_of_others_follow_them(name, references, tmp_path) -> None:
+def test_sizes_that_a_file_makes_of_others_follow_them(name, tmp_path) -> None:
     sizes, shrunk, shape = FOLLOWING[name]
     made = {"assigned again": "n, m", "in a dictionary": 'config["rows"], config["columns"]'}.get(name, "*shape")
-    found = references.examine(entry(tmp_path, text("x * 2", f"torch.rand({made})") + sizes))
+    found = tried(tmp_path, text("x * 2", f"torch.rand({made})") + sizes)
     assert found.status is Readiness.READY, found.reason
     assert (dict(found.task.sizes), found.task.inputs[0].shape) == (shrunk, shape)
-    case = references.open(entry(tmp_path, text("x * 2", f"torch.rand({made})") + sizes)).case(seed=1, sizes=shrunk)
+    case = OpenedFile(entry(tmp_path, text("x * 2", f"torch.rand({made})") + sizes), EFFORT).case(seed=1, sizes=shrunk)
     assert case.task.inputs == found.task.inputs
 
 
 @pytest.mark.full
-def test_a_table_of_numbers_is_no_list_of_sizes(references, tmp_path) -> None:
-    picks = f"picks = {list(range(8)) * 8}\nfew = [3, 1, 2]\n"
-    source = text("x[torch.tensor(picks)][torch.tensor(few)]", "torch.rand(n, len(picks) + len(few))") + picks
-    found = references.examine(entry(tmp_path, source))
-    assert found.status is Readiness.READY and found.variable == ("n",)
-
-
-@pytest.mark.full
-def test_of_sizes_that_went_in_vain_as_much_comes_back_as_fits(references, tmp_path) -> None:
-    source = text("self.layer(x)", "torch.rand(batch, length, width)").replace("return []", "return [width]")
-    source += "\nbatch, length, width = 16, 32, 2**12\n"
-    source += "class Model(Model):\n    def __init__(self, width):\n        super().__init__()\n"
-    source += "        self.layer = nn.Linear(width, width)\n"
-    found = references.examine(entry(tmp_path, source))
+def test_of_sizes_that_went_in_vain_as_much_comes_back_as_fits(tmp_path) -> None:
+    given = "batch, length, width = 16, 32, 2**12"
+    found = tried(tmp_path, text("self.layer(x)", "torch.rand(batch, length, width)", given, SQUARE, "width"))
     sizes = dict(found.task.sizes)
     assert sizes["width"] < 2**12 and sizes.get("batch", 16) * sizes.get("length", 32) >= 16
     assert found.task.bytes <= EFFORT.budget_bytes and found.task.flops <= EFFORT.budget_flops
 
 
-@pytest.mark.full
-def test_what_makes_no_new_tensor_takes_no_memory(references, tmp_path) -> None:
-    views = "[x.view(-1) for _ in range(64)][0].view(n, n)[None].expand(2**20, n, n)[0].relu()"
-    found = references.examine(entry(tmp_path, text(views, "torch.rand(n, n)").replace("n = 8", "n = 256")))
-    assert found.status is Readiness.READY and found.task.sizes == ()
+READY = {
+    "a state beside weights": kept(),
+    "a state in a list": kept(KEPT.replace("torch.rand(n, n)", "[torch.rand(n, n)]"), "self.hidden[0]", "self.hidden"),
+    "a state in a buffer": kept(
+        KEPT.replace("self.hidden = torch.rand(n, n)", "self.register_buffer('hidden', torch.rand(n, n), False)")
+    ),
+    "weights that are shared": text("self.back(self.there(x))", "torch.rand(4, n)", init=SHARED),
+    "few results": text("x.argmax(-1)", "torch.rand(1, 2)"),
+    "results that differ by rounding": text("x * step()", more=STEPS),
+}
 
 
 @pytest.mark.full
-def test_a_state_kept_beside_weights_is_run_in_fp64_too_and_kept(references, tmp_path) -> None:
-    source = text("x @ self.hidden + self.weight", "torch.rand(4, n)") + (
-        "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.weight = nn.Parameter(torch.ones(n))\n        self.hidden = torch.rand(n, n)\n"
-        "    def forward(self, x):\n        self.hidden = self.hidden.to(x.device)\n"
-        "        return super().forward(x)\n"
-    )
-    found = references.examine(entry(tmp_path, source))
-    assert found.status is Readiness.READY, found.reason
-    listed = source.replace("= torch.rand(n, n)", "= [torch.rand(n, n)]").replace(
-        "self.hidden.to(x.device)", "self.hidden"
-    )
-    listed = listed.replace("x @ self.hidden", "x @ self.hidden[0]")
-    buffer = source.replace("self.hidden = torch.rand(n, n)", "self.register_buffer('hidden', torch.rand(n, n), False)")
-    for kept in (listed, buffer):
-        assert references.examine(entry(tmp_path, kept)).status is Readiness.READY
-    moves = source.replace(
-        "return super().forward(x)", "self.hidden = self.hidden * 0.5\n        return super().forward(x)"
-    )
-    assert references.examine(entry(tmp_path, moves)).status is Readiness.STATEFUL
-
-
-@pytest.mark.full
-def test_weights_may_be_shared_and_few_results_are_not_constant(references, tmp_path) -> None:
-    source = text("self.back(self.there(x))", "torch.rand(4, n)") + (
-        "\nclass Model(Model):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.there, self.back = nn.Linear(n, n), nn.Linear(n, n)\n"
-        "        self.back.weight = self.there.weight\n"
-    )
-    assert references.examine(entry(tmp_path, source)).status is Readiness.READY
-    assert references.examine(entry(tmp_path, text("x.argmax(-1)", "torch.rand(1, 2)"))).status is Readiness.READY
-
-
-@pytest.mark.full
-def test_results_that_differ_by_rounding_alone_are_no_state(references, tmp_path) -> None:
-    steps = "\nsteps = []\ndef step():\n    steps.append(1)\n    return 1 + len(steps) % 2 * 2.0**-23\n"
-    assert references.examine(entry(tmp_path, text("x * step()") + steps)).status is Readiness.READY
-    assert references.examine(
-        entry(tmp_path, text("x * step()") + steps.replace("2.0**-23", "2.0**-9"))
-    ).status is not (Readiness.READY)
+@pytest.mark.parametrize("name", READY)
+def test_a_file_that_looks_like_none_is_a_task(name, tmp_path) -> None:
+    found = tried(tmp_path, READY[name])
+    assert (found.status, found.reason) == (Readiness.READY, "")
 
 
 @pytest.mark.full
@@ -426,7 +375,7 @@ def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.corpus(2)
-def test_what_cannot_be_a_task_is_refused_with_its_reason(name, references, tmp_path) -> None:
+def test_what_cannot_be_a_task_is_refused_with_its_reason(name, tmp_path) -> None:
     source, status, says = REFUSED[name]
     effort = Effort(timeout_s=2.0 if name == "endless" else 120.0, memory_bytes=1 << 30)
     found = examine(entry(tmp_path, source), effort)
@@ -436,12 +385,12 @@ def test_what_cannot_be_a_task_is_refused_with_its_reason(name, references, tmp_
 
 @pytest.mark.parametrize("what", ["os.kill(-1, 9)", "os.kill(os.getppid(), 9)", "os.closerange(0, 64)"])
 @pytest.mark.corpus(1)
-def test_what_a_file_does_to_its_surroundings_is_not_the_next_ones_business(what, references, tmp_path) -> None:
+def test_what_a_file_does_to_its_surroundings_is_not_the_next_ones_business(what, tmp_path) -> None:
     attack, honest = tmp_path / "a", tmp_path / "b"
     for folder in (attack, honest):
         folder.mkdir()
-    references.examine(entry(attack, f"import os\n{what}\n" + text()))
-    assert references.examine(entry(honest, text())).status is Readiness.READY
+    tried(attack, f"import os\n{what}\n" + text())
+    assert tried(honest, text()).status is Readiness.READY
 
 
 # A process that stays behind and, wherever a folder of a file can be reached, makes of its text a link to a victim's.
@@ -467,24 +416,23 @@ if not os.fork():
 
 
 @pytest.mark.full
-def test_no_process_of_a_file_outlives_it_nor_turns_a_later_ones_text_into_a_link(references, tmp_path) -> None:
+def test_no_process_of_a_file_outlives_it_nor_turns_a_later_ones_text_into_a_link(tmp_path) -> None:
     attack, honest, victim = tmp_path / "a", tmp_path / "b", tmp_path / "victim"
     for folder in (attack, honest):
         folder.mkdir()
     victim.write_text("kept")
     source = LINGER.replace("HERE", "os.getcwd()").replace("VICTIM", repr(str(victim)))
     spy = "import os\nif os.path.lexists('left') or os.path.lexists('../left'): raise KeyError('not alone')\n"
-    references.examine(entry(attack, source + text()))
+    tried(attack, source + text())
     for _ in range(3):
-        found = references.examine(entry(honest, spy + text()))
+        found = tried(honest, spy + text())
         assert (found.status, found.reason) == (Readiness.READY, "")
     assert victim.read_text() == "kept"
 
 
 @pytest.mark.parametrize("distribution", [None, Distribution.NORMAL])
-def test_a_case_judges_without_running_the_file_again(references, distribution) -> None:
-    found = next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)
-    with references.open(found) as file:
+def test_a_case_judges_without_running_the_file_again(distribution) -> None:
+    with opened("Linear_Swish") as file:
         case = file.case(seed=7, sizes={"batch_size": 33}, distribution=distribution)
         again, other = (file.case(seed=s, sizes={"batch_size": 33}, distribution=distribution) for s in (7, 8))
     assert case.task.sizes == (("batch_size", 33),) and case.tensors["x"].shape == (33, 128)
@@ -495,30 +443,30 @@ def test_a_case_judges_without_running_the_file_again(references, distribution) 
         y = x @ linear_weight.T + linear_bias
         return y * torch.sigmoid(y) * scale
 
-    assert case.bounds["out"].violation(ours(**case.tensors)) == ""
+    assert case.bounds[0].violation(ours(**case.tensors)) == ""
     half = {name: tensor.half().float() for name, tensor in case.tensors.items()}
-    assert "off by" in case.bounds["out"].violation(ours(**half))
+    assert "off by" in case.bounds[0].violation(ours(**half))
     assert all(torch.equal(tensor, again.tensors[name]) for name, tensor in case.tensors.items())
     assert not torch.equal(other.tensors["x"], case.tensors["x"])
     assert not torch.equal(other.tensors["linear_weight"], case.tensors["linear_weight"])
 
 
-def test_a_case_of_several_outputs_and_numbers(references) -> None:
-    with references.open(next(e for e in entries(CHECKOUT) if "Row_Range" in e.name)) as file:
+def test_a_case_of_several_outputs_and_numbers() -> None:
+    with opened("Row_Range") as file:
         ranges = file.case(seed=1)
     x = ranges.tensors["x"]
-    assert ranges.bounds["out"].violation(x.amax(1) - x.amin(1)) == ""
-    assert ranges.bounds["out1"].violation(x.argmax(1)) == ""
-    assert "differs" in ranges.bounds["out1"].violation(x.argmin(1))
-    with references.open(next(e for e in entries(CHECKOUT) if "Shifted" in e.name)) as file:
+    assert ranges.bounds[0].violation(x.amax(1) - x.amin(1)) == ""
+    assert ranges.bounds[1].violation(x.argmax(1)) == ""
+    assert "differs" in ranges.bounds[1].violation(x.argmin(1))
+    with opened("Shifted") as file:
         product = file.case(seed=1)
     a, b, shift = (product.tensors[name] for name in ("a", "b", "shift"))
-    assert float(shift) == 0.5 and product.bounds["out"].violation((a + shift) @ b) == ""
+    assert float(shift) == 0.5 and product.bounds[0].violation((a + shift) @ b) == ""
     assert product.numbers == {"shift": 0.5}
 
 
-def test_one_tensor_of_a_case_is_changed_in_one_element_or_wholly(references) -> None:
-    with references.open(next(e for e in entries(CHECKOUT) if "Linear_Swish" in e.name)) as file:
+def test_one_tensor_of_a_case_is_changed_in_one_element_or_wholly() -> None:
+    with opened("Linear_Swish") as file:
         case, one, all_ = (
             file.case(seed=7),
             file.case(seed=7, changed="scale"),
@@ -531,14 +479,14 @@ def test_one_tensor_of_a_case_is_changed_in_one_element_or_wholly(references) ->
     )
     assert torch.equal(weights.tensors["x"], case.tensors["x"])
     assert not torch.equal(weights.tensors["linear_weight"], case.tensors["linear_weight"])
-    exact = [each.bounds["out"].exact for each in (case, one, all_, weights)]
+    exact = [each.bounds[0].exact for each in (case, one, all_, weights)]
     assert not any(torch.equal(exact[0], other) for other in exact[1:])
 
 
 @pytest.mark.full
-def test_zeros_and_symmetry_that_a_file_means_stay(references, tmp_path) -> None:
+def test_zeros_and_symmetry_that_a_file_means_stay(tmp_path) -> None:
     for draw in ("torch.rand(n, n).triu()", "(lambda a: a + a.T)(torch.rand(n, n))"):
-        with references.open(entry(tmp_path, text("x @ x", draw))) as file:
+        with OpenedFile(entry(tmp_path, text("x @ x", draw)), EFFORT) as file:
             cases = [file.case(seed=3, distribution=Distribution.NORMAL)]
             cases += [file.case(seed=3, changed="x", wholly=wholly) for wholly in (False, True)]
         for case in cases:
@@ -546,9 +494,9 @@ def test_zeros_and_symmetry_that_a_file_means_stay(references, tmp_path) -> None
             assert torch.equal(x, x.triu() if "triu" in draw else x.T) and bool(x.any())
 
 
-def test_one_sandbox_serves_many_cases_and_ends_with_all_its_processes(references, tmp_path) -> None:
+def test_one_sandbox_serves_many_cases_and_ends_with_all_its_processes(tmp_path) -> None:
     stays = "import os, time\nif not os.fork():\n    os.setsid()\n    os.closerange(3, 256)\n    time.sleep(60)\n    os._exit(0)\n"
-    with references.open(entry(tmp_path, stays + text())) as file:
+    with OpenedFile(entry(tmp_path, stays + text()), EFFORT) as file:
         first = file.case(seed=0)
         root = file._process.pid
         cases = [file.case(seed=seed) for seed in range(1, 4)]
@@ -561,18 +509,18 @@ def test_one_sandbox_serves_many_cases_and_ends_with_all_its_processes(reference
     assert not [pid for pid in held if Path(f"/proc/{pid}/exe").exists()]
 
 
-def test_a_run_that_ends_its_sandbox_leaves_the_file_open_for_others(references, tmp_path) -> None:
+def test_a_run_that_ends_its_sandbox_leaves_the_file_open_for_others(tmp_path) -> None:
     source = "import time\n" + text("x + (time.sleep(60) or 1 if len(x) == 9 else 1)")
-    with references.open(entry(tmp_path, source)) as file:
+    with OpenedFile(entry(tmp_path, source), EFFORT) as file:
         file.effort = replace(EFFORT, timeout_s=0.1)
         with pytest.raises(UserError, match="timed-out"):
             file.case(seed=0, sizes={"n": 9})
         file.effort = EFFORT
-        assert file.case(seed=0).bounds["out"].violation(file.case(seed=0).tensors["x"] + 1) == ""
+        assert file.case(seed=0).bounds[0].violation(file.case(seed=0).tensors["x"] + 1) == ""
 
 
 @pytest.mark.full
-def test_processes_of_a_file_may_not_take_more_memory_together(references, tmp_path) -> None:
+def test_processes_of_a_file_may_not_take_more_memory_together(tmp_path) -> None:
     share = """
 import mmap, os, time
 pages = mmap.mmap(-1, 600 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -583,13 +531,13 @@ for _ in range(5):
         os._exit(0)
 time.sleep(60)
 """
-    found = references.examine(entry(tmp_path, share + text()))
+    found = tried(tmp_path, share + text())
     assert (found.status, "together" in found.reason) == (Readiness.TOO_LARGE, True), found
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.full
-def test_a_file_whose_processes_multiply_is_ended(references, tmp_path) -> None:
+def test_a_file_whose_processes_multiply_is_ended(tmp_path) -> None:
     bomb = """
 import mmap, os, time
 seen = mmap.mmap(-1, 2048)
@@ -605,12 +553,12 @@ while True:  # as many as the machine bears, should nobody end them
     assert (found.status, "processes" in found.reason) == (Readiness.CRASHED, True), found
 
 
-def test_a_case_that_cannot_be_is_one_line(references, tmp_path) -> None:
+def test_a_case_that_cannot_be_is_one_line(tmp_path) -> None:
     random = entry(tmp_path, text("torch.rand_like(x)"))
-    with references.open(random) as file, pytest.raises(UserError, match="random") as error:
+    with OpenedFile(random, EFFORT) as file, pytest.raises(UserError, match="random") as error:
         file.case(seed=1)
     assert "\n" not in str(error.value)
-    with references.open(entry(tmp_path, text())) as file, pytest.raises(UserError, match="no size m"):
+    with OpenedFile(entry(tmp_path, text()), EFFORT) as file, pytest.raises(UserError, match="no size m"):
         file.case(seed=1, sizes={"m": 4})
 
 
@@ -624,9 +572,8 @@ def test_without_a_sandbox_nothing_is_run(monkeypatch, tmp_path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for a machine without a GPU")
 @pytest.mark.full
-def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(references, tmp_path) -> None:
-    del references  # skips where there is no sandbox
-    with References(replace(EFFORT, device="cuda")).open(entry(tmp_path, text())) as file:
+def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(tmp_path) -> None:
+    with OpenedFile(entry(tmp_path, text()), replace(EFFORT, device="cuda")) as file:
         first = file.examine()
         process = file._process
         second = file.examine()
@@ -635,15 +582,14 @@ def test_for_a_gpu_runs_share_a_process_that_is_replaced_once_cuda_fails_in_it(r
 
 
 def test_for_a_gpu_a_run_ends_with_whoever_asked_for_it(tmp_path) -> None:
-    (tmp_path / answer_files.TASK).write_text("open('begun', 'w').close()\nwhile True:\n    pass\n")
+    (tmp_path / reference_server.TASK).write_text("open('begun', 'w').close()\nwhile True:\n    pass\n")
     ours, theirs = socket.socketpair()
-    program = Path(reference_server.__file__)
-    command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(sys.path), "cuda"]
+    command = [*python(reference_server.__name__), str(theirs.fileno()), "cuda"]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=tmp_path, start_new_session=True) as server:
         theirs.close()
         assert json.loads(ours.makefile().readline()) == {"ready": True}
-        job = {"action": "examine", "name": "endless", "revision": "", "device": "cuda", "memory_bytes": 1 << 30}
-        job |= {"sizes": {}, "seed": 0, "parts": False, "budget_bytes": 1 << 20, "budget_flops": 10**6}
+        job = {"action": "examine", "name": "endless", "revision": "", "sizes": {}, "seed": 0, "parts": False}
+        job |= asdict(replace(EFFORT, device="cuda"))
         ours.sendall(json.dumps(job).encode() + b"\n")
         while not (tmp_path / "begun").exists():
             assert server.poll() is None
@@ -653,7 +599,7 @@ def test_for_a_gpu_a_run_ends_with_whoever_asked_for_it(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("says", [b"[]\n", b'{"status": "0"}\n', b'{"status": []}\n', b"[" * 10**5 + b"\n"])
-def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkeypatch) -> None:
+def test_an_answer_of_another_kind_is_a_crash(says, tmp_path, monkeypatch) -> None:
     send = f"os.write(int(sys.argv[1]), {says[:1]!r} * {len(says) - 1} + b'\\n')" if len(says) > 10**4 else ""
     send = send or f"os.write(int(sys.argv[1]), {says!r})"
     program = tmp_path / "program.py"
@@ -665,9 +611,9 @@ def test_an_answer_of_another_kind_is_a_crash(says, references, tmp_path, monkey
     monkeypatch.setattr(
         sandbox,
         "wrap",
-        lambda arguments, work, reads, **_: wrap([*command, arguments[3]], work, reads=[*reads, tmp_path]),
+        lambda arguments, work, reads, **_: wrap([*command, arguments[-2]], work, reads=[*reads, tmp_path]),
     )
-    found = references.examine(entry(tmp_path, text()))
+    found = tried(tmp_path, text())
     assert (found.status, "took the process" in found.reason) == (Readiness.CRASHED, True)
 
 

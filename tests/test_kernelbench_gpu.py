@@ -34,10 +34,10 @@ from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.cases import ForeignCases, other_sizes
 from cuda_l2.kernelbench.checkout import effort_for, read
-from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import raise_if_memory
 from cuda_l2.kernelbench.files import Entry
-from cuda_l2.kernelbench.opened import Call, Effort
+from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.llm.settings import ModelSettings
@@ -264,7 +264,7 @@ def test_a_runner_captures_an_order_once_and_keeps_arguments_where_they_are() ->
         ours, theirs = socket.socketpair()
         with ours, theirs:
             player, graphs = runner.Runner(theirs, settings), Graphs()
-            player.torch = SimpleNamespace(no_grad=torch.no_grad, cuda=graphs)
+            player._cuda = graphs
             ran: list[int] = []
             player._calls = [([index], [], [], "tensor") for index in range(3)]
             player._functions = [lambda index: ran.append(index) or torch.tensor(index)] * 3
@@ -340,7 +340,7 @@ def test_other_sizes_on_a_gpu_are_multiples_too() -> None:
     for factor, found in ((1.2, 96), (0.8, 32)):
         sizes = other_sizes(known, lambda value: factor, 32)  # noqa: B023
         assert sizes["a"] == sizes["b"] == found and sizes["c"] % 2 == 1
-    assert all(size % 2 == 1 for size in other_sizes(known, lambda value: 1.2).values())
+    assert all(size % 2 == 1 for size in other_sizes(known, lambda value: 1.2, 1).values())
 
 
 def test_files_are_tried_with_the_effort_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_a_sandbox_uses_the_gpu_that_is_used_here(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sandbox, "kind", lambda: sandbox.Kind.BUBBLEWRAP)
     monkeypatch.setattr(sandbox, "wrap", wrapped)
     with pytest.raises(UserError, match="not started"):
-        SandboxedPython(Path("program.py"), {}, devices=[Path("/dev/nvidia1")])
+        SandboxedPython("program", {}, devices=[Path("/dev/nvidia1")])
     assert "CUDA_VISIBLE_DEVICES=1" in commands
 
 

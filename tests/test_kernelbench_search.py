@@ -18,8 +18,8 @@ from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.kernelbench.checkout import foreign, read
+from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import Entry
-from cuda_l2.kernelbench.opened import Effort
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._task import code_words, describe_task
 from cuda_l2.records import Candidate

@@ -95,12 +95,14 @@ def test_a_checkout_is_tried_and_counted(run, tmp_path) -> None:
 
 
 def test_what_was_found_is_kept_where_a_later_file_ends_the_command(run, tmp_path, monkeypatch) -> None:
-    def examine_all(found, *_, **__):
-        yield Examined(found[0].name, Readiness.MALFORMED, "a reason")
-        raise UserError("no more")
-
-    monkeypatch.setattr("cuda_l2.kernelbench.opened.examine_all", examine_all)
     out = tmp_path / "out.jsonl"
+
+    def examine(entry, *_, **__):
+        if out.read_text():
+            raise UserError("no more")
+        return Examined(entry.name, Readiness.MALFORMED, "a reason")
+
+    monkeypatch.setattr("cuda_l2.kernelbench.opened.examine", examine)
     assert run("--kernelbench", str(CHECKOUT), "--out", str(out))[0]
     assert from_json(Examined, out.read_text()).reason == "a reason"
 

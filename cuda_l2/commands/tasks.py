@@ -152,7 +152,8 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     listed = files.entries(folder, settings.level)
     found = []
     with settings.out.open("w") if settings.out else contextlib.nullcontext() as out:
-        for examined in opened.examine_all(listed, effort, seed=seed, parts=(0, 3) if settings.parts else ()):
+        for entry in listed:
+            examined = opened.examine(entry, effort, seed=seed, parts=settings.parts and entry.level in (0, 3))
             found.append(examined)
             line = to_json(examined)
             if out:

@@ -11,9 +11,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from cuda_l2.kernelbench.cases import ForeignCase
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
-from cuda_l2.kernelbench.opened import Call, Tensors
+from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.kernelbench.process import LINE, Module, Resources
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.cpu.worker import Fault
@@ -24,7 +23,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
 EAGER, COMPILED = torch_eager.EAGER.name, torch_compile.COMPILED.name
-LOAD_TIMEOUT_S = 600.0
 SPARE_ARENA_BYTES = 16 << 20
 ROUNDS, SAMPLED, SETTLE_S = 9, 16, 0.01
 """Runs of eager with threads that spin and with threads that sleep; launches of each; idle time before it."""
@@ -128,9 +126,7 @@ class ModelArm:
         arena.write(0, case.tensors)
         try:
             if new:
-                failure = self._module.load(LOAD_TIMEOUT_S)
-                if failure:
-                    return failure
+                self._module.load()
                 self._module.make(0, case.initial)
             self._prepare([0])
             self._module.run()
@@ -154,7 +150,7 @@ class ModelArm:
     def _prepare(self, slots: Sequence[int]) -> None:
         assert self._case is not None
         self._slots = list(slots)
-        self._module.prepare([call_of(self._case, self._arena.given(slot)) for slot in slots], {})
+        self._module.prepare([self._case.call_of_its_own(self._arena.given(slot)) for slot in slots], {})
 
     def run(self, timeout_s: float) -> float:
         with failing():
@@ -173,12 +169,6 @@ class ModelArm:
 
     def close(self) -> None:
         self._module.close()
-
-
-def call_of(case: ForeignCase, given: Tensors) -> Call:
-    """A launch on tensors like a case's, with weights of its own."""
-    weights = {key: given[name] for name, key in case.keys.items()}
-    return Call(case.task, given, case.numbers, weights, case.result)
 
 
 def shared_bytes(task: Task, calls: int) -> int:

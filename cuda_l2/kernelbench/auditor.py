@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 
 import cuda_l2
-from cuda_l2.kernelbench._base import CaseBook, ModuleSession, module_checks
+from cuda_l2.kernelbench._base import ModuleSession, module_checks
 from cuda_l2.kernelbench.arms import COMPILED, EAGER
-from cuda_l2.kernelbench.checkout import ready
+from cuda_l2.kernelbench.cases import ForeignCases
+from cuda_l2.kernelbench.checkout import admit, foreign
+from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import Entry
-from cuda_l2.kernelbench.opened import Effort, OpenedFile
 from cuda_l2.kernelbench.process import Module, Resources
-from cuda_l2.kernelbench.rounds import CALLS_BYTES, MOST_CALLS, measure_modules
+from cuda_l2.kernelbench.rounds import CALLS_BYTES, MOST_CALLS, TIMED_WEIGHTS, measure_modules
 from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import target as cuda
@@ -28,9 +30,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.verify import verify
 
-CLASS = "ModelNew"
-BUILD_TIMEOUT_S = 600.0
-"""Limit for executing a file, which compiles its own code then."""
 SPARE_ARENA_BYTES = 64 << 20
 
 
@@ -46,18 +45,12 @@ class Auditor:
         self._arms = (EAGER, COMPILED) if compiled else (EAGER,)
         self._target = cpu.detect() if effort.device == "cpu" else cuda.detect()
         self._stack = contextlib.ExitStack()
-        try:
-            self._file = self._stack.enter_context(OpenedFile(entry, effort))
-            examined = ready(self._file)
-            assert examined.task
-            self.task = examined.task
-            self._book = CaseBook(self._file, examined)
-            self._source = entry.path.read_bytes()
-            self._baselines: dict[str, Module] = {}
-            self._left_out: dict[str, str] = {}
-        except BaseException:
-            self.close()
-            raise
+        self.task = admit(entry, effort, draws_numbers=True)
+        self._known = foreign(self.task)
+        self._stack.callback(self._known.file.close)
+        self._cases = ForeignCases(self.task, secrets.randbits(62))
+        self._baselines: dict[str, Module] = {}
+        self._left_out: dict[str, str] = {}
 
     def judge(
         self,
@@ -79,10 +72,15 @@ class Auditor:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(CPU_PROTOCOLS)}")
         verdict: Verdict | None = None
         timing: Timing | None = None
-        with machine_lock(), self._candidate(candidate.source) as module:
+        source = candidate.source.encode(errors="replace")
+        with machine_lock(), self._module(source, "ModelNew") as module:
             start = time.perf_counter()
             begins("executing the file")
-            failure = module.load(BUILD_TIMEOUT_S)
+            failure = ""
+            try:
+                module.load()
+            except Fault as fault:
+                failure = fault.reason
             build = Build(
                 candidate.id,
                 BuildStatus.FAILED if failure else BuildStatus.BUILT,
@@ -92,7 +90,7 @@ class Auditor:
                 seconds=time.perf_counter() - start,
             )
             if not failure:
-                session = ModuleSession(module, self._book, frozenset(allowed), one_shape, own_weights)
+                session = ModuleSession(module, self._cases, frozenset(allowed), one_shape, own_weights)
                 session.notes += ["judged at one shape alone"] * one_shape
                 session.notes += ["judged with the weights that its seed makes alone"] * own_weights
                 verdict, timing = self._judged(session, CPU_PROTOCOLS[protocol], begins)
@@ -121,7 +119,7 @@ class Auditor:
             begins("the reference as it is timed")
             arms = {**self._timed_baselines(), CANDIDATE: session.module}
             begins("timing")
-            timing = measure_modules(arms, self._book, protocol, set_weights=not session.own_weights)
+            timing = measure_modules(arms, self._cases, protocol, set_weights=not session.own_weights)
             timing = replace(timing, conditions=replace(timing.conditions, left_out=dict(self._left_out)))
         if timing and timing.status is TimingStatus.MEASURED:
             session.timed = True
@@ -140,9 +138,6 @@ class Auditor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _candidate(self, source: str) -> Module:
-        return self._module(source.encode(errors="replace"), CLASS)
-
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)
         calls = min(MOST_CALLS * 2 * self.task.bytes, CALLS_BYTES) + 8 * self.task.bytes
@@ -160,7 +155,9 @@ class Auditor:
         for name in self._arms:
             if name in self._baselines or name in self._left_out:
                 continue
-            module = self._stack.enter_context(self._module(self._source, "Model", compiled=name == COMPILED))
+            module = self._stack.enter_context(
+                self._module(self._known.text.encode(), "Model", compiled=name == COMPILED)
+            )
             try:
                 self._try(module)
             except Fault as fault:
@@ -173,11 +170,9 @@ class Auditor:
         return self._baselines
 
     def _try(self, module: Module) -> None:
-        case = self._book.get("timed", weights_seed=16)
-        failure = module.load(BUILD_TIMEOUT_S)
-        if failure:
-            raise Fault(VerdictStatus.CRASHED, failure)
-        module.make(self._book.weights_seed(16), case.initial)
+        case = self._cases.drawn("timed", weights=TIMED_WEIGHTS)
+        module.load()
+        module.make(case.weights_seed, case.initial)
         module.prepare([case.call()], {})
         module.run()
 

@@ -6,19 +6,19 @@ judged on normal numbers. Numbers among the inputs are the file's own and never 
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from cuda_l2.kernelbench.arguments import TENSOR
 from cuda_l2.kernelbench.checkout import foreign
 from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
-from cuda_l2.records import Operation, Task
+from cuda_l2.kernelbench.opened import ForeignCase
+from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks._base import LARGER, SMALLER
+from cuda_l2.tasks._base import LARGER, SMALLER, Tensors
 from cuda_l2.tasks.cases import CACHE_BYTES, OTHER_MULTIPLES, SPECIAL, Case, Cases
 from cuda_l2.tasks.values import Distribution
 
@@ -30,22 +30,6 @@ BROKEN = (Readiness.CRASHED, Readiness.TIMED_OUT, Readiness.TOO_LARGE)
 """Statuses of a missing case that say nothing of the values that were asked for."""
 
 
-@dataclass(frozen=True)
-class ForeignCase(Case):
-    """A case with what a module needs to run on it.
-
-    numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
-    constructor's arguments. result: structure of what forward returns, see `opened.Case`. asked: what
-    `OpenedFile.case` makes it from.
-    """
-
-    numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    initial: Any = None
-    result: str = TENSOR
-    asked: Mapping[str, Any] = field(default_factory=dict)
-
-
 class ForeignCases(Cases):
     """Cases of one file's task, which `checkout.read` or `checkout.admit` knows. UserError where its file fails.
 
@@ -53,21 +37,33 @@ class ForeignCases(Cases):
     """
 
     def __init__(
-        self, task: Operation, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
+        self, task: Task, seed: int, device: torch.device | str = "cpu", cache_bytes: int = CACHE_BYTES
     ) -> None:
         super().__init__(task, seed, device, cache_bytes)
         found = foreign(task)
         self._file, self._examined = found.file, found.examined
         self.distributions = tuple(Distribution(each) for each in self._examined.distributions)
         self._usual = self._usual_values()
+        self.moves_buffers = found.examined.moves_buffers
         self.usual = f"{self._usual} values" if self._usual else "the file's own inputs"
         self._ahead: list[Case] = []
         self.others = self._others(np.random.default_rng([seed, 2]))
 
-    def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> ForeignCase:
-        of, values = task or self.task, distribution or self._usual
-        key = f"{of} {values} {name}"
-        return self._kept(key, self._recipe(key, values, of))
+    def drawn(
+        self, name: str, distribution: Distribution | None = None, task: Task | None = None, weights: int | None = None
+    ) -> ForeignCase:
+        """weights: number of those that its module is made with; else each case has its own."""
+        return self._kept(*self._recipe(name, distribution, task or self.task, weights))
+
+    def suitable(
+        self, name: str, distribution: Distribution | None = None, task: Task | None = None, weights: int | None = None
+    ) -> ForeignCase | None:
+        """The same; None where the file gives no such case."""
+        return self._or_none(*self._recipe(name, distribution, task or self.task, weights))
+
+    def fresh(self, seeds: Sequence[int]) -> list[Tensors]:
+        """Usual inputs by name for each of these seeds."""
+        return self._file.inputs(seeds=seeds, sizes=dict(self.task.sizes), distribution=self._usual)
 
     def timed(self, index: int) -> Case:
         while len(self._ahead) <= index:
@@ -78,12 +74,12 @@ class ForeignCases(Cases):
         assert isinstance(case, ForeignCase)
         return self._made(case.asked)
 
-    def changed(self, case: Case, tensor: str, *, wholly: bool) -> Case | None:
+    def changed(self, case: Case, tensor: str, *, wholly: bool) -> ForeignCase | None:
         assert isinstance(case, ForeignCase)
         given = case.tensors[tensor]
         if tensor in case.numbers or not given.is_floating_point() or not (tensor in case.keys or bool(given.any())):
             return None
-        key = f"{case.task} changed {tensor} {wholly}"
+        key = f"{case.task} {case.asked['weights_seed']} changed {tensor} {wholly}"
         return self._or_none(key, {**case.asked, "changed": tensor, "wholly": wholly})
 
     @property
@@ -114,8 +110,8 @@ class ForeignCases(Cases):
             raise UserError(f"{self.task} always has the same inputs: a kernel could know its results by heart")
         return None
 
-    def _others(self, rng: np.random.Generator) -> tuple[Operation, ...]:
-        found: list[Operation] = []
+    def _others(self, rng: np.random.Generator) -> tuple[Task, ...]:
+        found: list[Task] = []
         wanted = [(*factors, multiple) for multiple in OTHER_MULTIPLES[self.device.type] for factors in FACTORS]
         for low, high, multiple in wanted if self._examined.variable else ():
             factors: dict[int, float] = {}
@@ -130,21 +126,27 @@ class ForeignCases(Cases):
                 continue
         return tuple(other for other in dict.fromkeys(found) if other != self.task)
 
-    def _recipe(self, key: str, values: Distribution | None, task: Task) -> dict[str, Any]:
-        return {"seed": self._mixed(key) >> 32, "sizes": dict(task.sizes), "distribution": values}
+    def _recipe(
+        self, name: str, distribution: Distribution | None, task: Task, weights: int | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """The key of a case, and what the file makes it from."""
+        values = distribution or self._usual
+        key = f"{task} {values} {name}"
+        seed = self._mixed(key) >> 32
+        weights_seed = seed if weights is None else self._mixed(f"weights {weights}") >> 32
+        made = {"sizes": dict(task.sizes), "distribution": values, "weights_seed": weights_seed}
+        return f"{key} {weights}", {"seed": seed, **made}
 
     def _alike(self, known: ForeignCase, start: int) -> list[Case]:
         """Cases whose results may be what those of a known one may be; of integers, and beside what is not finite,
         each its own.
         """
         count = max(1, min(AHEAD, AHEAD_BYTES // max(1, self.task.bytes)))
-        keys = [f"{self.task} timed {index}" for index in range(start, start + count)]
-        recipes = [self._recipe(key, self._usual, self.task) for key in keys]
+        recipes = [self._recipe(f"timed {index}", None, self.task)[1] for index in range(start, start + count)]
         if not all(bound.dtype.is_floating_point and not bound.free.any() for bound in known.bounds):
             return [self._made(recipe) for recipe in recipes]
-        sets = self._file.results(
-            seeds=[recipe["seed"] for recipe in recipes], sizes=dict(self.task.sizes), distribution=self._usual
-        )
+        seeds, sizes = [recipe["seed"] for recipe in recipes], dict(self.task.sizes)
+        sets = self._file.inputs(seeds=seeds, sizes=sizes, distribution=self._usual, results=True)
         pairs = list(zip(self.task.outputs, known.bounds, strict=True))
         found: list[Case] = []
         for recipe, tensors in zip(recipes, sets, strict=True):
@@ -162,7 +164,7 @@ class ForeignCases(Cases):
         assert isinstance(case, ForeignCase)
         return case
 
-    def _or_none(self, key: str, recipe: Mapping[str, Any]) -> Case | None:
+    def _or_none(self, key: str, recipe: Mapping[str, Any]) -> ForeignCase | None:
         try:
             return self._kept(key, recipe)
         except Refused as none:
@@ -172,12 +174,11 @@ class ForeignCases(Cases):
 
     def _made(self, recipe: Mapping[str, Any]) -> ForeignCase:
         case = self._file.case(**recipe)
-        bounds = tuple(case.bounds[output.name].to(self.device) for output in case.task.outputs)
-        given = self._placed(case.tensors)
-        return ForeignCase(case.task, given, bounds, case.numbers, case.keys, case.initial, case.result, recipe)
+        bounds = tuple(bound.to(self.device) for bound in case.bounds)
+        return replace(case, tensors=self._placed(case.tensors), bounds=bounds)
 
 
-def other_sizes(examined: Examined, factor: Callable[[int], float], multiple: int = 1) -> dict[str, int]:
+def other_sizes(examined: Examined, factor: Callable[[int], float], multiple: int) -> dict[str, int]:
     """Those of a file's sizes that may vary, odd, multiplied by a factor for their value: equal ones stay equal.
 
     multiple: those that are not smaller than this become multiples of it instead, beyond what they were.

@@ -8,12 +8,12 @@ import atexit
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cuda_l2.kernelbench.examined import Examined, Readiness
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness
 from cuda_l2.kernelbench.files import Entry, entries, find_entry
-from cuda_l2.kernelbench.opened import Effort, OpenedFile
+from cuda_l2.kernelbench.opened import OpenedFile
 from cuda_l2.records import Operation, Task
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
@@ -45,8 +45,7 @@ _files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()
 def effort_for(*, gpu: bool, as_written: bool = False) -> Effort:
     """Limits of references on a machine, and the budgets to which sizes are halved."""
     effort = GPU_EFFORT if gpu else Effort()
-    budget = 0 if as_written else effort.budget_bytes
-    return Effort(effort.timeout_s, effort.memory_bytes, budget, effort.budget_flops, effort.device)
+    return replace(effort, budget_bytes=0) if as_written else effort
 
 
 def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Operation:
@@ -65,28 +64,26 @@ def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Oper
     return admit(entry, effort or Effort(), sizes)
 
 
-def admit(entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | None = None) -> Operation:
-    """The task that a file is at these sizes, remembered with it; UserError with the reason why it is none."""
+def admit(
+    entry: Entry, effort: Effort = Effort(), sizes: Mapping[str, int] | None = None, *, draws_numbers: bool = False
+) -> Operation:
+    """The task that a file is at these sizes, remembered with it; UserError with the reason why it is none.
+
+    draws_numbers: its module may draw numbers that are neither parameters nor buffers.
+    """
     if effort.device != "cpu":
         require_gpu_devices(entry.name)
     file = _open(entry, effort)
-    examined = ready(file, sizes)
-    if examined.keeps_numbers:
+    examined = file.examine(sizes=sizes)
+    if examined.status is not Readiness.READY or examined.task is None:
+        raise UserError(f"{entry.name} is no task here: {examined.status}: {examined.reason}")
+    if examined.keeps_numbers and not draws_numbers:
         raise UserError(
             f"{entry.name} is no task here: its module draws numbers that are neither parameters nor buffers, which a"
             " kernel cannot be given"
         )
-    assert examined.task
     _tasks[str(examined.task)] = ForeignTask(entry, examined, file)
     return examined.task
-
-
-def ready(file: OpenedFile, sizes: Mapping[str, int] | None = None) -> Examined:
-    """A file that can be a task at these sizes; UserError with the reason why it cannot."""
-    examined = file.examine(sizes=sizes)
-    if examined.status is not Readiness.READY or examined.task is None:
-        raise UserError(f"{file.entry.name} is no task here: {examined.status}: {examined.reason}")
-    return examined
 
 
 def require_gpu_devices(what: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from cuda_l2.kernelbench import runner
-from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
+from cuda_l2.kernelbench.sandboxed import GONE, LATE, SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
 
@@ -25,33 +25,24 @@ class Conversation:
 
     def ask(self, message: Mapping[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
         """Its answer to a message, which may take another time than usual."""
-        try:
-            return self._process.ask(message, timeout_s or self._timeout_s)
-        except (Gone, TimeoutError) as error:
-            raise self._fault(error) from None
+        return self._process.ask(message, timeout_s or self._timeout_s)
 
     def require(self, message: Mapping[str, Any], what: str) -> dict[str, Any]:
         """Its answer; Fault where that is an error. what: that which fails then."""
         answer = self.ask(message)
-        self._raise_error(answer, what)
+        _raise_error(answer, what)
         return answer
 
     def send(self, message: Mapping[str, Any]) -> None:
-        try:
-            self._process.send(message)
-        except Gone as error:
-            raise self._fault(error) from None
+        self._process.send(message)
 
     def await_run(self) -> tuple[float, float]:
         """When the launches of a run were done, and when their results were read, by our clock."""
-        try:
+        said = self._process.signal(self._timeout_s)
+        done = time.perf_counter()
+        if said == b"D":
             said = self._process.signal(self._timeout_s)
-            done = time.perf_counter()
-            if said == b"D":
-                said = self._process.signal(self._timeout_s)
-            collected = time.perf_counter()
-        except (Gone, TimeoutError) as error:
-            raise self._fault(error) from None
+        collected = time.perf_counter()
         if said != b"C":
             self._raise_said(said)
         return done, collected
@@ -89,43 +80,28 @@ class Conversation:
         if said != b"C":
             self._raise_said(said)
 
-    def unreadable(self) -> Fault:
-        """An answer that is none."""
-        return self._fault(Gone())
-
     def _heard(self, start: float) -> bytes:
         """The next byte that it sends, if one comes soon; Fault once the time since then is up, whatever it sends."""
-        try:
-            if time.perf_counter() - start > self._timeout_s:
-                raise TimeoutError
-            return self._process.signal(NAP_S)
-        except TimeoutError as error:
-            if time.perf_counter() - start > self._timeout_s:
-                raise self._fault(error) from None
-            return b""
-        except Gone as error:
-            raise self._fault(error) from None
+        said = self._process.signal(NAP_S) if time.perf_counter() - start < self._timeout_s else b""
+        if time.perf_counter() - start > self._timeout_s:
+            raise Fault(VerdictStatus.TIMED_OUT, LATE)
+        return said
 
     def _raise_said(self, said: bytes) -> NoReturn:
         """Why a run did not end as it should."""
-        try:
-            if said == b"X":
-                answer = self._process.answer(self._timeout_s)
-                if "refused" in answer:
-                    raise Fault(VerdictStatus.FORBIDDEN, one_line(answer["refused"]))
-                self._raise_error(answer, "its forward fails")
-            raise Gone
-        except (Gone, TimeoutError) as error:
-            raise self._fault(error) from None
+        if not said:
+            raise Fault(VerdictStatus.TIMED_OUT, LATE)
+        if said == b"X":
+            answer = self._process.answer(self._timeout_s)
+            if "refused" in answer:
+                raise Fault(VerdictStatus.FORBIDDEN, one_line(answer["refused"]))
+            _raise_error(answer, "its forward fails")
+        raise Fault(VerdictStatus.CRASHED, GONE)
 
-    def _raise_error(self, answer: Mapping[str, Any], what: str) -> None:
-        if "error" in answer:
-            raise Fault(VerdictStatus.CRASHED, f"{what}: {one_line(answer['error'])}")
 
-    def _fault(self, error: Gone | TimeoutError) -> Fault:
-        if isinstance(error, TimeoutError):
-            return Fault(VerdictStatus.TIMED_OUT, "did not answer in time")
-        return Fault(VerdictStatus.CRASHED, error.reason or "its process ended, or said what cannot be read")
+def _raise_error(answer: Mapping[str, Any], what: str) -> None:
+    if "error" in answer:
+        raise Fault(VerdictStatus.CRASHED, f"{what}: {one_line(answer['error'])}")
 
 
 def one_line(said: object) -> str:

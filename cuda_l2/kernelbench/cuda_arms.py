@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench.arms import COMPILED, EAGER, LOAD_TIMEOUT_S, call_of, failing, shared_bytes
-from cuda_l2.kernelbench.cases import ForeignCase
+from cuda_l2.kernelbench.arms import COMPILED, EAGER, failing, shared_bytes
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
-from cuda_l2.kernelbench.opened import Call
-from cuda_l2.kernelbench.process import Module, Resources
+from cuda_l2.kernelbench.opened import Call, ForeignCase
+from cuda_l2.kernelbench.process import LOAD_TIMEOUT_S, Module, Resources
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
@@ -25,7 +24,7 @@ from cuda_l2.measure.baselines._base import TorchTask
 from cuda_l2.measure.cuda_operands import CudaCaseOperands
 from cuda_l2.measure.cuda_played import Played
 from cuda_l2.measure.cuda_task_baselines import CudaFileBaselines, results_by_name
-from cuda_l2.records import Task, VerdictStatus
+from cuda_l2.records import Task
 from cuda_l2.tasks.cases import Case
 
 LEAST_S, MOST_REPEATS = 0.004, 1 << 12
@@ -123,9 +122,7 @@ class ModelProcess:
     def open(self, case: Case) -> None:
         """Load the file; Fault where that fails."""
         assert isinstance(case, ForeignCase)
-        failure = self._module.load(LOAD_TIMEOUT_S)
-        if failure:
-            raise Fault(VerdictStatus.CRASHED, failure)
+        self._module.load()
         self._module.make(0, case.initial)
 
     def hold(self, calls: list[Call]) -> None:
@@ -188,4 +185,4 @@ class ModelPlayed(Played):
 
 def _on_host(case: Case) -> Call:
     assert isinstance(case, ForeignCase)
-    return call_of(case, {name: tensor.cpu() for name, tensor in case.tensors.items()})
+    return case.call_of_its_own({name: tensor.cpu() for name, tensor in case.tensors.items()})

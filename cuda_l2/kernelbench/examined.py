@@ -27,6 +27,17 @@ class Readiness(enum.StrEnum):
     CRASHED = "crashed"
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Limits of one file. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
+
+    timeout_s: float = 120.0
+    memory_bytes: int = 8 << 30  # of a process, and of all of a file's together
+    budget_bytes: int = 1 << 28
+    budget_flops: int = 4 * 10**9
+    device: str = "cpu"  # where references run: cpu or cuda
+
+
 class Refused(UserError):
     """A file does not give what was asked for. status: why, as of a file that is no task; where: its path."""
 

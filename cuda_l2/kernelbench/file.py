@@ -64,10 +64,13 @@ class Need:
 
 
 class Loaded:
-    """One file, executed. sizes: its whole numbers to change, by name; what the file makes of them follows."""
+    """One file, executed. sizes: its whole numbers to change, by name; what the file makes of them follows. device:
+    where its modules and inputs lie.
+    """
 
-    def __init__(self, path: Path, sizes: Mapping[str, int] | None = None) -> None:
-        self._path, self._sizes = path, dict(sizes or {})
+    def __init__(self, path: Path, sizes: Mapping[str, int], device: str = "cpu") -> None:
+        self._path, self._sizes, self._device = path, dict(sizes), device
+        self._flops: int | None = None
         self.namespace = _execute(path)
         for name in ("Model", "get_inputs", "get_init_inputs"):
             if not callable(getattr(self.namespace, name, None)):
@@ -85,20 +88,27 @@ class Loaded:
         """Memory and work of a run at the present sizes; None where that cannot be found without one."""
         return self._need(self._sizes)
 
+    def flops(self) -> int:
+        """FLOP of the contractions of a run, as PyTorch counts them; 0 where they cannot be found without one."""
+        if self._flops is None:
+            need = self.need()
+            self._flops = need.flops if need else 0
+        return self._flops
+
     def arguments(self) -> Any:
         """Arguments of the module's constructor: a list, or a dictionary of keywords."""
         with failing("its model cannot be made"):
             return self.namespace.get_init_inputs()
 
     def model(self, seed: int) -> nn.Module:
-        return _model(self.namespace, seed)
+        return _model(self.namespace, seed).to(self._device)
 
     def inputs(self, seed: int, distribution: Distribution | None = None) -> list[Any]:
         """Tensors and numbers: the file's own, or real numbers of a distribution in their place."""
         inputs = _inputs(self.namespace, seed)
-        if distribution is None:
-            return inputs
-        return [_redrawn(value, seeded(seed, str(i)), distribution) for i, value in enumerate(inputs)]
+        if distribution is not None:
+            inputs = [_redrawn(value, seeded(seed, str(i)), distribution) for i, value in enumerate(inputs)]
+        return [value.to(self._device) if isinstance(value, torch.Tensor) else value for value in inputs]
 
     def shrink(self, budget_bytes: int, budget_flops: int) -> dict[str, int]:
         """Halve sizes until verifying fits the budgets; what was changed.
@@ -159,7 +169,7 @@ class Loaded:
         return tuple(name for name in self.written if name in found)
 
     def _use(self, sizes: dict[str, int]) -> None:
-        self._sizes = sizes
+        self._sizes, self._flops = sizes, None
         self.namespace = _execute(self._path, self._assignments, sizes) if sizes else _execute(self._path)
 
     def _changed(self, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -7,8 +7,8 @@ from typing import Any
 from cuda_l2.kernelbench.arms import ModelBaselines
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.kernelbench.checkout import effort_for, foreign, read
-from cuda_l2.kernelbench.opened import Case
-from cuda_l2.records import Operation, Task
+from cuda_l2.kernelbench.opened import ForeignCase
+from cuda_l2.records import Task
 from cuda_l2.tasks.cases import CACHE_BYTES, Cases
 from cuda_l2.tasks.kinds import FileKind, Libraries
 from cuda_l2.tasks.words import limits_words, shown
@@ -30,7 +30,6 @@ class KernelBenchFiles(FileKind):
         cache_bytes: int = CACHE_BYTES,
         libraries: Libraries | None = None,
     ) -> Cases:
-        assert isinstance(task, Operation)
         return ForeignCases(task, seed, device, cache_bytes)
 
     def read(self, text: str, target: str, checkout: Path | None) -> Task:
@@ -58,12 +57,11 @@ class KernelBenchFiles(FileKind):
         return lines + [f"- output {shown(tensor)}" for tensor in task.outputs]
 
     def tolerance_words(self, task: Task) -> str:
-        limits = _shown_case(task).bounds
-        return f"on the file's own inputs: {limits_words(task.outputs, [limits[each.name] for each in task.outputs])}"
+        return f"on the file's own inputs: {limits_words(task.outputs, _shown_case(task).bounds)}"
 
 
 @lru_cache(maxsize=4)
-def _shown_case(task: Task) -> Case:
+def _shown_case(task: Task) -> ForeignCase:
     """One for every process: what is said of a task does not change."""
     return foreign(task).file.case(seed=0, sizes=dict(task.sizes))
 

@@ -9,39 +9,29 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench import answer_files, reference_server
+from cuda_l2.kernelbench import reference_server
 from cuda_l2.kernelbench.arguments import TENSOR
-from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.files import Entry, read_source, revision_of
-from cuda_l2.kernelbench.sandboxed import Gone, SandboxedPython
-from cuda_l2.records import DTYPE_BYTES, Operation, Task, from_json, to_json
+from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.records import DTYPE_BYTES, Operation, Task, VerdictStatus, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
+from cuda_l2.tasks._base import Tensors
+from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.tolerance import Bounds
 from cuda_l2.tasks.values import Distribution
-
-Tensors = dict[str, torch.Tensor]
 
 SERVER_BYTES = 1 << 30
 """Memory of a server with torch loaded, beside what its file takes."""
 MAX_RESULT_BYTES = 8 << 20
 MAX_REASON = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """Limits of one file. Budgets: sizes are halved until verifying fits them; 0 leaves sizes as written."""
-
-    timeout_s: float = 120.0
-    memory_bytes: int = 8 << 30  # of a process, and of all of a file's together
-    budget_bytes: int = 1 << 28
-    budget_flops: int = 4 * 10**9
-    device: str = "cpu"  # where references run: cpu or cuda
 
 
 @dataclass(frozen=True)
@@ -60,30 +50,38 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Case:
-    """Inputs and weights by name, and the bounds of each output.
+class ForeignCase(Case):
+    """A case with what a module needs to run on it.
 
     numbers: inputs that are no tensors in the file. keys: of the module's state, by the weights' names. initial: the
     constructor's arguments, a list, or a dictionary of keywords; None where they are not plain data. result: structure
-    of what forward returns.
+    of what forward returns. asked: what `OpenedFile.case` made it from.
     """
 
     task: Operation
-    tensors: Tensors
-    bounds: dict[str, Bounds]
-    numbers: dict[str, bool | int | float]
-    keys: dict[str, str]
-    initial: list[Any] | dict[str, Any] | None
-    result: str
+    numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    initial: Any = None
+    result: str = TENSOR
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weights(self) -> Tensors:
         """By their keys in the module's state."""
         return {key: self.tensors[name] for name, key in self.keys.items()}
 
+    @property
+    def weights_seed(self) -> int:
+        """Seed of the module's weights."""
+        return int(self.asked["weights_seed"])
+
     def call(self, inputs: Tensors | None = None) -> Call:
         """A launch on these inputs, or on other ones of the same shapes, of the module as it is."""
         return Call(self.task, self.tensors if inputs is None else inputs, self.numbers, result=self.result)
+
+    def call_of_its_own(self, given: Tensors) -> Call:
+        """A launch on other inputs and weights, both by name, of a copy of the module."""
+        return replace(self.call(given), weights={key: given[name] for name, key in self.keys.items()})
 
 
 class OpenedFile:
@@ -109,9 +107,8 @@ class OpenedFile:
 
     def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
         """Load it, run it, check that it can be a task. Never raises for what the file does."""
-        job = {"action": "examine", "sizes": dict(sizes or {}), "seed": seed, "parts": parts}
         try:
-            return _read_examined(self._do(job), self.entry)
+            return _read_examined(self._do("examine", sizes, seed=seed, parts=parts), self.entry)
         except Refused as refused:
             return Examined(self.entry.name, refused.status, refused.reason)
 
@@ -125,7 +122,7 @@ class OpenedFile:
         wholly: bool = False,
         special: Sequence[tuple[str, int, float]] = (),
         weights_seed: int | None = None,
-    ) -> Case:
+    ) -> ForeignCase:
         """Inputs, weights and bounds to judge a candidate by; Refused where the file does not give them.
 
         distribution: real numbers in place of the file's own inputs, which are often of one sign: there fp32 sums in
@@ -133,11 +130,10 @@ class OpenedFile:
         in one element than the same case otherwise has, or in all. special: tensors, places and what stands there.
         weights_seed: of the module's weights, where not `seed`.
         """
-        job = {"action": "case", "sizes": dict(sizes or {}), "seed": seed, "distribution": distribution or ""}
-        job |= {"changed": changed, "wholly": wholly, "weights_seed": seed if weights_seed is None else weights_seed}
-        job |= {"special": [list(each) for each in special]}
+        job: dict[str, Any] = {"seed": seed, "distribution": distribution or "", "changed": changed, "wholly": wholly}
+        job |= {"special": special, "weights_seed": seed if weights_seed is None else weights_seed}
         with self._failing():
-            return _read_case(self._do(job), self.entry)
+            return replace(_read_case(self._do("case", sizes, **job), self.entry), asked=job | {"sizes": sizes})
 
     def inputs(
         self,
@@ -145,26 +141,16 @@ class OpenedFile:
         seeds: Sequence[int],
         sizes: Mapping[str, int] | None = None,
         distribution: Distribution | None = None,
+        results: bool = False,
     ) -> list[Tensors]:
-        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none."""
-        job = {"action": "inputs", "sizes": dict(sizes or {}), "seeds": list(seeds), "distribution": distribution or ""}
-        with self._failing():
-            return _read_sets(self._do(job), len(seeds))
+        """Inputs by name as `case` has them, numbers left out, one set a seed; UserError where the file gives none.
 
-    def results(
-        self,
-        *,
-        seeds: Sequence[int],
-        sizes: Mapping[str, int] | None = None,
-        distribution: Distribution | None = None,
-    ) -> list[Tensors]:
-        """Inputs, weights and exact results as `case` has them, numbers among them, by name; one set a seed.
-
-        UserError where the file gives none.
+        results: with numbers, weights and exact results too.
         """
-        job = {"action": "results", "sizes": dict(sizes or {}), "seeds": list(seeds)}
+        action = "results" if results else "inputs"
         with self._failing():
-            return _read_sets(self._do(job | {"distribution": distribution or ""}), len(seeds))
+            folder = self._do(action, sizes, seeds=list(seeds), distribution=distribution or "")
+            return _read_sets(folder, len(seeds))
 
     def close(self) -> None:
         if self._process:
@@ -177,37 +163,36 @@ class OpenedFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _do(self, job: dict[str, Any]) -> Path:
+    def _do(self, action: str, sizes: Mapping[str, int] | None, **job: Any) -> Path:
         """The folder with what the run left; Refused where it left nothing."""
         effort, entry = self.effort, self.entry
-        job |= {"name": entry.name, "revision": entry.revision, "memory_bytes": effort.memory_bytes}
-        job |= {"budget_bytes": effort.budget_bytes, "budget_flops": effort.budget_flops, "device": effort.device}
+        job |= {"action": action, "sizes": dict(sizes or {}), "name": entry.name, "revision": entry.revision}
+        job |= asdict(effort)
         if self._process and not self._sound:
             self.close()
         if self._process is None:
             on_gpu = effort.device != "cpu"
             self._process = SandboxedPython(
-                Path(reference_server.__file__),
-                {answer_files.TASK: self._text},
+                reference_server.__name__,
+                {reference_server.TASK: self._text},
                 memory_bytes=effort.memory_bytes + SERVER_BYTES,
                 arguments=[effort.device],
                 devices=sandbox.gpu_devices() if on_gpu else (),
+                environment={"OMP_WAIT_POLICY": "passive"},  # threads that spin after their work slow what else runs
             )
         try:
             answer = self._process.ask(job, effort.timeout_s)
             status = answer.get("status")
             if type(status) is not int:
-                raise Gone
+                raise Fault(VerdictStatus.CRASHED, GONE)
             self._sound = answer.get("sound") is True
-        except TimeoutError:
+        except Fault as fault:
             self.close()
-            raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
-        except Gone as gone:
-            self.close()
-            if gone.reason:
-                status = Readiness.TOO_LARGE if gone.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
-                raise Refused(status, gone.reason) from None
-            raise Refused(Readiness.CRASHED, "took the process that runs references with it") from None
+            if fault.status is VerdictStatus.TIMED_OUT:
+                raise Refused(Readiness.TIMED_OUT, f"did not finish within {effort.timeout_s:.0f} s") from None
+            refused = Readiness.TOO_LARGE if fault.reason == process_tree.OUT_OF_MEMORY else Readiness.CRASHED
+            lost = "took the process that runs references with it"
+            raise Refused(refused, lost if fault.reason == GONE else fault.reason) from None
         if status:
             what = f"signal {-status}" if status < 0 else f"status {status}"
             raise Refused(Readiness.CRASHED, f"its run ended by {what}{_said(self._process.folder)}")
@@ -219,14 +204,6 @@ class OpenedFile:
             yield
         except Refused as refused:
             raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
-
-
-def examine_all(
-    found: Sequence[Entry], effort: Effort = Effort(), *, seed: int = 0, parts: Sequence[int] = ()
-) -> Iterator[Examined]:
-    """Every file in turn. parts: levels whose files are also cut into parts."""
-    for entry in found:
-        yield examine(entry, effort, seed=seed, parts=entry.level in parts)
 
 
 def examine(
@@ -247,7 +224,7 @@ def examine(
 
 def _read_examined(folder: Path, entry: Entry) -> Examined:
     with _reading("result"):
-        examined = from_json(Examined, _read(folder / answer_files.RESULT, MAX_RESULT_BYTES).decode())
+        examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
         for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
@@ -266,7 +243,7 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
 def _said(folder: Path) -> str:
     """Why a run failed, as far as it says so, behind a colon."""
     try:
-        text = _read(folder / answer_files.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
+        text = _read(folder / reference_server.ERROR, 4 * MAX_REASON).decode()[:MAX_REASON]
     except Exception:  # noqa: BLE001 - it need not say anything, nor anything that can be read
         return ""
     return f": {text}" if text.isprintable() and text else ""
@@ -278,22 +255,22 @@ def _require_line(text: object) -> str:
     return text
 
 
-def _read_case(folder: Path, entry: Entry) -> Case:
+def _read_case(folder: Path, entry: Entry) -> ForeignCase:
     with _reading("case"):
         header = _read_header(folder)
         task = from_json(Operation, json.dumps(header["task"]))
         if (task.name, task.revision) != (entry.name, entry.revision):
             raise ValueError("another task")
         parts = {(role, name): tensor for (role, name), tensor in _read_tensors(folder, header["tensors"])}
-        bounds = {
-            output.name: Bounds(
+        bounds = tuple(
+            Bounds(
                 parts["exact", output.name],
                 getattr(torch, output.dtype),
                 parts["free", output.name],
                 *(float(value) for value in header["bounds"][output.name]),
             )
             for output in task.outputs
-        }
+        )
         tensors = {tensor.name: parts["given", tensor.name] for tensor in (*task.inputs, *task.weights)}
         numbers = {
             tensor.name: header["numbers"][tensor.name] for tensor in task.inputs if tensor.name in header["numbers"]
@@ -304,7 +281,7 @@ def _read_case(folder: Path, entry: Entry) -> Case:
         initial, result = header["initial"], _require_line(header["result"])
         if not isinstance(initial, list | dict | None):
             raise ValueError("no arguments")
-        return Case(task, tensors, bounds, numbers, keys, initial, result)
+        return ForeignCase(task, tensors, bounds, numbers, keys, initial, result)
 
 
 def _read_sets(folder: Path, count: int) -> list[Tensors]:
@@ -317,7 +294,7 @@ def _read_sets(folder: Path, count: int) -> list[Tensors]:
 
 def _read_header(folder: Path) -> dict[str, Any]:
     """A run's JSON; Refused where it says that it gives nothing."""
-    header: dict[str, Any] = json.loads(_read(folder / answer_files.RESULT, MAX_RESULT_BYTES))
+    header: dict[str, Any] = json.loads(_read(folder / reference_server.RESULT, MAX_RESULT_BYTES))
     if "status" in header:
         raise Refused(Readiness(header["status"]), _require_line(header["reason"])[:MAX_REASON])
     return header
@@ -336,10 +313,10 @@ def _reading(what: str) -> Iterator[None]:
 def _read_tensors(folder: Path, listed: list[list[Any]]) -> list[tuple[tuple[Any, Any], torch.Tensor]]:
     """Tensors that lie one after the other, each by the two words before its type and shape; in one memory."""
     sizes = [DTYPE_BYTES[dtype] * math.prod(shape) for _, _, dtype, shape in listed]
-    places = [size + -size % answer_files.LINE for size in sizes]
-    data = sandbox.read_all_left(folder / answer_files.TENSORS, sum(places))
+    places = [size + -size % reference_server.LINE for size in sizes]
+    data = sandbox.read_all_left(folder / reference_server.TENSORS, sum(places))
     if data is None:
-        raise ValueError(f"no {answer_files.TENSORS} of their size")
+        raise ValueError(f"no {reference_server.TENSORS} of their size")
     found, offset = [], 0
     for (role, name, dtype, shape), size, taken in zip(listed, sizes, places, strict=True):
         kind = getattr(torch, dtype)

@@ -18,15 +18,17 @@ import torch
 
 from cuda_l2.kernelbench import runner
 from cuda_l2.kernelbench.conversation import Conversation, one_line
-from cuda_l2.kernelbench.opened import Call, Tensors
-from cuda_l2.kernelbench.sandboxed import SandboxedPython
+from cuda_l2.kernelbench.opened import Call
+from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure import inductor
 from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
+from cuda_l2.tasks._base import Tensors
 
 LINE = 64
+LOAD_TIMEOUT_S = 600.0
 MOST_RUNNING_BYTES = 64 << 10
 """Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
 MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
@@ -91,18 +93,16 @@ class Module:
             "memory_bytes": resources.memory_bytes,
             "device": resources.device,
             "threads": resources.threads,
-            "spins": resources.spins,
-            "environment": _environment(on_gpu),
         }
         try:
             self._process = SandboxedPython(
-                Path(runner.__file__),
+                runner.__name__,
                 {"module.py": source},
                 memory_bytes=resources.memory_bytes + resources.arena_bytes + RUNNER_BYTES,
                 arguments=[json.dumps(settings)],
                 pass_fds=[self._fd],
                 devices=sandbox.gpu_devices() if on_gpu else (),
-                environment=MALLOC,
+                environment=_environment(resources),
             )
         except BaseException:
             os.close(self._fd)
@@ -129,13 +129,11 @@ class Module:
     def folder(self) -> Path:
         return self._process.folder
 
-    def load(self, timeout_s: float) -> str:
-        """Execute the file; why that fails, in one line, or nothing."""
-        try:
-            answer = self._talk.ask({"op": "load", "file": "module.py", "class": self._class}, timeout_s)
-            return one_line(answer.get("error", ""))
-        except Fault as fault:
-            return fault.reason
+    def load(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Execute the file, which compiles its own code then; Fault with the reason where that fails."""
+        answer = self._talk.ask({"op": "load", "file": "module.py", "class": self._class}, timeout_s)
+        if "error" in answer:
+            raise Fault(VerdictStatus.CRASHED, one_line(answer["error"]))
 
     def make(self, seed: int, initial: Any) -> None:
         """A new instance whose weights come from a seed."""
@@ -327,7 +325,7 @@ class Module:
             operators = {one_line(name): float(us[column]) for name, us in answer["operators"].items()}
             return Profile(sum(kernels.values()) or float(answer["us"]), operators, kernels, bool(answer["compiled"]))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
-            raise self._talk.unreadable() from None
+            raise Fault(VerdictStatus.CRASHED, GONE) from None
 
     def replaced(self) -> list[str]:
         """Functions that its file replaced, self-reported."""
@@ -384,8 +382,11 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _environment(on_gpu: bool) -> dict[str, str]:
-    """Where compilers are, for files that bring code of their own, and what torch.compile is told."""
+def _environment(resources: Resources) -> dict[str, str]:
+    """Where compilers are, for files that bring code of their own, what torch.compile is told, and how threads wait."""
+    on_gpu = resources.device != "cpu"
+    threads = {"OMP_PROC_BIND": "close"} if resources.spins else {"OMP_WAIT_POLICY": "passive"}
+    threads |= {"MAX_JOBS": str(resources.threads), "PYTHONDONTWRITEBYTECODE": "1"}
     compiler = shutil.which("nvcc")
     path = ["/usr/local/bin", "/usr/bin", "/bin"]
     if ninja := shutil.which("ninja"):
@@ -395,4 +396,4 @@ def _environment(on_gpu: bool) -> dict[str, str]:
         path.insert(0, str(Path(compiler).parent))
     if on_gpu and (libraries := sandbox.gpu_libraries()):
         environment["TRITON_LIBCUDA_PATH"] = libraries[-1]
-    return environment | inductor.environment() | {"PATH": ":".join(dict.fromkeys(path))}
+    return MALLOC | threads | environment | inductor.environment() | {"PATH": ":".join(dict.fromkeys(path))}

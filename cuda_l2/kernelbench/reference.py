@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from cuda_l2.kernelbench.arguments import structure
-from cuda_l2.kernelbench.examined import Examined, Readiness, Refused
+from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import Loaded, Need, clean, failing, is_symmetric, raise_if_memory, structured
 from cuda_l2.kernelbench.fusion import NotTraceable, plan
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
@@ -69,8 +67,6 @@ def reference(
     sizes: Mapping[str, int],
     seed: int,
     distribution: Distribution | None = None,
-    *,
-    device: str = "cpu",
     weights_seed: int | None = None,
 ) -> Reference:
     """Run the model: twice with other random numbers, then as at first. Refused where that does not agree.
@@ -78,8 +74,8 @@ def reference(
     weights_seed: of the module's weights, where not `seed`.
     """
     warm_vector_math()
-    model = loaded.model(seed if weights_seed is None else weights_seed).to(device)
-    inputs = [_on(value, device) for value in loaded.inputs(seed + 1, distribution)]
+    model = loaded.model(seed if weights_seed is None else weights_seed)
+    inputs = loaded.inputs(seed + 1, distribution)
     before = {key: _copy_of(key, value) for key, value in model.state_dict().items()}
     start = time.perf_counter()
     output = _output(model, inputs, seed=1)
@@ -112,7 +108,7 @@ def reference(
         inputs=tuple(_tensor(n, value) for n, value in zip(parameters, inputs, strict=True)),
         weights=tuple(_tensor(n, tensors[n]) for n in keys),
         outputs=tuple(_tensor(_free(f"out{i or ''}", [*parameters, *keys]), value) for i, value in enumerate(first)),
-        flops=_flops(model, inputs),
+        flops=loaded.flops(),
     )
     if not any(bool(value.isfinite().any()) for value in first):
         raise Refused(Readiness.REFERENCE_FAILS, "its reference gives no finite number")
@@ -146,15 +142,6 @@ def _mirrored(tensor: torch.Tensor, new: torch.Tensor, at: int) -> torch.Tensor:
     return new
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of a verification. Budgets: sizes are halved until it fits them; 0 bytes leave sizes as written."""
-
-    memory_bytes: int
-    budget_bytes: int
-    budget_flops: int
-
-
 def examine(
     path: Path,
     name: str,
@@ -162,31 +149,30 @@ def examine(
     *,
     sizes: Mapping[str, int],
     seed: int,
-    limits: Limits,
+    effort: Effort,
     parts: bool,
-    device: str = "cpu",
 ) -> Examined:
     """All that is to be known of a file before it is worked on; never raises but for a lack of memory in itself."""
     written: Need | None = None
     try:
-        loaded = Loaded(path, sizes)
+        loaded = Loaded(path, sizes, effort.device)
         written = loaded.need()
         chosen = dict(sizes)
-        if limits.budget_bytes and not sizes:
-            chosen |= loaded.shrink(limits.budget_bytes, limits.budget_flops)
+        if effort.budget_bytes and not sizes:
+            chosen |= loaded.shrink(effort.budget_bytes, effort.budget_flops)
         need = loaded.need() if chosen else written
-        most = limits.memory_bytes
+        most = effort.memory_bytes
         if need and need.peak_bytes > most:
             reason = f"takes about {need.peak_bytes / 2**30:.1f} GiB to verify, {most / 2**30:.1f} are allowed"
             raise Refused(Readiness.TOO_LARGE, reason)
-        found = reference(loaded, name, revision, chosen, seed, device=device)
+        found = reference(loaded, name, revision, chosen, seed)
         allowed = found.bounds()
         for limit, result in zip(allowed, found.function(**_copied(found.tensors)), strict=True):
             wrong = limit.violation(result)
             if wrong:
                 raise Refused(Readiness.REFERENCE_FAILS, f"its own result {wrong}")
-        _refuse_kept(found, loaded, seed, device)
-        if _is_constant(found, loaded, allowed, seed, device):
+        _refuse_kept(found, loaded, seed)
+        if _is_constant(found, loaded, allowed, seed):
             errors = f"off by up to {max(limit.eager_max for limit in allowed):.2g}"
             reason = f"gives the same result whatever its inputs are, within its own rounding ({errors})"
             raise Refused(Readiness.CONSTANT, reason)
@@ -205,8 +191,8 @@ def examine(
             variable=loaded.variable(),
             seconds=found.seconds,
             moves_buffers=found.moves_buffers,
-            keeps_numbers=_keeps_numbers(found, loaded, seed, device),
-            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d, device)),
+            keeps_numbers=_keeps_numbers(found, loaded, seed),
+            distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d)),
             eager_max=max(limit.eager_max for limit in allowed),
             max_allowed=max(limit.max_allowed for limit in allowed),
             parts=pieces,
@@ -217,20 +203,26 @@ def examine(
         return Examined(name, refused.status, clean(refused.reason), written_bytes=bytes_)
 
 
-def _keeps_numbers(found: Reference, loaded: Loaded, seed: int, device: str) -> bool:
-    """Whether a module made under another seed gives something else with the same state."""
-    other = loaded.model(seed + 1).to(device)
+def _remade(found: Reference, loaded: Loaded, seed: int) -> nn.Module:
+    """A new module, made under a seed, with the state of the one that was run."""
+    model = loaded.model(seed)
     with failing("its state cannot be set"):
-        other.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
-    return not _all_near(found.function(**_copied(found.tensors)), _run(other, found.inputs, seed))
+        model.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
+    return model
 
 
-def _is_constant(found: Reference, loaded: Loaded, allowed: Sequence[Bounds], seed: int, device: str) -> bool:
+def _keeps_numbers(found: Reference, loaded: Loaded, seed: int) -> bool:
+    """Whether a module made under another seed gives something else with the same state."""
+    other = _run(_remade(found, loaded, seed + 1), found.inputs, seed)
+    return not _all_near(found.function(**_copied(found.tensors)), other)
+
+
+def _is_constant(found: Reference, loaded: Loaded, allowed: Sequence[Bounds], seed: int) -> bool:
     """Whether results for other inputs pass for those of these: a kernel that computes nothing would be right."""
     tried = False
     for other in range(seed + 2, seed + 2 + OTHER_INPUTS):
         for distribution in (None, Distribution.NORMAL, Distribution.WIDE):
-            inputs = [_on(value, device) for value in loaded.inputs(other, distribution)]
+            inputs = loaded.inputs(other, distribution)
             if all(_equal(new, old) for new, old in zip(inputs, found.inputs, strict=False)):
                 continue
             with contextlib.suppress(Refused):
@@ -245,21 +237,17 @@ def _is_constant(found: Reference, loaded: Loaded, allowed: Sequence[Bounds], se
     return tried
 
 
-def _refuse_kept(found: Reference, loaded: Loaded, seed: int, device: str) -> None:
+def _refuse_kept(found: Reference, loaded: Loaded, seed: int) -> None:
     """Refused where the module that was run before gives something else for other inputs than a new one does."""
-    inputs = [_on(value, device) for value in loaded.inputs(seed + 2)]
-    new = loaded.model(seed).to(device)
-    with failing("its state cannot be set"):
-        new.load_state_dict({key: found.tensors[name] for name, key in found.keys.items()})
-    if not _all_near(_run(found.model, inputs, seed), _run(new, inputs, seed)):
+    inputs = loaded.inputs(seed + 2)
+    if not _all_near(_run(found.model, inputs, seed), _run(_remade(found, loaded, seed), inputs, seed)):
         raise Refused(Readiness.STATEFUL, "gives another result where it ran on other inputs before")
 
 
-def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution, device: str) -> bool:
+def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribution) -> bool:
     """Whether the reference gives finite numbers on these values."""
-    inputs = [_on(value, device) for value in loaded.inputs(seed, distribution)]
     try:
-        results = _run(found.model, inputs, seed)
+        results = _run(found.model, loaded.inputs(seed, distribution), seed)
     except Refused:
         return False
     return all(bool(result.isfinite().all()) for result in results)
@@ -269,7 +257,6 @@ def warm_up() -> None:
     """Load what PyTorch loads on first use, so that children of this process need not; starts no threads."""
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     plan(model, [x], least=1)
-    _flops(model, [x])
     torch.func.functional_call(model, dict(model.state_dict()), (x,))
 
 
@@ -283,10 +270,6 @@ def _output(model: nn.Module, inputs: Sequence[Any], seed: int) -> Any:
 
 def _run(model: nn.Module, inputs: Sequence[Any], seed: int) -> tuple[torch.Tensor, ...]:
     return _results(_output(model, inputs, seed))
-
-
-def _on(value: Any, device: str) -> Any:
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _copy_of(key: str, value: Any) -> torch.Tensor:
@@ -331,27 +314,14 @@ def _free(name: str, taken: Sequence[str]) -> str:
     return name
 
 
-def _flops(model: nn.Module, inputs: Sequence[Any]) -> int:
-    """FLOP of the contractions, as PyTorch counts them; 0 where fake tensors do not serve the module."""
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, FlopCounterMode(display=False) as counter:
-            fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in inputs]
-            with torch.no_grad(), _attributes_kept(model):
-                state: dict[str, torch.Tensor] = {k: mode.from_tensor(v) for k, v in model.state_dict().items()}
-                torch.func.functional_call(model, state, tuple(fakes))
-        return int(counter.get_total_flops())
-    except Exception:  # noqa: BLE001 - a figure for a report, not worth a refusal
-        return 0
-
-
 def _equal(a: Any, b: Any) -> bool:
     """Whether two inputs, tensors or numbers, are equal."""
     return _same(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal, a NaN to a NaN too."""
-    return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
+def _same(a: torch.Tensor, b: torch.Tensor, step: float = 0.0) -> bool:
+    """Equal, or no further apart than a step, a NaN to a NaN too."""
+    return a.shape == b.shape and bool(torch.isclose(a, b, rtol=0, atol=step, equal_nan=True).all())
 
 
 def _all_near(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
@@ -370,8 +340,7 @@ def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal but for rounding: sums on several threads need not be the same bit for bit."""
     if a.shape != b.shape or not a.dtype.is_floating_point or not a.isfinite().any():
         return _same(a, b)
-    step = ROUNDINGS * torch.finfo(a.dtype).eps * a[a.isfinite()].abs().max()
-    return bool(((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= step)).all())
+    return _same(a, b, ROUNDINGS * torch.finfo(a.dtype).eps * float(a[a.isfinite()].abs().max()))
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench._base import CaseBook
-from cuda_l2.kernelbench.opened import Case, Tensors
+from cuda_l2.kernelbench.cases import ForeignCases
+from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.kernelbench.process import Module, Spent
 from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.worker import Fault
@@ -34,8 +34,8 @@ from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
 from cuda_l2.records import Conditions, Timing
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks._base import Tensors
 from cuda_l2.tasks.tolerance import Bounds
-from cuda_l2.tasks.values import Distribution
 
 MOST_CALLS = 32
 CALLS_BYTES = 64 << 20
@@ -49,22 +49,23 @@ later, and of calls of nothing the first two took milliseconds now and then, the
 AT_ONCE = 4
 LEAST_S = 1e-6
 """Least time of a call, once the conversation is taken off: Python calls nothing in less."""
-WEIGHTS = 3
+TIMED_WEIGHTS, WEIGHTS = 16, 3
 CHANGED_SHARE = 1 / 3
-"""Number of weights, and share of the rounds that begin with other ones, beside one of the first rounds."""
+"""The number of the first weights, how many there are, and the share of rounds that begin with other ones, beside one
+of the first rounds."""
 OTHER_INTEGERS = 1e-3
 """Share of integers that may differ from the eager reference's, where rounding decides."""
 
 
 def measure_modules(
-    modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, *, set_weights: bool = True
+    modules: Mapping[str, Module], cases: ForeignCases, protocol: Protocol, *, set_weights: bool = True
 ) -> Timing:
     """Time a module that was found correct, the candidate among these; the reference is the strongest of the others.
 
     set_weights: the same in all, and others at times; else those that each made from its seed.
     """
     start, others = time.perf_counter(), None if protocol.selects else OtherWork()
-    rounds = _ModuleRounds(modules, book, protocol, set_weights)
+    rounds = _ModuleRounds(modules, cases, protocol, set_weights)
     try:
         rounds.set_up()
         rounds.run()
@@ -77,15 +78,16 @@ def measure_modules(
 
 
 class _ModuleRounds(Rounds):
-    def __init__(self, modules: Mapping[str, Module], book: CaseBook, protocol: Protocol, set_weights: bool) -> None:
-        super().__init__(list(modules), Terms(protocol, book.rng))
-        self.modules, self.book, self._set_weights = modules, book, set_weights
+    def __init__(
+        self, modules: Mapping[str, Module], cases: ForeignCases, protocol: Protocol, set_weights: bool
+    ) -> None:
+        super().__init__(list(modules), Terms(protocol, cases.rng))
+        self.modules, self._source, self._set_weights = modules, cases, set_weights
         self._surely_changed = int(self.rng.integers(1, protocol.min_rounds + 1))
-        self.cases: list[Case] = [book.get("timed", weights_seed=16)]
+        self.cases = [cases.drawn("timed", weights=TIMED_WEIGHTS)]
         """With other weights each; of this round, and of the last that each module has."""
         self.case = self.cases[0]
-        self._has: dict[str, Case] = {}
-        self._distribution: Distribution | None = None
+        self._has: dict[str, ForeignCase] = {}
         last_level = max(cpu.detect().cache_bytes) or LAST_LEVEL_BYTES
         self._evicted = torch.zeros(2 * last_level, dtype=torch.uint8) if protocol.evict else None  # a GPU's stay
         cores = cpu.separate_cores()
@@ -100,15 +102,9 @@ class _ModuleRounds(Rounds):
         self.begin_round()
 
     def set_up(self) -> None:
-        first, second = self._drawn(2)
-        if all(torch.equal(tensor, second[name]) for name, tensor in first.items()):
-            self._distribution = Distribution.NORMAL  # a file that always gives the same would be known by heart
-        wanted = {"distribution": self._distribution} if self._distribution else {}
-        self.cases = [self.book.get("timed", weights_seed=16, **wanted)]
-        self.case = self.cases[0]
         for name, module in self.modules.items():
             with _blaming(name):
-                module.make(self.book.weights_seed(16), self.case.initial)
+                module.make(self.case.weights_seed, self.case.initial)
                 self._prepare(name, 1, leads=False)
                 module.take_turns()
             if self._core is not None:
@@ -116,8 +112,8 @@ class _ModuleRounds(Rounds):
         keys = set(self.case.keys.values())
         named = keys <= self.modules[CANDIDATE].state  # others come from the seed it was made under
         if self._set_weights and keys and named:
-            for number in range(17, 16 + WEIGHTS):
-                other = self.book.get("timed", weights_seed=number, **wanted)
+            for number in range(TIMED_WEIGHTS + 1, TIMED_WEIGHTS + WEIGHTS):
+                other = self._source.drawn("timed", weights=number)
                 self.cases.append(replace(other, tensors={name: other.tensors[name] for name in other.keys}))
 
     def release(self) -> None:
@@ -205,8 +201,8 @@ class _ModuleRounds(Rounds):
         """WrongOutput where a result is not the reference's own for the same inputs, as near as that errs."""
         for index in sorted(set(self._found) & set(self._right)):
             found, right = self._found.pop(index), self._right.pop(index)
-            for name, limit in self.case.bounds.items():
-                self._require(name, limit, found, right)
+            for output, limit in zip(self.case.task.outputs, self.case.bounds, strict=True):
+                self._require(output.name, limit, found, right)
 
     def empty_call_us(self) -> float:
         """Microseconds that were taken off a call."""
@@ -218,40 +214,27 @@ class _ModuleRounds(Rounds):
             if int(differ.sum()) > 1 + OTHER_INTEGERS * differ.numel():
                 raise WrongOutput(f"a timed call's {name} is not its own: {int(differ.sum())} elements differ")
             return
-        rms_allowed, max_allowed = limit.rms_allowed + limit.eager_rms, limit.max_allowed + limit.eager_max
-        if limit.dtype is not torch.float64:  # cheap, and mostly all that is needed; not so for NaN
-            apart = (found[name].float() - right[name].float()).flatten()
-            largest = float(apart.abs().max()) if apart.numel() else 0.0
-            rms = float(torch.linalg.vector_norm(apart)) / max(1, apart.numel()) ** 0.5
-            if largest <= max_allowed and 1.001 * rms <= rms_allowed:
-                self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
-                return
         near = replace(
             limit,
             exact=right[name].double(),
             free=limit.free & False,
-            rms_allowed=rms_allowed,
-            max_allowed=max_allowed,
+            rms_allowed=limit.rms_allowed + limit.eager_rms,
+            max_allowed=limit.max_allowed + limit.eager_max,
         )
         wrong = near.violation(found[name])
         if wrong:
             raise WrongOutput(f"a timed call did not give its own result: {name} {wrong}")
-        difference = (found[name].double() - right[name].double()).abs()
-        finite = difference[difference.isfinite()]
-        largest = float(finite.max()) if finite.numel() else 0.0
+        _, largest = near.errors(found[name])
         self.differences[CANDIDATE] = max(self.differences.get(CANDIDATE, 0.0), largest)
 
     def _next(self, name: str) -> Tensors:
         """The round's next inputs, the same for every arm: each process meets them for the first time."""
         number = self._used[name]
         while len(self._inputs) <= number:
-            self._inputs += self._drawn(min(AT_ONCE, self.most))
+            seeds = self.rng.integers(1 << 31, size=min(AT_ONCE, self.most))
+            self._inputs += self._source.fresh([int(seed) for seed in seeds])
         self._used[name] += 1
         return self._inputs[number]
-
-    def _drawn(self, count: int) -> list[Tensors]:
-        seeds = [int(seed) for seed in self.rng.integers(1 << 31, size=count)]
-        return self.book.file.inputs(seeds=seeds, sizes=self.book.sizes, distribution=self._distribution)
 
 
 def _typical(seconds: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ The file's code shares this process and may change anything in it, so the judge 
 in the shared memory, nothing else.
 """
 
+import builtins
 import contextlib
 import copy
 import ctypes
@@ -24,6 +25,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.utils.cpp_extension  # so that importing it changes nothing that is watched
+from torch._C._autograd import DeviceType
+from torch._C._profiler import _ExperimentalConfig
+from torch.utils._pytree import tree_leaves
+
+from cuda_l2.kernelbench.arguments import decode, structure
+from cuda_l2.system.text import line_of
+from cuda_l2.tasks.warm import set_full_precision, warm_vector_math
+
 LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 MAX_REASON = 300
@@ -36,10 +47,6 @@ cache line where this process waits, which launch is done, whose results are the
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt's names
 REPLACED_BY_COMPILER = ("Module.__init__", "Module.__setstate__", "torch.manual_seed")
 """Functions that torch.compile wraps in its own."""
-FOLDERS = {
-    **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
-    **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
-}
 
 
 def _keep_freed_memory() -> None:
@@ -55,24 +62,14 @@ def _keep_freed_memory() -> None:
 
 
 def main() -> None:
-    """Arguments: the socket's descriptor, the module search path as JSON, settings as JSON (see `process.Module`)."""
+    """Arguments: the socket's descriptor, settings as JSON (see `process.Module`)."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    sys.path[:] = json.loads(sys.argv[2])
-    settings = json.loads(sys.argv[3])
-    for variable, name in FOLDERS.items():
-        folder = Path(name).resolve()
-        folder.mkdir(exist_ok=True)
-        os.environ[variable] = str(folder)
-    os.environ["USER"] = "sandbox"
-    os.environ |= {"OMP_PROC_BIND": "close"} if settings["spins"] else {"OMP_WAIT_POLICY": "passive"}
-    os.environ |= {"MAX_JOBS": str(settings["threads"]), "PYTHONDONTWRITEBYTECODE": "1"} | settings["environment"]
+    settings = json.loads(sys.argv[2])
     _keep_freed_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
         most = settings["memory_bytes"] + settings["arena_bytes"] + LIBRARIES_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    from cuda_l2.system.text import line_of  # noqa: PLC0415 - where the search path is set
-
     try:
         runner = Runner(connection, settings)
         answer: dict[str, Any] = {"ready": True}
@@ -84,17 +81,12 @@ def main() -> None:
         os.dup2(nowhere, descriptor)
     for line in connection.makefile("r", encoding="utf-8"):
         job = json.loads(line)
-        if job["op"] == "run":
-            runner.run(job["repeats"])
-            continue
-        if job["op"] == "take_turns":
-            runner.take_turns(job["order"], empty=job["empty"])
-            continue
         try:
             answer = getattr(runner, job["op"])(job)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
             answer = {"error": line_of(error)}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+        if job["op"] not in ("run", "take_turns"):  # these answer as they go on
+            connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 Prepared = tuple[list[Any], list[Any], list[Any], str]
@@ -108,16 +100,7 @@ class Runner:
     """One module and the calls prepared for it. torch's own functions are taken before the file can replace them."""
 
     def __init__(self, connection: socket.socket, settings: dict[str, Any]) -> None:
-        import torch  # noqa: PLC0415 - where the search path is set
-        import torch.utils.cpp_extension  # noqa: PLC0415 - so that importing it changes nothing that is watched
-        from torch.utils._pytree import tree_leaves  # noqa: PLC0415
-
-        from cuda_l2.kernelbench.arguments import decode, structure  # noqa: PLC0415
-        from cuda_l2.system.text import line_of  # noqa: PLC0415
-        from cuda_l2.tasks.warm import set_full_precision, warm_vector_math  # noqa: PLC0415
-
-        self.torch, self._leaves, self._line_of = torch, tree_leaves, line_of
-        self._decode, self._structure = decode, structure
+        self._cuda = torch.cuda
         self._send, self._tensor, self._copy = connection.sendall, torch.Tensor, torch.Tensor.copy_
         self._device = torch.device(settings["device"])
         self._synchronize: Callable[[], None] = lambda: None
@@ -147,7 +130,7 @@ class Runner:
         self._graphs: dict[tuple[int, ...], Callable[[], Any]] = {}
         self._sequence: tuple[int, ...] | None = None  # what a run launches; None for every call once
         self._once: Callable[[], Any] = lambda: None
-        self._watched = {owner: dict(vars(owner)) for owner in _watched(torch)}
+        self._watched = {owner: dict(vars(owner)) for owner in _watched()}
 
     def load(self, job: dict[str, Any]) -> dict[str, Any]:
         """Execute a file and find its class."""
@@ -165,8 +148,7 @@ class Runner:
 
     def make(self, job: dict[str, Any]) -> dict[str, Any]:
         """A new instance under a seed, as KernelBench makes it; the names in its state."""
-        torch = self.torch
-        initial = self._decode(job["initial"])
+        initial = decode(job["initial"])
         torch.manual_seed(job["seed"])
         with torch.no_grad():
             model = self._class(**initial) if isinstance(initial, dict) else self._class(*initial)
@@ -227,7 +209,7 @@ class Runner:
     def _in_turn(self, sequence: tuple[int, ...]) -> Any:
         """The last result; the memory of each serves the next."""
         result = None
-        with self.torch.no_grad():
+        with torch.no_grad():
             for index in sequence:
                 result = None
                 result = self._functions[index](*self._calls[index][0])
@@ -238,7 +220,7 @@ class Runner:
         if sequence not in self._graphs:
             if len(self._graphs) >= MOST_GRAPHS:
                 self._graphs.clear()
-            cuda = self.torch.cuda
+            cuda = self._cuda
             graph, stream = cuda.CUDAGraph(), cuda.Stream()
             stream.wait_stream(cuda.current_stream())
             with cuda.stream(stream):
@@ -255,7 +237,7 @@ class Runner:
         return self._graphs[sequence]
 
     def _called(self, model: Any) -> Callable[..., Any]:
-        function: Callable[..., Any] = self.torch.compile(model, dynamic=False) if self._compile else model
+        function: Callable[..., Any] = torch.compile(model, dynamic=False) if self._compile else model
         return function
 
     def _copy_of(self, index: int) -> tuple[Any, Callable[..., Any]]:
@@ -266,19 +248,19 @@ class Runner:
 
     def _set(self, model: Any, weights: dict[str, Any]) -> None:
         state = self._state(model) if weights else {}
-        with self.torch.no_grad():
+        with torch.no_grad():
             for key, place in weights.items():
                 value = self._view(place)
                 if key in state and state[key].shape == value.shape and state[key].dtype == value.dtype:
                     state[key].copy_(value)
 
-    def run(self, repeats: int) -> None:
+    def run(self, job: dict[str, Any]) -> None:
         """Every call, then their results where the judge finds them: D and C, or X and a line.
 
         repeats: how often in a row, where an order of calls is played.
         """
         try:
-            results = self._launch(repeats)
+            results = self._launch(job["repeats"])
             self._synchronize()
             self._send(b"D")
             self._collect(results, self._given_calls())
@@ -286,18 +268,18 @@ class Runner:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
             self._send_failure(error)
 
-    def take_turns(self, order: list[int], *, empty: bool) -> None:
+    def take_turns(self, job: dict[str, Any]) -> None:
         """Calls in this order, each once its inputs are shown, its results where the judge finds them before it goes
         on; at last C, or X and a line. empty: call nothing and give nothing, for what the rest takes.
         """
         try:
-            with self.torch.no_grad():
-                for number, index in enumerate(order, 1):
+            with torch.no_grad():
+                for number, index in enumerate(job["order"], 1):
                     function, call = self._functions[index], self._calls[index]
                     self._tell(ARRIVED, number)
                     while self._counters[SHOWN] < number:
                         self._let_others_run()
-                    if empty:
+                    if job["empty"]:
                         self._tell(DONE, number)
                     else:
                         result = function(*call[0])
@@ -317,7 +299,7 @@ class Runner:
 
     def _send_failure(self, error: BaseException) -> None:
         kind = "refused" if isinstance(error, Refused) else "error"
-        text = str(error) if kind == "refused" else self._line_of(error)
+        text = str(error) if kind == "refused" else line_of(error)
         self._send(b"X" + json.dumps({kind: text}).encode() + b"\n")
 
     def give_inputs_back(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -333,9 +315,6 @@ class Runner:
         """Run the calls under PyTorch's profiler: microseconds in all, of PyTorch's outermost operators on the CPU and
         the device, of kernels, from every thread; and whether torch.compile has made any.
         """
-        torch = self.torch
-        from torch._C._profiler import _ExperimentalConfig  # noqa: PLC0415
-
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -349,7 +328,7 @@ class Runner:
         outer: dict[str, list[float]] = {}
         kernels: dict[str, float] = {}
         for event in profile.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:  # in some versions a new object each time
+            if event.device_type == DeviceType.CUDA:  # in some versions a new object each time
                 name = event.name[:MAX_REASON]
                 kernels[name] = kernels.get(name, 0.0) + event.time_range.elapsed_us()
             elif event.name.startswith("aten::") and not _within_operator(event):
@@ -377,7 +356,7 @@ class Runner:
                 result = None
                 result = self._once()
             return [result] * len(self._sequence[-1:])
-        with self.torch.no_grad():
+        with torch.no_grad():
             return [function(*call[0]) for function, call in zip(self._functions, self._calls, strict=True)]
 
     def _given_calls(self) -> list[Prepared]:
@@ -386,10 +365,10 @@ class Runner:
 
     def _collect(self, results: list[Any], calls: list[Prepared]) -> None:
         for result, (_, _, places, expected) in zip(results, calls, strict=True):
-            found = self._structure(result, self._tensor)
+            found = structure(result, self._tensor)
             if found != expected:
                 raise Refused(f"gives {found}, not {expected}")
-            for leaf, place in zip(self._leaves(result), places, strict=True):
+            for leaf, place in zip(tree_leaves(result), places, strict=True):
                 self._require_plain(leaf, place)
                 self._copy(place, leaf)
         self._synchronize()
@@ -398,18 +377,18 @@ class Runner:
         """Refused where a result is anything else than a tensor that is there."""
         if type(value) is not self._tensor:
             raise Refused(f"gives a {type(value).__name__}, not a torch.Tensor")
-        if value.layout is not self.torch.strided or value.device.type != self._device.type:
+        if value.layout is not torch.strided or value.device.type != self._device.type:
             raise Refused(f"gives a {value.layout} tensor on {value.device}")
         if value.shape != place.shape or value.dtype is not place.dtype:
             raise Refused(f"gives {value.dtype}{list(value.shape)}, not {place.dtype}{list(place.shape)}")
 
     def _state(self, model: Any) -> dict[str, Any]:
-        if not isinstance(model, self.torch.nn.Module):
+        if not isinstance(model, torch.nn.Module):
             return {}
         return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
     def _view(self, place: dict[str, Any]) -> Any:
-        dtype, start = getattr(self.torch, place["dtype"]), place["offset"]
+        dtype, start = getattr(torch, place["dtype"]), place["offset"]
         size = math.prod(place["shape"]) * dtype.itemsize
         return self._bytes[start : start + size].view(dtype).view(place["shape"])
 
@@ -427,10 +406,8 @@ def _compiled() -> bool:
     return bool(utilities and utilities.counters["stats"]["unique_graphs"])
 
 
-def _watched(torch: Any) -> Iterator[Any]:
+def _watched() -> Iterator[Any]:
     """Modules and classes whose functions published candidates have replaced, and those like them."""
-    import builtins  # noqa: PLC0415
-
     yield from (builtins, time, os, json, sys, socket.socket, mmap)
     yield from (torch, torch.Tensor, torch._C, torch.nn.Module, torch.nn.functional, torch.testing, torch.linalg)
     yield from (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.autograd, torch.autograd.Function)

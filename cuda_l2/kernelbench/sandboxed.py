@@ -1,6 +1,6 @@
 """A sandboxed process that runs somebody else's Python: a folder of its own, lines of JSON, gone with all it started.
 
-The program inside is one of ours (`reference_server.py`, `runner.py`), but what it runs shares its process, so
+The program inside is a module of ours (`reference_server`, `runner`), but what it runs shares its process, so
 nothing that it says is believed: answers are data.
 """
 
@@ -16,34 +16,41 @@ from types import MappingProxyType
 from typing import Any
 
 import cuda_l2
+from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.records import VerdictStatus
 from cuda_l2.system import process_tree, sandbox, scratch
 from cuda_l2.system.errors import UserError
 
 START_TIMEOUT_S = 120.0
 GONE_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 8 << 20
-
-
-class Gone(Exception):
-    """The process has ended, or says what cannot be read. reason: empty, or why we ended it."""
-
-    def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
+BOOT = """
+import json, runpy, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+FOLDERS = {
+    **{"HOME": ".", "TMPDIR": "temporary", "TORCH_EXTENSIONS_DIR": "extensions"},
+    **{"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"},
+}
+"""Folders in that of the process, by the variables that name them. torch asks for a user's name, and there is no
+/etc/passwd."""
+LATE = "did not answer in time"
+GONE = "its process ended, or said what cannot be read"
 
 
 class SandboxedPython:
     """One sandboxed Python with torch loaded. A context manager.
 
-    program: what it runs, with a socket's descriptor, the module search path and `arguments` as arguments; its first
-    line is `{"ready": ...}` or `{"error": ...}`. files: what lies in its folder, by name. memory_bytes: what all its
+    program: name of the module that it runs, with a socket's descriptor and `arguments` as arguments; its first line is
+    `{"ready": ...}` or `{"error": ...}`. files: what lies in its folder, by name. memory_bytes: what all its
     processes together may hold, and these may be few hundred then; 0 leaves both open. environment: variables that it
     starts with. UserError where there is no sandbox, or the program does not start.
     """
 
     def __init__(
         self,
-        program: Path,
+        program: str,
         files: Mapping[str, bytes],
         *,
         memory_bytes: int = 0,
@@ -59,17 +66,18 @@ class SandboxedPython:
         self._connection, theirs = socket.socketpair()
         for name, content in files.items():
             (self.folder / name).write_bytes(content)
-        search = [str(Path(path).absolute()) for path in sys.path if path]
-        command = [sys.executable, "-I", str(program), str(theirs.fileno()), json.dumps(search), *arguments]
-        reads, variables = readable(), dict(environment)
+        command = [*python(program), str(theirs.fileno()), *arguments]
+        reads, variables = readable(), {"USER": "sandbox", **environment}
+        for variable, name in FOLDERS.items():
+            (self.folder / name).mkdir(exist_ok=True)
+            variables[variable] = str(self.folder / name)
         if devices:
             libraries = sandbox.gpu_libraries()
             variables["LD_LIBRARY_PATH"] = ":".join(libraries)
             if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
                 variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
             reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
-        if variables:
-            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
+        command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
         wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
         try:
             with theirs, tempfile.TemporaryFile() as log:
@@ -81,7 +89,7 @@ class SandboxedPython:
                     self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
                 try:
                     answer = self.answer(START_TIMEOUT_S)
-                except (Gone, TimeoutError):
+                except Fault:
                     log.seek(0)
                     said = log.read(sandbox.MAX_OUTPUT_BYTES).decode(errors="replace").strip()
                     answer = {"error": said[-300:] or "no answer"}
@@ -96,7 +104,7 @@ class SandboxedPython:
         return self._process.pid
 
     def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a line and read one; Gone or TimeoutError where there is none."""
+        """Send a line and read one; Fault where there is none."""
         self.send(message)
         return self.answer(timeout_s)
 
@@ -104,31 +112,31 @@ class SandboxedPython:
         try:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise Gone(self._why()) from None
+            raise self._gone() from None
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next line that it says."""
+        """The next line that it says; Fault where it says none in time."""
         try:
             answer = json.loads(sandbox.receive_line(self._connection, timeout_s, MAX_ANSWER_BYTES))
         except TimeoutError:
-            raise
+            raise Fault(VerdictStatus.TIMED_OUT, LATE) from None
         except (OSError, ValueError, RecursionError):
-            raise Gone(self._why()) from None
+            raise self._gone() from None
         if not isinstance(answer, dict):
-            raise Gone
+            raise Fault(VerdictStatus.CRASHED, GONE)
         return answer
 
     def signal(self, timeout_s: float) -> bytes:
-        """The next byte that it sends."""
+        """The next byte that it sends, empty where none comes in time; Fault where the process is gone."""
         self._connection.settimeout(timeout_s)
         try:
             said = self._connection.recv(1)
         except TimeoutError:
-            raise
+            return b""
         except OSError:
             said = b""
         if not said:
-            raise Gone(self._why())
+            raise self._gone()
         return said
 
     def end(self) -> None:
@@ -152,8 +160,14 @@ class SandboxedPython:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _why(self) -> str:
-        return self._watch.exceeded if self._watch else ""
+    def _gone(self) -> Fault:
+        return Fault(VerdictStatus.CRASHED, (self._watch and self._watch.exceeded) or GONE)
+
+
+def python(program: str) -> list[str]:
+    """A command that runs a module with this process's search path, and nothing else of its environment."""
+    search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
+    return [sys.executable, "-I", "-c", BOOT, search, program]
 
 
 def readable() -> list[Path]:

@@ -17,12 +17,13 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
 from cuda_l2.kernelbench.process import Profile
+from cuda_l2.kernelbench.rounds import TIMED_WEIGHTS
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import sandbox
-from cuda_l2.verify._base import CheckFailed
+from cuda_l2.verify._base import CheckFailed, require_right
 
 ALL = "all"
 COMPILER = "torch.compile"
@@ -81,9 +82,9 @@ class Operators(ModuleCheck):
 
 def _profile(session: ModuleSession) -> Profile:
     """Profile of one call, whose result is right. The instance that was timed stays; before, a new one is made."""
-    case = session.cases.get("timed", weights_seed=16)
+    case = session.cases.drawn("timed", weights=TIMED_WEIGHTS)
     if not session.timed:
-        session.make(case, 16)
+        session.make(case)
     session.module.prepare([case.call()], session.weights_of(case))
     profile = session.module.profile()
     require_right(case, session.module.output(), "under PyTorch's profiler")

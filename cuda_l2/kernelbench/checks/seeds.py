@@ -1,9 +1,10 @@
 """Results within the task's tolerance for five seeds of weights and of the file's own inputs; errors are kept."""
 
-from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right
-from cuda_l2.kernelbench.opened import Case, Tensors
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
+from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.verify._base import CheckFailed
+from cuda_l2.tasks._base import Tensors
+from cuda_l2.verify._base import CheckFailed, require_right
 
 SEEDS = 5
 AS_MADE = (
@@ -19,23 +20,21 @@ class Seeds(ModuleCheck):
     def run(self, session: ModuleSession) -> None:
         rms, largest = 0.0, 0.0
         for seed in range(SEEDS):
-            case = session.cases.get(f"seed {seed}", weights_seed=seed)
-            found = _right(session, case, seed)
-            for name, limit in case.bounds.items():
-                rms_error, max_error = limit.errors(found[name])
-                rms, largest = max(rms, rms_error), max(largest, max_error)
+            case = session.cases.drawn(f"seed {seed}", weights=seed)
+            found = _right(session, case, f"on {session.cases.usual}, weights by seed {seed}")
+            rms_error, max_error = case.errors(found)
+            rms, largest = max(rms, rms_error), max(largest, max_error)
         session.rms_error, session.max_error = rms, largest
         unnamed = session.unnamed(case)
         if unnamed:
             session.note(f"has no weights named {', '.join(unnamed[:6])}: they come from the seed alone")
 
 
-def _right(session: ModuleSession, case: Case, seed: int) -> Tensors:
+def _right(session: ModuleSession, case: ForeignCase, where: str) -> Tensors:
     """Its results; CheckFailed where they are wrong, which says whether they are only once weights were set."""
-    where = f"on the file's own inputs, weights by seed {seed}"
 
     def once(load: bool = True) -> Tensors:
-        session.make(case, seed)
+        session.make(case)
         found = session.launch(case, load=load)[0]
         require_right(case, found, where)
         return found

@@ -2,7 +2,9 @@
 
 import torch
 
-from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right, same
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
+from cuda_l2.machine.tensors import words
+from cuda_l2.verify._base import require_right
 
 MAX_TENSORS = 4
 
@@ -13,14 +15,14 @@ class State(ModuleCheck):
 
     def run(self, session: ModuleSession) -> None:
         cases = session.cases
-        case, other = (cases.get(name, weights_seed=13) for name in ("state 0", "state 1"))
-        session.make(case, 13)
+        case, other = (cases.drawn(name, weights=13) for name in ("state 0", "state 1"))
+        session.make(case)
         right = session.launch(case)[0]
-        require_right(case, right, "on the file's own inputs")
-        if not cases.examined.moves_buffers:
+        require_right(case, right, f"on {cases.usual}")
+        if not cases.moves_buffers:
             again = session.launch(case, load=False)[0]
             require_right(case, again, "of the same call again")
-            if not same(again, right):
+            if not all(torch.equal(words(again[name]), words(right[name])) for name in right):
                 session.note("is not repeatable bit for bit")
         require_right(other, session.launch(other)[0], "right after other inputs at the same place: it keeps state")
         both = session.launch(case, other, case)
@@ -29,7 +31,7 @@ class State(ModuleCheck):
         real = [t for t in case.task.inputs if t.name not in case.numbers and _changes(case.tensors[t.name])]
         for tensor in real[:MAX_TENSORS]:
             for wholly in (False, True):
-                changed = cases.find("state 0", weights_seed=13, changed=tensor.name, wholly=wholly)
+                changed = cases.changed(case, tensor.name, wholly=wholly)
                 if changed is None:
                     continue
                 session.launch(case)  # what a cache would keep

@@ -18,8 +18,8 @@ class Surroundings(ModuleCheck):
 
     def run(self, session: ModuleSession) -> None:
         module = session.module
-        case = session.cases.get("state 0", weights_seed=13)
-        session.make(case, 13)
+        case = session.cases.drawn("state 0", weights=13)
+        session.make(case)
         session.launch(case)
         replaced = module.replaced()
         if replaced:

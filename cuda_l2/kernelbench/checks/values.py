@@ -1,6 +1,7 @@
 """Results within the task's tolerance on other distributions than the file's own, wherever the reference is finite."""
 
-from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
+from cuda_l2.verify._base import require_right
 
 
 class OtherValues(ModuleCheck):
@@ -8,14 +9,11 @@ class OtherValues(ModuleCheck):
     order = 20
 
     def run(self, session: ModuleSession) -> None:
-        made = False
-        for distribution in session.cases.examined.distributions:
-            case = session.cases.find("values", distribution=distribution, weights_seed=11)
-            if case is None:
-                continue
-            if not made:
-                session.make(case, 11)
-                made = True
+        cases = session.cases
+        found = [(values, cases.suitable("values", values, weights=11)) for values in cases.distributions]
+        for index, (distribution, case) in enumerate((values, case) for values, case in found if case):
+            if not index:
+                session.make(case)
             require_right(case, session.launch(case)[0], f"on {distribution} values")
 
 

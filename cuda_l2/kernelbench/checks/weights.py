@@ -4,7 +4,8 @@ A module is trained and loaded this way. Weights that the candidate has under no
 those come from the seed, and other seeds were tried before.
 """
 
-from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession, require_right
+from cuda_l2.kernelbench._base import ModuleCheck, ModuleSession
+from cuda_l2.verify._base import require_right
 
 MAX_TENSORS = 4
 
@@ -14,18 +15,18 @@ class Weights(ModuleCheck):
     order = 50
 
     def applies(self, session: ModuleSession) -> bool:
-        return bool(session.cases.get("seed 0", weights_seed=0).keys) and not session.own_weights
+        return bool(session.cases.task.weights) and not session.own_weights
 
     def run(self, session: ModuleSession) -> None:
         cases = session.cases
-        case, other = (cases.get("weights", weights_seed=seed) for seed in (14, 15))
-        session.make(case, 14)
+        case, other = (cases.drawn("weights", weights=number) for number in (14, 15))
+        session.make(case)
         if session.unnamed(case):
             return
-        require_right(case, session.launch(case)[0], "on the file's own inputs")
+        require_right(case, session.launch(case)[0], f"on {cases.usual}")
         require_right(other, session.launch(other)[0], "with all weights changed in place")
         for name in list(case.keys)[:MAX_TENSORS]:
-            changed = cases.find("weights", weights_seed=14, changed=name)
+            changed = cases.changed(case, name, wholly=False)
             if changed is None:  # no real numbers
                 continue
             require_right(case, session.launch(case)[0], "with weights changed back in place")
