@@ -53,7 +53,7 @@ class Baseline:
         """Whether a search compares with it alone."""
         return False
 
-    def reads(self, layouts: Iterable[Layout]) -> bool:
+    def reads(self, layouts: Iterable[Layout | None]) -> bool:
         """Whether it reads B as one of these layouts has it."""
         return self.layout is None or self.layout in layouts
 
