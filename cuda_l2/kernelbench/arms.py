@@ -144,9 +144,6 @@ class ModelArm:
         time.sleep(SETTLE_S)
         return self.run(0.0)
 
-    def begin(self) -> None:
-        """One process serves every sample."""
-
     def prepare(self, slots: Sequence[int]) -> None:
         with failing():
             self._prepare(slots)

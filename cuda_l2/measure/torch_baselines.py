@@ -190,9 +190,6 @@ class TorchArm:
         self._baselines, self._baseline = baselines, baseline
         self._slots: Sequence[int] = ()
 
-    def begin(self) -> None:
-        """One process serves every sample."""
-
     def prepare(self, slots: Sequence[int]) -> None:
         self._baselines.thaw()
         self._baselines.prepare(self._baseline, slots)

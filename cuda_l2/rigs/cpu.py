@@ -19,7 +19,6 @@ from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, strongest_first
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
-from cuda_l2.measure.fresh_worker import FreshWorker
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import Terms
@@ -138,9 +137,7 @@ class CpuBench(Bench):
         timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
         return replace(timing, conditions=replace(timing.conditions, **conditions))
 
-    def _candidate(
-        self, candidate: Candidate, build: Build, operands: Operands
-    ) -> Callable[[], Worker] | Callable[[], FreshWorker]:
+    def _candidate(self, candidate: Candidate, build: Build, operands: Operands) -> Callable[[], Worker]:
         """Opens what launches a candidate where it is timed."""
         terms = contract.parse_cpu(candidate.source)
         operands.workspace_bytes = terms.workspace_bytes(self._task)
@@ -150,7 +147,7 @@ class CpuBench(Bench):
             self._arena.poison_workspace(operands.workspace_bytes)
             return Worker(memory, Path(build.artifact), terms)
 
-        return partial(FreshWorker, open_worker, operands.forget) if operands.fresh_processes else open_worker
+        return open_worker
 
     def _arms(self, protocol: Protocol) -> tuple[dict[str, Contestant], dict[str, Any]]:
         """The baselines to time, the usual strongest first, and what a reader of their times needs to know."""
