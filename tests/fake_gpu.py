@@ -29,10 +29,9 @@ from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
-from cuda_l2.records import Build, BuildStatus, Candidate, Operation, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda as cuda_rig
 from cuda_l2.rigs.kept import KeptBaselines
-from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import _cuda
 from cuda_l2.verify._cuda import Facilities
 
@@ -262,13 +261,12 @@ class Rig:
         self.workers, self.clock, self.tunes, self.libraries = Workers(kernels), CLOCK, True, None
         self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
         self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
-        self._task_baselines = task_memory.CudaTaskBaselines()
-        self.models = KeptBaselines(CudaModelBaselines, 2)
+        self.models: KeptBaselines[task_memory.CudaTaskBaselines] = KeptBaselines(
+            task_memory.CudaTaskBaselines(), lambda kind, task: CudaModelBaselines(task), 2
+        )
+        self.torch_of = self.models.of
         self.sanitized, self.finding = list[tuple[str, Any]](), ""
         self.facilities = Facilities(self.workers, SMS, self.stress_builds, 1.0, self.sanitize)  # type: ignore[arg-type]
-
-    def baselines_of(self, task: Operation) -> task_memory.CudaTaskBaselines:
-        return self.models.get(task) if is_foreign(task.name) else self._task_baselines
 
     def free_bytes(self) -> int:
         return 8 << 30

@@ -48,7 +48,7 @@ class ModelBaselines:
         """Fields of a timing's conditions that a reader of the times needs."""
         return {"torch_threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
-    def attach(self, arena: Arena, case: Case) -> None:
+    def attach(self, arena: Arena, case: Case | None) -> None:
         """Use this arena from now on; every arm runs once, on this case."""
         assert isinstance(case, ForeignCase)
         self.arena = arena

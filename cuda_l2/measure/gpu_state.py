@@ -15,6 +15,7 @@ from typing import Any
 
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.records import Conditions
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 DRIFT_LIMIT = 0.015
@@ -47,7 +48,7 @@ class GpuSample:
     limited_by: tuple[str, ...]  # why the clock is not higher; empty where nothing holds it
 
 
-class GpuState:
+class GpuState(Closing):
     """Reads one GPU's state through NVML. A context manager."""
 
     def __init__(self, pci_bus_id: str = "", clock: Clock = CLOCK) -> None:
@@ -87,12 +88,6 @@ class GpuState:
     def close(self) -> None:
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
-
-    def __enter__(self) -> "GpuState":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Drift:

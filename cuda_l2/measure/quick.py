@@ -24,6 +24,7 @@ import numpy as np
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.measure.sampler import Sampler, Samples
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import MachineError
 
 PLAIN, DEPENDENT = 0, 1
@@ -74,7 +75,7 @@ def as_dependent(plan: Plan) -> Plan:
     return replace(plan, launches=tuple(map(launch, plan.launches)))
 
 
-class QuickTimer:
+class QuickTimer(Closing):
     """The process that times, started again after a fault. A context manager."""
 
     def __init__(self, seed: int = 0, finalists: int = 4, *, cold: bool = False) -> None:
@@ -104,12 +105,6 @@ class QuickTimer:
         self._process.kill()
         self._process.join()
         self._pipe.close()
-
-    def __enter__(self) -> "QuickTimer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _start(self) -> None:
         self._pipe, other = self._context.Pipe()

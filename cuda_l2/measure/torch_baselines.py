@@ -22,6 +22,7 @@ from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
 from cuda_l2.system import paths, variables
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
@@ -38,13 +39,13 @@ class HostBaselines(Protocol):
 
     @property
     def conditions(self) -> Mapping[str, Any]: ...
-    def attach(self, arena: Arena, case: Case) -> None: ...
+    def attach(self, arena: Arena, case: Case | None) -> None: ...
     def ready(self, *, compiles: bool) -> list[TorchBaseline]: ...
     def arm(self, baseline: TorchBaseline) -> Contestant: ...
     def close(self) -> None: ...
 
 
-class TorchBaselines:
+class TorchBaselines(Closing):
     """One torch process that serves every baseline. A context manager; started at once, awaited on first use."""
 
     conditions: Mapping[str, Any] = {}
@@ -123,12 +124,6 @@ class TorchBaselines:
         if self._process.stdin:
             self._process.stdin.close()
         os.close(self._ack)
-
-    def __enter__(self) -> "TorchBaselines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _all(self) -> list[TorchBaseline]:
         """The baselines of the arena's task, in their rank."""

@@ -37,9 +37,8 @@ from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
-from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks.cases import in_full_precision
-from cuda_l2.tasks.kinds import file_kind, kind_of
+from cuda_l2.tasks.kinds import kind_of
 from cuda_l2.tasks.products import CACHE_BYTES, ProductCases
 from cuda_l2.verify import all_checks, deviation, verify
 from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
@@ -110,9 +109,12 @@ class CudaRig(Rig):
             self.libraries = stack.enter_context(libraries)
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
-            self._task_baselines = CudaTaskBaselines()
-            self._models: KeptBaselines[CudaTaskBaselines] = KeptBaselines(_model_of, MOST_MODELS)
-            stack.callback(self._models.close)
+            kept: KeptBaselines[CudaTaskBaselines] = KeptBaselines(
+                CudaTaskBaselines(), lambda kind, task: kind.device_baselines(task), MOST_MODELS
+            )
+            stack.callback(kept.close)
+            self.torch_of = kept.of
+            """PyTorch on a task other than a matrix product: of a file its own Model."""
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
         self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes)
@@ -123,10 +125,6 @@ class CudaRig(Rig):
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
         return CudaBench(self, task, seed, both_layouts)
-
-    def baselines_of(self, task: Task) -> CudaTaskBaselines:
-        """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
-        return self._models.get(task) if is_foreign(str(task)) else self._task_baselines
 
     def reports(self, task: Task, protocols: Sequence[str]) -> list[str]:
         if kind_of(task).single_launches:
@@ -352,7 +350,7 @@ class CudaBench(Bench):
             self._memories[rotates] = (
                 ProductMemory(arena, cases.task, self._generator, rig.workers.helpers, rig.libraries)
                 if isinstance(cases, ProductCases)
-                else TaskMemory(arena, cases, self._rng, rig.workers.helpers, rig.baselines_of)
+                else TaskMemory(arena, cases, self._rng, rig.workers.helpers, rig.torch_of)
             )
         return self._memories[rotates]
 
@@ -407,10 +405,3 @@ def require_feasible(task: Task, l2_bytes: int, rotated: int, free_bytes: int) -
             f"{task} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
             f" {free_bytes / 2**30:.1f} GiB are free; choose smaller sizes, or end what else runs on the GPU"
         )
-
-
-def _model_of(task: Task) -> CudaTaskBaselines:
-    """A file's own Model on the GPU."""
-    kind = file_kind(str(task))
-    assert kind
-    return kind.device_baselines(task)  # type: ignore[no-any-return]
