@@ -25,7 +25,7 @@ from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
 from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, on, reading, wait
 from cuda_l2.measure.sampler import Samples
-from cuda_l2.measure.tuned import Tuned, TunedLayout, TuneSettings, recall, store
+from cuda_l2.measure.tuned import ADAPTIVE, PAPER_TUNING, Tuned, TunedLayout, recall, store
 from cuda_l2.measure.tuning import HEAT_S, REHEAT_S, Tuner
 from cuda_l2.records import Accumulate, Gemm, Layout, Task
 from cuda_l2.system import paths
@@ -47,20 +47,20 @@ class Libraries(Closing):
 
     def __init__(
         self,
-        settings: TuneSettings = TuneSettings(),
+        method: str = ADAPTIVE,
         *,
         retunes: bool = False,
         choices: Path | None = None,
         keeps: bool = True,
         clock: Clock = CLOCK,
     ) -> None:
-        """settings: how algorithms are timed.
+        """method: how algorithms are timed, one of TUNINGS.
 
         retunes: whether choices that earlier processes stored are made anew. choices: file of choices for many
         products, used where the cache has none. keeps: whether choices are stored; not where other work on the GPU
         disturbs them.
         """
-        self.settings, self._retunes, self._keeps, self._clock = settings, retunes, keeps, clock
+        self._method, self._retunes, self._keeps, self._clock = method, retunes, keeps, clock
         self._target = cuda.detect()
         self._choices = Choices(choices, self.machine) if choices else None
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
@@ -116,7 +116,7 @@ class Libraries(Closing):
         gemm = gemm.any_layout
         known = self._tuned.get(gemm)
         if known is None:
-            path = self.choice_path(gemm, self.settings.method)
+            path = self.choice_path(gemm, self._method)
             known = None if self._retunes else self._recall(path, gemm)
             if known is None:
                 known = self._tune(gemm, buffers)
@@ -158,7 +158,7 @@ class Libraries(Closing):
             return 0
         both = [gemm.any_layout for gemm in gemms]  # one choice serves both layouts
         products = dict.fromkeys([*both, *(replace(gemm, accumulate=Accumulate.FP32) for gemm in both)])
-        return self._choices.pack(self.choice_path, products, self.settings.method, renewed=self.chose > 0)
+        return self._choices.pack(self.choice_path, products, self._method, renewed=self.chose > 0)
 
     def is_tuned(self, gemm: Gemm) -> bool:
         """Whether `tune` has been called for this product."""
@@ -203,8 +203,8 @@ class Libraries(Closing):
     def _recall(self, path: Path, gemm: Gemm) -> Tuned | None:
         """What an earlier process stored; None where there is nothing, or nothing that still holds."""
         if self._choices:
-            self._choices.unpack(path, gemm, self.settings.method)
-        tuned = recall(path, gemm, self.settings.method)
+            self._choices.unpack(path, gemm, self._method)
+        tuned = recall(path, gemm, self._method)
         if tuned is None:
             return None
         for layout in Layout:
@@ -220,10 +220,10 @@ class Libraries(Closing):
         nn, tn = (self._tune_layout(gemm, layout, buffers, heat_s) for layout, heat_s in layouts)
         seconds = self._clock.now() - started
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self.settings.method, nn, tn, seconds, now, gemm.dtype)
+        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self._method, nn, tn, seconds, now, gemm.dtype)
 
     def _tune_layout(self, gemm: Gemm, layout: Layout, buffers: Buffers, heat_s: float) -> TunedLayout | None:
-        product, settings = self.product(gemm, layout), self.settings
+        product = self.product(gemm, layout)
 
         def launch(algorithm: Algorithm, buffers: Buffers) -> Enqueue:
             return on(reading(layout, product.launcher(algorithm)), buffers)
@@ -239,11 +239,11 @@ class Libraries(Closing):
         if not algorithms:
             return None
         wait(self.stream)
-        if settings.paper:
+        if self._method == PAPER_TUNING:
             found = self._tuner.as_the_paper(
                 replace(gemm, layout=layout), lambda fresh: [launch(algorithm, fresh) for algorithm in algorithms]
             )
         else:
-            found = self._tuner.by_replays(enqueues, settings, heat_s)
+            found = self._tuner.by_replays(enqueues, heat_s)
         kernels = tuple(" + ".join(captured_kernels(self.stream, enqueue)) for enqueue in enqueues)
         return TunedLayout(tuple(algorithms), kernels, found.times_us, found.rounds, found.chosen, found.regret)

@@ -8,6 +8,7 @@ moves (C x)_i by about 2^-11 of the row's norm, so stale, missing and narrowed r
 import torch
 
 from cuda_l2.records import Accumulate
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
 LARGEST_DEVIATION = 8.0  # of one row's projection, in standard deviations
 _LARGEST_RMS = {Accumulate.FP32: 1.6, Accumulate.FP16: 24.0}
@@ -36,6 +37,12 @@ def largest_rms(accumulate: Accumulate, k: int) -> float:
 def rms_over_rounding(accumulate: Accumulate, k: int) -> float:
     """What the RMS error against fp32 may be, over that of rounding to the output's type."""
     return _RMS_OVER_ROUNDING[accumulate] * _of_long_sums(accumulate, k)
+
+
+def require_precise(accumulate: Accumulate, k: int, rms: float, rounding: float) -> None:
+    """WrongOutput where the RMS error of a launch is too large. rounding: RMS of rounding the reference to C's type."""
+    if not rms <= rms_over_rounding(accumulate, k) * rounding + SUMMATION_NOISE * k**0.5:  # false for NaN
+        raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
 
 
 def _of_long_sums(accumulate: Accumulate, k: int) -> float:

@@ -22,7 +22,7 @@ from cuda_l2.machine.tensors import dtype_of, view, words
 from cuda_l2.measure.baselines._base import LibraryProduct, library_baselines
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, WrongOutput, largest_rms, rms_over_rounding, rounding_step
+from cuda_l2.measure.outputs import LARGEST_DEVIATION, WrongOutput, largest_rms, require_precise, rounding_step
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.measure.timed_memory import Outputs, TimedMemory
 from cuda_l2.records import Accumulate, Gemm, Layout, Task, Tensor
@@ -242,8 +242,7 @@ class ProductMemory(TimedMemory):
         if not element_wise:
             return float("nan")
         rms = math.sqrt(found[-1][2] / rows.reference_RN.numel())
-        if not rms <= rms_over_rounding(accumulate, gemm.k) * float(rows.rounding) + SUMMATION_NOISE * gemm.k**0.5:
-            raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
+        require_precise(accumulate, gemm.k, rms, float(rows.rounding))
         return float(found[-1][3])
 
     def _compared(self, window: int) -> Rows:

@@ -10,14 +10,10 @@ from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
-
-ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
-TUNINGS = (ADAPTIVE, PAPER_TUNING)
-"""How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
-rounds of single ones."""
 
 B = TypeVar("B", bound=Baseline)
 

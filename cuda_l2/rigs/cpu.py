@@ -23,8 +23,9 @@ from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
+from cuda_l2.measure.tuned import ADAPTIVE
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
-from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
+from cuda_l2.rigs._base import Bench, Request, Rig
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError

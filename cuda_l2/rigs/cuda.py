@@ -30,16 +30,15 @@ from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
 from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
 from cuda_l2.measure.timed_memory import TimedMemory
-from cuda_l2.measure.tuned import TuneSettings
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
-from cuda_l2.rigs._base import PAPER_TUNING, Bench, Elsewhere, Request, Rig
+from cuda_l2.rigs._base import Bench, Elsewhere, Request, Rig
 from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks.cases import in_full_precision
 from cuda_l2.tasks.kinds import kind_of
-from cuda_l2.tasks.products import CACHE_BYTES, ProductCases
+from cuda_l2.tasks.products import CACHE_BYTES
 from cuda_l2.verify import all_checks, deviation, verify
 from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
 
@@ -104,9 +103,9 @@ class CudaRig(Rig):
         self.gpu = bus_id()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
-            settings = TuneSettings(paper=request.tuning == PAPER_TUNING)
-            libraries = Libraries(settings, retunes=request.retune, choices=request.choices, keeps=tunes, clock=clock)
-            self.libraries = stack.enter_context(libraries)
+            self.libraries = stack.enter_context(
+                Libraries(request.tuning, retunes=request.retune, choices=request.choices, keeps=tunes, clock=clock)
+            )
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
             kept: KeptBaselines[CudaTaskBaselines] = KeptBaselines(
@@ -346,11 +345,11 @@ class CudaBench(Bench):
 
     def _memory(self, rotates: bool) -> TimedMemory:
         if rotates not in self._memories:
-            rig, arena, cases = self._rig, self._arena(rotates), self._cases
+            rig, task, arena = self._rig, self._task, self._arena(rotates)
             self._memories[rotates] = (
-                ProductMemory(arena, cases.task, self._generator, rig.workers.helpers, rig.libraries)
-                if isinstance(cases, ProductCases)
-                else TaskMemory(arena, cases, self._rng, rig.workers.helpers, rig.torch_of)
+                ProductMemory(arena, task, self._generator, rig.workers.helpers, rig.libraries)
+                if task.product
+                else TaskMemory(arena, self._cases, self._rng, rig.workers.helpers, rig.torch_of)
             )
         return self._memories[rotates]
 
