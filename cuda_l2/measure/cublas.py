@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.system.errors import MachineError, UserError
 
-Launch = Callable[[int, int, int, int], None]
-"""Enqueues one product: stream, then device addresses of A, B (in the launch's own layout) and C."""
+Launch = Callable[[int, int, int, int, int], None]
+"""Enqueues one product: stream, then device addresses of A, B as K x N, B as N x K (the one not read may be 0), C."""
 
 ALIGNMENT = 256
 """Bytes: what cuBLASLt's heuristic takes operands to be aligned to unless told otherwise."""
@@ -215,11 +215,13 @@ class Cublas:
         m, n, k = gemm.m, gemm.n, gemm.k
         one, zero = _one_and_zero(gemm.accumulate)
         alpha, beta = ctypes.byref(one), ctypes.byref(zero)
-        transpose, b_rows = (0, n) if layout is Layout.NN else (_TRANSPOSE, k)
+        row_major = layout is Layout.NN
+        transpose, b_rows = (0, n) if row_major else (_TRANSPOSE, k)
         half, compute = int(element_type(gemm)), int(compute_type(gemm.accumulate))
         function, handle = self._blas.cublasGemmEx, self._handle
 
-        def launch(stream: int, a: int, b: int, c: int) -> None:
+        def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
+            b = b_nn if row_major else b_tn
             if stream != self._stream:
                 self._use(stream)
             function(
@@ -247,15 +249,15 @@ class LtProduct:
 
     def __init__(self, blas: Cublas, gemm: Gemm, layout: Layout) -> None:
         self._blas, self._accumulate, lt = blas, gemm.accumulate, blas.lt
-        self._element = element_type(gemm)
+        self._element, self._row_major = element_type(gemm), layout is Layout.NN
         m, n, k = gemm.m, gemm.n, gemm.k
         types = compute_type(gemm.accumulate), scale_type(gemm.accumulate)
         self._operation = _made(lt.cublasLtMatmulDescCreate, *types)
-        if layout is Layout.TN:
+        if not self._row_major:
             transpose = ctypes.c_int32(_TRANSPOSE)
             lt.cublasLtMatmulDescSetAttribute(self._operation, _DESC_TRANSA, ctypes.byref(transpose), 4)
         # columns are contiguous: the library's B^T is our rows of B
-        self._b = self._matrix(n, k, n) if layout is Layout.NN else self._matrix(k, n, k)
+        self._b = self._matrix(n, k, n) if self._row_major else self._matrix(k, n, k)
         self._a = self._matrix(k, m, k)
         self._c = self._matrix(n, m, n)
 
@@ -301,9 +303,10 @@ class LtProduct:
         stored = MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data))
         alpha, beta, algo = ctypes.byref(one), ctypes.byref(zero), ctypes.byref(stored)
         function, handle, workspace, size = blas.lt.cublasLtMatmul, blas.lt_handle, blas.workspace, blas.workspace_bytes
-        a_layout, b_layout, c_layout = self._a, self._b, self._c
+        a_layout, b_layout, c_layout, row_major = self._a, self._b, self._c, self._row_major
 
-        def launch(stream: int, a: int, b: int, c: int) -> None:
+        def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
+            b = b_nn if row_major else b_tn
             if (a | b | c) % ALIGNMENT:
                 raise ValueError(f"cuBLASLt's algorithms were chosen for operands aligned to {ALIGNMENT} bytes")
             function(

@@ -22,8 +22,8 @@ from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.choices import Choices
 from cuda_l2.measure.clock import CLOCK, Clock
-from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
-from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, on, reading, wait
+from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, Launch, LtProduct
+from cuda_l2.measure.launches import Buffers, Enqueue, captured_kernels, on, wait
 from cuda_l2.measure.sampler import Samples
 from cuda_l2.measure.tuned import ADAPTIVE, PAPER_TUNING, Tuned, TunedLayout, recall, store
 from cuda_l2.measure.tuning import HEAT_S, REHEAT_S, Tuner
@@ -135,7 +135,7 @@ class Libraries(Closing):
         if tuned is None:
             return Samples()
         product = self.product(gemm, layout)
-        enqueues = [on(reading(layout, product.launcher(one)), buffers) for one in tuned.algorithms]
+        enqueues = [on(product.launcher(one), buffers) for one in tuned.algorithms]
         for enqueue in enqueues:
             enqueue(self.stream)  # what a library sets up on first use is not captured
         wait(self.stream)
@@ -225,13 +225,10 @@ class Libraries(Closing):
     def _tune_layout(self, gemm: Gemm, layout: Layout, buffers: Buffers, heat_s: float) -> TunedLayout | None:
         product = self.product(gemm, layout)
 
-        def launch(algorithm: Algorithm, buffers: Buffers) -> Enqueue:
-            return on(reading(layout, product.launcher(algorithm)), buffers)
-
         algorithms: list[Algorithm] = []
         enqueues: list[Enqueue] = []
         for algorithm in product.algorithms:
-            run = launch(algorithm, buffers)
+            run = on(product.launcher(algorithm), buffers)
             with contextlib.suppress(CublasError):  # the heuristic promises less than it checks
                 run(self.stream)
                 algorithms.append(algorithm)
@@ -241,7 +238,7 @@ class Libraries(Closing):
         wait(self.stream)
         if self._method == PAPER_TUNING:
             found = self._tuner.as_the_paper(
-                replace(gemm, layout=layout), lambda fresh: [launch(algorithm, fresh) for algorithm in algorithms]
+                replace(gemm, layout=layout), lambda fresh: [on(product.launcher(one), fresh) for one in algorithms]
             )
         else:
             found = self._tuner.by_replays(enqueues, heat_s)

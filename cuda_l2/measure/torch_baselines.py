@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,8 @@ from cuda_l2.tasks.cases import Case
 WORKER = "cuda_l2.measure.torch_worker"
 START_TIMEOUT_S = 120.0
 COMPILE_TIMEOUT_S = 600.0
+MOST_ANSWERED = 1 << 12
+"""Bytes of an answer: a pipe takes it in one piece."""
 
 
 class HostBaselines(Protocol):
@@ -104,7 +105,7 @@ class TorchBaselines(Closing):
     def run(self, timeout_s: float) -> float:
         """Run what was prepared; wall time in seconds."""
         start = self._now()
-        self._write(struct.pack("i", 0))
+        self._write(b"\n")
         self._await(b"D", timeout_s)
         return self._now() - start
 
@@ -134,21 +135,8 @@ class TorchBaselines(Closing):
         """Why a baseline does not run on the first slot; empty where it does."""
         assert self.arena is not None
         self._send(op="try", arm=baseline.name, calls=[_offsets(self.arena, 0)])
-        answer = self._read(1)
-        if answer == b"X":
-            (length,) = struct.unpack("i", self._read(4))
-            return self._read(length).decode(errors="replace")
-        if answer != b"D":
-            raise self._gone()
-        return ""
-
-    def _read(self, count: int) -> bytes:
-        """So many bytes of the answer to a message that may compile."""
-        ready, _, _ = select.select([self._ack], [], [], COMPILE_TIMEOUT_S)
-        data = os.read(self._ack, count) if ready else b""
-        if len(data) != count:
-            raise self._gone()
-        return data
+        answer = self._answer(COMPILE_TIMEOUT_S)
+        return answer[1:].decode(errors="replace") if answer[:1] == b"X" else ""
 
     def _message(self, **fields: object) -> None:
         self._send(**fields)
@@ -158,8 +146,7 @@ class TorchBaselines(Closing):
         if not self._started:
             self._await(b"R")
             self._started = True
-        data = json.dumps(fields).encode()
-        self._write(struct.pack("i", len(data)) + data)
+        self._write(json.dumps(fields).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -170,9 +157,15 @@ class TorchBaselines(Closing):
             raise self._gone() from None
 
     def _await(self, expected: bytes, timeout_s: float = START_TIMEOUT_S) -> None:
-        ready, _, _ = select.select([self._ack], [], [], max(timeout_s, START_TIMEOUT_S))
-        if not ready or os.read(self._ack, 1) != expected:
+        if self._answer(max(timeout_s, START_TIMEOUT_S)) != expected:
             raise self._gone()
+
+    def _answer(self, timeout_s: float) -> bytes:
+        ready, _, _ = select.select([self._ack], [], [], timeout_s)
+        answer = os.read(self._ack, MOST_ANSWERED) if ready else b""
+        if not answer:
+            raise self._gone()
+        return answer
 
     def _gone(self) -> UserError:
         return UserError("the process that runs torch's baselines ended or hangs; is memory short? try a smaller shape")
