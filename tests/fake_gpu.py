@@ -25,7 +25,6 @@ from cuda_l2.machine.cuda.helpers import Projection
 from cuda_l2.machine.cuda.segments import Copied, Segment
 from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
 from cuda_l2.measure import graph_rounds, product_memory, task_memory
-from cuda_l2.measure.clock import CLOCK
 from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
@@ -258,7 +257,7 @@ class Rig:
     """What a bench of a task asks of a rig. kernels: by the artifact's text."""
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
-        self.workers, self.clock, self.tunes, self.libraries = Workers(kernels), CLOCK, True, None
+        self.workers, self.tunes, self.libraries = Workers(kernels), True, None
         self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
         self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
         self.models: KeptBaselines[task_memory.CudaTaskBaselines] = KeptBaselines(

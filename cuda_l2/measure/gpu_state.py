@@ -98,8 +98,7 @@ class Drift:
     the least ratio, or where the arms took turns at being faster none.
     """
 
-    def __init__(self, limit: float = DRIFT_LIMIT) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self._rounds: dict[int, dict[str, GpuSample]] = defaultdict(dict)
 
     def add(self, arm: str, number: int, sample: GpuSample) -> None:
@@ -115,7 +114,7 @@ class Drift:
     def reason(self) -> str:
         """In one line, why the run should be repeated; empty where the arms met the same clock."""
         spread, *arms = self._furthest()
-        if spread <= self.limit:
+        if spread <= DRIFT_LIMIT:
             return ""
         shared = [found for found in self._rounds.values() if set(arms) <= found.keys()]
         high, low = (f"{statistics.median(found[arm].sm_mhz for found in shared):.0f} MHz during {arm}" for arm in arms)

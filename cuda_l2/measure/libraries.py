@@ -6,6 +6,7 @@ Both libraries have 256 MiB of workspace. The baselines in `baselines/` launch t
 import contextlib
 import datetime
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,7 +22,6 @@ from cuda_l2.machine.cuda.driver import check
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.choices import Choices
-from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, Launch, LtProduct
 from cuda_l2.measure.launches import Buffers, Enqueue, captured_kernels, on, wait
 from cuda_l2.measure.sampler import Samples
@@ -52,7 +52,6 @@ class Libraries(Closing):
         retunes: bool = False,
         choices: Path | None = None,
         keeps: bool = True,
-        clock: Clock = CLOCK,
     ) -> None:
         """method: how algorithms are timed, one of TUNINGS.
 
@@ -60,7 +59,7 @@ class Libraries(Closing):
         products, used where the cache has none. keeps: whether choices are stored; not where other work on the GPU
         disturbs them.
         """
-        self._method, self._retunes, self._keeps, self._clock = method, retunes, keeps, clock
+        self._method, self._retunes, self._keeps = method, retunes, keeps
         self._target = cuda.detect()
         self._choices = Choices(choices, self.machine) if choices else None
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
@@ -214,11 +213,11 @@ class Libraries(Closing):
         return tuned
 
     def _tune(self, gemm: Gemm, buffers: Buffers) -> Tuned:
-        started = self._clock.now()
+        started = time.perf_counter()
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
         layouts = ((Layout.NN, HEAT_S), (Layout.TN, REHEAT_S))
         nn, tn = (self._tune_layout(gemm, layout, buffers, heat_s) for layout, heat_s in layouts)
-        seconds = self._clock.now() - started
+        seconds = time.perf_counter() - started
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self._method, nn, tn, seconds, now, gemm.dtype)
 

@@ -11,13 +11,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
-from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
 from cuda_l2.system import paths, variables
@@ -52,8 +52,7 @@ class TorchBaselines(Closing):
     conditions: Mapping[str, Any] = {}
     """Fields of a timing's conditions that a reader of the times needs."""
 
-    def __init__(self, threads: int, clock: Clock = CLOCK) -> None:
-        self._now = clock.now
+    def __init__(self, threads: int) -> None:
         self._ack, ack_write = os.pipe()
         # torch at its best: threads that spin between calls, where commands make their own sleep, each on a core of
         # its own, as candidates' are; unbound it sometimes runs 40 % slower for a while
@@ -99,15 +98,14 @@ class TorchBaselines(Closing):
 
     def prepare(self, baseline: TorchBaseline, slots: Sequence[int]) -> None:
         assert self.arena is not None
-        calls = [_offsets(self.arena, slot) for slot in slots]
-        self._message(op="prepare", arm=baseline.name, calls=calls)
+        self._message(op="prepare", arm=baseline.name, calls=[_offsets(self.arena, slot) for slot in slots])
 
     def run(self, timeout_s: float) -> float:
         """Run what was prepared; wall time in seconds."""
-        start = self._now()
+        start = time.perf_counter()
         self._write(b"\n")
         self._await(b"D", timeout_s)
-        return self._now() - start
+        return time.perf_counter() - start
 
     def collect(self) -> None:
         """Put the last result of a baseline that returns new tensors into its slot."""

@@ -17,7 +17,6 @@ from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
 from cuda_l2.measure.baselines._base import strongest_first
-from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
@@ -45,16 +44,16 @@ class CpuRig(Rig):
     suffix = ".c"
     builds_disturb = True
 
-    def __init__(self, request: Request = Request(), clock: Clock = CLOCK) -> None:
+    def __init__(self, request: Request = Request()) -> None:
         if request.tuning != ADAPTIVE:
             raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
         if request.choices:
             raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
-        self.request, self.clock = request, clock
+        self.request = request
         self.target = cpu.detect()
         self.target.ceilings()  # measured while the machine is still idle
         self.protocols = CPU_PROTOCOLS
-        self.baselines = TorchBaselines(self.target.cores, clock)
+        self.baselines = TorchBaselines(self.target.cores)
         kept: KeptBaselines[HostBaselines] = KeptBaselines(
             self.baselines, lambda kind, task: kind.host_baselines(task, self.target.cores), MOST_MODELS
         )
@@ -126,7 +125,7 @@ class CpuBench(Bench):
         operands = self._operands
         arms, conditions = self._arms(protocol)
         opened = self._candidate(*kernel, operands) if kernel else None
-        terms = Terms(protocol, self._rng, beat, self._rig.clock)
+        terms = Terms(protocol, self._rng, beat)
         timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
         return replace(timing, conditions=replace(timing.conditions, **conditions))
 

@@ -21,7 +21,6 @@ from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.machine.cuda.worker import CudaWorkers
 from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, strongest_first
-from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.product_memory import ProductMemory, library_outputs, other_layout
@@ -84,19 +83,18 @@ class CudaRig(Rig):
     def __init__(
         self,
         request: Request = Request(),
-        clock: Clock = CLOCK,
         *,
         patience: float = 1.0,
         tunes: bool = True,
         sanitize: Sanitize = sanitizer.findings,
     ) -> None:
-        """What follows the clock is for verifying beside others, where nothing is timed.
+        """What follows the request is for verifying beside others, where nothing is timed.
 
         patience: time limits are so many times the usual ones. tunes: whether cuBLASLt's algorithms are always timed
         before a candidate is compared with them; where not, only if it fails without them. sanitize: who runs the
         sanitizer.
         """
-        self.request, self.clock, self.tunes = request, clock, tunes
+        self.request, self.tunes = request, tunes
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
@@ -104,7 +102,7 @@ class CudaRig(Rig):
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
             self.libraries = stack.enter_context(
-                Libraries(request.tuning, retunes=request.retune, choices=request.choices, keeps=tunes, clock=clock)
+                Libraries(request.tuning, retunes=request.retune, choices=request.choices, keeps=tunes)
             )
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
@@ -258,7 +256,7 @@ class CudaBench(Bench):
 
         By name; without kernels one baseline stands in their place.
         """
-        terms = Terms(protocol, self._rng, beat, self._rig.clock)
+        terms = Terms(protocol, self._rng, beat)
         measure = self._on_the_gpu(lambda: self._prepared(kernels, terms))
         return self._rig.steadily(lambda: self._on_the_gpu(measure))
 
