@@ -25,7 +25,6 @@ from cuda_l2.machine.cuda.helpers import Projection
 from cuda_l2.machine.cuda.segments import Copied, Segment
 from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
 from cuda_l2.measure import graph_rounds, product_memory, task_memory
-from cuda_l2.measure.cuda_played import Calls
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
@@ -358,7 +357,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(
         graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda pause_s: None, pause_ended=lambda: None)
     )
-    monkeypatch.setattr(task_memory, "Captured", Calls)
+    monkeypatch.setattr(task_memory, "Captured", task_memory.Calls)
     monkeypatch.setattr(cuda_rig, "DEVICE", "cpu")
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)

@@ -22,8 +22,7 @@ from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.measure.baselines._base import TorchTask
-from cuda_l2.measure.cuda_played import Played
-from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
+from cuda_l2.measure.task_memory import CudaTaskBaselines, Played, TaskMemory
 from cuda_l2.records import Task, VerdictStatus
 from cuda_l2.tasks.cases import Case
 

@@ -152,23 +152,15 @@ class GraphRounds(Rounds):
             KernelTrace.detach()  # CUPTI slows what comes after it in the same process
         self._workers = gpu.workers
         self.worker = gpu.workers.get(memory.arena, traced=not protocol.round_s)
-        self._trace: KernelTrace | None = None
         self.timeout_s = START_S
-        for name, kernel in kernels.items():
-            self._load(name, kernel, gpu.sms)
-        self.trace()
-
-    def _load(self, name: str, kernel: Kernel, sms: int) -> None:
-        """Load a kernel in its slot, bound to every window; its workspaces are laid out in the arena already."""
-        slot = self.slots[name]
-        self._plans[name] = plan = self._memory.plan(kernel, sms)
-        self.worker.load(Path(kernel.build.artifact), plan, self._memory.places(plan, kernel, slot), slot)
-        self._memory.arena.fill_workspaces(plan, persistent=True, slot=slot)
-
-    def trace(self) -> None:
-        """Once all is loaded: have single launches traced, in both processes."""
-        self.worker.call("traced", START_S, on=not self.protocol.round_s)
-        self._trace = None if self.protocol.round_s else KernelTrace()
+        for name, kernel in kernels.items():  # bound to every window; workspaces are laid out in the arena already
+            slot = self.slots[name]
+            self._plans[name] = plan = memory.plan(kernel, gpu.sms)
+            self.worker.load(Path(kernel.build.artifact), plan, memory.places(plan, kernel, slot), slot)
+            memory.arena.fill_workspaces(plan, persistent=True, slot=slot)
+        # once all is loaded single launches are traced, in both processes
+        self.worker.call("traced", START_S, on=not protocol.round_s)
+        self._trace: KernelTrace | None = None if protocol.round_s else KernelTrace()
 
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         self._memory.refresh()

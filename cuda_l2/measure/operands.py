@@ -13,7 +13,7 @@ import torch
 
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.tensors import dtype_of
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, WrongOutput, largest_rms, require_precise, rounding_step
+from cuda_l2.measure.outputs import WrongOutput, require_own, require_precise, rounding_step
 from cuda_l2.records import DTYPE_BYTES, Gemm, Task, Tensor
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
@@ -164,12 +164,8 @@ class ProductOperands(Operands):
         noise_LM = rounding_step(dtype_of(c)) * torch.linalg.vector_norm(c_LMN, dim=2)
         noise_LM += SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
         deviation_LM = (c_LMN @ signs_N - expected_LM) / noise_LM
-        allowed = largest_rms(gemm.accumulate, gemm.k)
-        rms_right_L = deviation_LM.square().mean(1).sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
-        right_L = rms_right_L & (deviation_LM.abs().amax(1) <= LARGEST_DEVIATION * allowed)  # False for NaN
-        if not right_L.all():
-            number = int((~right_L).nonzero()[0]) + 1
-            raise WrongOutput(f"timed launch {number} of {count} did not produce its own result")
+        rms_L, largest_L = deviation_LM.square().mean(1).sqrt(), deviation_LM.abs().amax(1)
+        require_own(zip(rms_L.tolist(), largest_L.tolist(), strict=True), gemm.accumulate, gemm.m, gemm.k)
         if not element_wise:
             return float("nan")
         slot = int(self.rng.integers(count))

@@ -5,6 +5,8 @@ time", 1977): C x = A (B x) for a random x of signs, which costs M N + N K + M K
 moves (C x)_i by about 2^-11 of the row's norm, so stale, missing and narrowed results all stand out.
 """
 
+from collections.abc import Iterable
+
 import torch
 
 from cuda_l2.records import Accumulate
@@ -29,9 +31,15 @@ def rounding_step(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 12**0.5
 
 
-def largest_rms(accumulate: Accumulate, k: int) -> float:
-    """What a row's projections may deviate by, in standard deviations of rounding to the output's type."""
-    return _LARGEST_RMS[accumulate] * _of_long_sums(accumulate, k)
+def require_own(deviations: Iterable[tuple[float, float]], accumulate: Accumulate, m: int, k: int) -> None:
+    """WrongOutput where a launch's M projections deviate too far.
+
+    deviations: of each launch the RMS and the largest, in standard deviations of rounding to the output's type.
+    """
+    allowed = _LARGEST_RMS[accumulate] * _of_long_sums(accumulate, k)
+    for number, (rms, largest) in enumerate(deviations, 1):
+        if not (rms <= allowed * (1 + 4 / m**0.5) and largest <= LARGEST_DEVIATION * allowed):  # false for NaN
+            raise WrongOutput(f"timed launch {number} of those looked at did not produce its own result")
 
 
 def rms_over_rounding(accumulate: Accumulate, k: int) -> float:

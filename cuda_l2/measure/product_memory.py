@@ -22,7 +22,7 @@ from cuda_l2.machine.tensors import dtype_of, view, words
 from cuda_l2.measure.baselines._base import LibraryProduct, library_baselines
 from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, WrongOutput, largest_rms, require_precise, rounding_step
+from cuda_l2.measure.outputs import WrongOutput, require_own, require_precise, rounding_step
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.measure.timed_memory import Outputs, TimedMemory
 from cuda_l2.records import Accumulate, Gemm, Layout, Task, Tensor
@@ -233,12 +233,8 @@ class ProductMemory(TimedMemory):
             rows = self._compared(windows[-1])
             self._helpers.compare_rows(stream, outputs[-1], rows.numbers_R, rows.reference_RN, found_L4[-1][2:])
         found = found_L4.tolist()
-        allowed = largest_rms(accumulate, gemm.k)
-        for number, (squares, largest, *_) in enumerate(found, 1):  # false for NaN
-            rms = math.sqrt(squares / gemm.m)
-            if not (rms <= allowed * (1 + 4 / gemm.m**0.5) and largest <= LARGEST_DEVIATION * allowed):
-                which = f"timed launch {number} of the {len(windows)} looked at"
-                raise WrongOutput(f"{which} did not produce its own result")
+        deviations = ((math.sqrt(squares / gemm.m), largest) for squares, largest, *_ in found)
+        require_own(deviations, accumulate, gemm.m, gemm.k)
         if not element_wise:
             return float("nan")
         rms = math.sqrt(found[-1][2] / rows.reference_RN.numel())

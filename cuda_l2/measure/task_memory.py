@@ -5,7 +5,9 @@ with candidates. Precision is the task's: no TF32, no sums in fp16. One that can
 are wrong, is left out with its reason. Every output that is looked at is checked by the task's tolerance.
 """
 
+import gc
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +15,10 @@ import numpy as np
 import torch
 
 from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.machine.cuda.segments import Segments
-from cuda_l2.measure.baselines._base import TorchTask, baselines_of
-from cuda_l2.measure.cuda_played import Calls, Captured, Function, Played
+from cuda_l2.measure.baselines._base import Function, TorchTask, baselines_of
 from cuda_l2.measure.operands import require_own_result, why_not
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.timed_memory import Outputs, TimedMemory
@@ -30,6 +32,66 @@ SPARE = 2
 """Cases beside those that lie in windows, so that a round brings others."""
 WARM_CALLS = 3
 """Until torch.compile has compiled, and captured a graph of its own."""
+
+
+class Played(Replays):
+    """Launches on windows, one after the other."""
+
+    @property
+    @abstractmethod
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """The last launch's, in the order of the task's outputs."""
+
+
+class Calls(Played):
+    """Calls of a function from Python."""
+
+    def __init__(
+        self, stream: torch.cuda.Stream, function: Function, given: Sequence[Mapping[str, torch.Tensor]]
+    ) -> None:
+        super().__init__(stream.cuda_stream)
+        self._on, self._function, self._given = stream, function, given
+        self._results: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return self._results
+
+    def replay(self) -> None:
+        with torch.cuda.stream(self._on):
+            for tensors in self._given:
+                self._results = ()
+                self._results = self._function(**tensors)
+
+
+class Captured(Calls):
+    """A CUDA graph of the calls; what they allocate lies in a pool of its own."""
+
+    def __init__(
+        self, stream: torch.cuda.Stream, function: Function, given: Sequence[Mapping[str, torch.Tensor]]
+    ) -> None:
+        super().__init__(stream, function, given)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            function(**given[0])  # what a library sets up on first use is not captured
+            stream.synchronize()
+            gc.collect()  # as torch does: what is freed while a stream is captured may end the capture
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for tensors in given:
+                    self._results = ()
+                    self._results = function(**tensors)
+            finally:
+                self._graph.capture_end()
+
+    def replay(self) -> None:
+        with torch.cuda.stream(self._on):
+            self._graph.replay()
+
+    def destroy(self) -> None:
+        super().destroy()
+        self._results = ()
+        self._graph.reset()
 
 
 class TaskMemory(TimedMemory):
