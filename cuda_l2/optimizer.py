@@ -22,7 +22,7 @@ from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.propose._base import Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
-from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
+from cuda_l2.records import Candidate, Task, Trial, VerdictStatus
 from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
 from cuda_l2.rigs import Request, Rig, open_rig
@@ -64,7 +64,7 @@ class Result:
             )
         if self.target.name != "cpu":
             raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
-        if not isinstance(self.task, Gemm):
+        if not self.task.product:
             raise UserError(
                 f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
             )

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.record_json import from_json as from_json  # noqa: PLC0414 - part of what this module offers
@@ -83,7 +83,7 @@ class Gemm:
     fp16 sums are a class of fp16 elements alone.
     """
 
-    product: ClassVar[bool] = True
+    product: ClassVar[Literal[True]] = True
 
     m: int
     n: int
@@ -178,7 +178,7 @@ class Operation:
     that is not ours; dtype: of the tensors whose type the definition leaves open.
     """
 
-    product: ClassVar[bool] = False
+    product: ClassVar[Literal[False]] = False
 
     name: str
     sizes: tuple[tuple[str, int], ...] = ()

@@ -21,6 +21,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
 from cuda_l2 import contract
 from cuda_l2.build.build_server import BuildServers
@@ -29,7 +30,6 @@ from cuda_l2.library.table import COLD, PLAIN, Row, family_of, read_table
 from cuda_l2.machine.cuda import target as cuda
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate
 from cuda_l2.report.library import BUCKETS

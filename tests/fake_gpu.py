@@ -24,15 +24,12 @@ from cuda_l2.machine.cuda.driver import LaunchError
 from cuda_l2.machine.cuda.helpers import Projection
 from cuda_l2.machine.cuda.segments import Copied, Segment
 from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
-from cuda_l2.measure import cuda_operands, cuda_task_baselines, graph_rounds, timed_memory
-from cuda_l2.measure.clock import CLOCK
-from cuda_l2.measure.cuda_played import Calls
+from cuda_l2.measure import graph_rounds, product_memory, task_memory
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
-from cuda_l2.records import Build, BuildStatus, Candidate, Operation, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda as cuda_rig
 from cuda_l2.rigs.kept import KeptBaselines
-from cuda_l2.tasks import is_foreign
 from cuda_l2.verify import _cuda
 from cuda_l2.verify._cuda import Facilities
 
@@ -259,16 +256,15 @@ class Rig:
     """What a bench of a task asks of a rig. kernels: by the artifact's text."""
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
-        self.workers, self.clock = Workers(kernels), CLOCK
+        self.workers, self.tunes, self.libraries = Workers(kernels), True, None
         self.target = SimpleNamespace(sms=SMS, l2_bytes=L2_BYTES)
         self.shared = Gpu(self.workers, SMS, L2_BYTES)  # type: ignore[arg-type]
-        self._task_baselines = cuda_task_baselines.CudaTaskBaselines()
-        self.models = KeptBaselines(CudaModelBaselines, 2)
+        self.models: KeptBaselines[task_memory.CudaTaskBaselines] = KeptBaselines(
+            task_memory.CudaTaskBaselines(), lambda kind, task: CudaModelBaselines(task), 2
+        )
+        self.torch_of = self.models.of
         self.sanitized, self.finding = list[tuple[str, Any]](), ""
         self.facilities = Facilities(self.workers, SMS, self.stress_builds, 1.0, self.sanitize)  # type: ignore[arg-type]
-
-    def baselines_of(self, task: Operation) -> cuda_task_baselines.CudaTaskBaselines:
-        return self.models.get(task) if is_foreign(task.name) else self._task_baselines
 
     def free_bytes(self) -> int:
         return 8 << 30
@@ -349,11 +345,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     room = np.zeros(4 << 20, np.uint8)
     monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (OK, room.ctypes.data))
     monkeypatch.setattr(device_buffers, "SharedBuffer", Buffer)
-    for module in (_cuda, cuda_operands):
+    for module in (_cuda, task_memory):
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
-    monkeypatch.setattr(timed_memory, "Graph", Graph)
-    monkeypatch.setattr(cuda_operands, "torch", _Torch())
+    monkeypatch.setattr(product_memory, "Graph", Graph)
+    monkeypatch.setattr(product_memory, "torch", _Torch())
     monkeypatch.setattr(cuda_worker_main, "Loaded", _Loaded)
     for module in (graph_rounds, cuda_worker_main):
         monkeypatch.setattr(module, "KernelTrace", Trace)
@@ -361,7 +357,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(
         graph_rounds, "_heater", lambda: SimpleNamespace(run=lambda pause_s: None, pause_ended=lambda: None)
     )
-    monkeypatch.setattr(cuda_task_baselines, "Captured", Calls)
+    monkeypatch.setattr(task_memory, "Captured", task_memory.Calls)
     monkeypatch.setattr(cuda_rig, "DEVICE", "cpu")
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)

@@ -18,7 +18,7 @@ from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.alone_main import _given
 from cuda_l2.machine.cuda.arena import GUARD_BYTES, OUTSIDE, CudaArena, Sharing, buffer_name, given_file
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, POISONS
-from cuda_l2.measure.cuda_operands import other_layout
+from cuda_l2.measure.product_memory import other_layout
 from cuda_l2.records import Gemm, Operation, Tensor, from_json, to_json
 from cuda_l2.rigs.cuda import needed_bytes, require_feasible, windows
 from cuda_l2.system.errors import UserError

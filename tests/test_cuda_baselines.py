@@ -441,7 +441,7 @@ def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # t
 def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:  # type: ignore[no-untyped-def]
     gemm = Gemm(256, 256, 512)
     del nvidia  # there is a GPU
-    with libraries_module.Libraries(stored.TuneSettings(paper=True), keeps=False) as libraries:
+    with libraries_module.Libraries(stored.PAPER_TUNING, keeps=False) as libraries:
         tuned = libraries.tune(gemm, Product(gemm).buffers)
     assert tuned.method == "paper"
     for layout in Layout:

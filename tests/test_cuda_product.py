@@ -16,11 +16,10 @@ from fake_gpu import L2_BYTES, SMS, Workers, fake_gpu, memory  # noqa: F401 - a 
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena
 from cuda_l2.measure.baselines._base import LibraryProduct
-from cuda_l2.measure.cuda_operands import CudaProductOperands
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
+from cuda_l2.measure.product_memory import ProductMemory
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
-from cuda_l2.measure.timed_memory import ProductMemory
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.rigs.cuda import PRODUCT_SHARING
 from cuda_l2.tasks.products import CudaReferences, ProductCases
@@ -129,12 +128,12 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
     chosen = CUDA_PROTOCOLS[protocol]
     windows, sharing = 5 if chosen.rotates else PRODUCT_WINDOWS, PRODUCT_SHARING[chosen.rotates]
     with CudaArena([GEMM], 1 << 20, windows=windows, sharing=sharing) as arena:
-        operands = CudaProductOperands(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers)
         gpu = Gpu(workers, SMS, L2_BYTES)
         kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
         terms = Terms(chosen, np.random.default_rng(1), clock=ticking(0.5))
         nothing: Any = None
-        timing = measure_cuda(gpu, LIBRARIES, kernels, ProductMemory(operands, nothing), terms)[CANDIDATE]
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        timing = measure_cuda(gpu, LIBRARIES, kernels, memory, terms)[CANDIDATE]
     if body is keeps_what_is_there and protocol in ("rotating", "server", "paper"):
         status = "measured"  # each output is met once, and poisoned before
     assert timing.status == status, timing.reason

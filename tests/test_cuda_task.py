@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from fake_gpu import RMS_NORM, Rig, fake_gpu, floats, memory  # noqa: F401 - a f
 
 from cuda_l2 import tasks
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE
+from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, Sharing
 from cuda_l2.machine.fills import SCRATCH_BYTE
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchTask, baselines_of
@@ -277,12 +278,12 @@ def test_an_arm_that_fails_or_errs_is_left_out(judged: Any, monkeypatch: pytest.
 
 
 def test_launches_that_share_outputs_never_meet_the_same_window_twice_running(judged: Any) -> None:
-    from cuda_l2.measure.timed_memory import TaskMemory  # noqa: PLC0415
+    from cuda_l2.measure.task_memory import TaskMemory  # noqa: PLC0415
 
     _, bench, _, _ = judged("honest")
     for several in (2, 3, 4):
         windows: Any = TaskMemory.__new__(TaskMemory)
-        windows.arena, windows.rotates = type("Arena", (), {"windows": several}), False
+        windows.arena = SimpleNamespace(windows=several, sharing=Sharing.SEPARATE)
         rng = np.random.default_rng(several)
         for count in (2, 4, 8, 64):
             found = windows.windows(count, rng)

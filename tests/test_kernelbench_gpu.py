@@ -208,7 +208,7 @@ def test_windows_that_rotate_are_more_and_each_has_weights_of_its_own(opened: An
     for rotates, count in ((False, 4), (True, 6), (False, 4)):
         timing = stages.time(candidate, build, replace(CUDA_PROTOCOLS["search"], rotates=rotates))
         assert timing.status is TimingStatus.MEASURED, timing.reason
-        (process,) = rig.baselines_of(stages._task)._processes.values()
+        (process,) = rig.torch_of(stages._task)._processes.values()
         weights = [call.weights["linear.weight"] for call in process._calls]
         assert len(weights) == count and not any(torch.equal(weights[0], other) for other in weights[1:])
 
@@ -232,13 +232,13 @@ def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
 @RUNS
 def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, stages, candidate, build = opened(QUARTIC, POLYNOMIAL)
-    baselines = rig.baselines_of(stages._task)
+    baselines = rig.torch_of(stages._task)
     monkeypatch.setattr(
         type(baselines._known), "text", property(lambda known: known.file.text.replace("square + 1", "square + 2"))
     )
     with pytest.raises(UserError, match=r"PyTorch cannot compute .* cannot be captured|off by"):
         stages.time(candidate, build, CUDA_PROTOCOLS["search"])
-    assert "off by" in baselines.left_out([torch_eager.EAGER])[EAGER] and not baselines._processes
+    assert "off by" in baselines._reasons[EAGER] and not baselines._processes
 
 
 class Graphs:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Collection
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from conftest import honest_source
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.measure.baselines._base import TorchProduct, all_baselines, baselines_of, beginning, named
-from cuda_l2.measure.intervals import geometric_mean, mean_interval, median_interval
+from cuda_l2.measure.intervals import mean_interval, median_interval
 from cuda_l2.measure.operands import ProductOperands
 from cuda_l2.measure.outputs import WrongOutput, rms_over_rounding
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol, brief

@@ -46,7 +46,7 @@ class ModelBaselines:
         """Fields of a timing's conditions that a reader of the times needs."""
         return {"torch_threads": "spin" if self._arms[EAGER].spins else "sleep"}
 
-    def attach(self, arena: Arena, case: Case) -> None:
+    def attach(self, arena: Arena, case: Case | None) -> None:
         """Use this arena from now on; every arm runs once, on this case."""
         assert isinstance(case, ForeignCase)
         self.arena = arena
@@ -139,9 +139,6 @@ class ModelArm:
         self.prepare([0] * min(arena.slots, SAMPLED))
         time.sleep(SETTLE_S)
         return self.run(0.0)
-
-    def begin(self) -> None:
-        """One process serves every sample."""
 
     def prepare(self, slots: Sequence[int]) -> None:
         with failing():

@@ -21,9 +21,7 @@ from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.measure.baselines._base import TorchTask
-from cuda_l2.measure.cuda_operands import CudaCaseOperands
-from cuda_l2.measure.cuda_played import Played
-from cuda_l2.measure.cuda_task_baselines import CudaFileBaselines, results_by_name
+from cuda_l2.measure.task_memory import CudaTaskBaselines, Played, TaskMemory
 from cuda_l2.records import Task
 from cuda_l2.tasks.cases import Case
 
@@ -36,7 +34,7 @@ CLOCKS = (
 )
 
 
-class CudaModelBaselines(CudaFileBaselines):
+class CudaModelBaselines(CudaTaskBaselines):
     """The reference of one file's task, whose processes start on first use.
 
     An arm that cannot run or be captured, or whose result is wrong, is left out with its reason.
@@ -59,20 +57,20 @@ class CudaModelBaselines(CudaFileBaselines):
         spent = {name: process.conversation_s * 1e6 for name, process in self._processes.items()}
         return {"clocks": CLOCKS, "conversation_us": spent}
 
-    def play(self, baseline: TorchTask, operands: CudaCaseOperands, windows: Sequence[int]) -> Played:
+    def play(self, baseline: TorchTask, memory: TaskMemory, windows: Sequence[int]) -> Played:
         kind = baseline.called.name
-        return ModelPlayed(operands, windows, lambda: self._at(kind, operands), graph=baseline.graph_of is not None)
+        return ModelPlayed(memory, windows, lambda: self._at(kind, memory), graph=baseline.graph_of is not None)
 
-    def _at(self, kind: str, operands: CudaCaseOperands) -> "ModelProcess":
-        """The process of an arm, with what the operands' windows hold now."""
-        cases = operands.current
+    def _at(self, kind: str, memory: TaskMemory) -> "ModelProcess":
+        """The process of an arm, with what the memory's windows hold now."""
+        cases = memory.current
         if cases is not self._held:
             self._held, self._calls = cases, [_on_host(case) for case in cases]
         if kind in self._processes and self._processes[kind].calls_at_most < len(cases):
             self._end(kind)
         if kind not in self._processes:
-            device, compiled = operands.stream.device.type, kind == COMPILED
-            process = ModelProcess(self._known, operands.cases.task, len(cases), device, compiled=compiled)
+            device, compiled = memory.stream.device.type, kind == COMPILED
+            process = ModelProcess(self._known, memory.task, len(cases), device, compiled=compiled)
             try:
                 process.open(cases[0])
             except BaseException:
@@ -82,11 +80,11 @@ class CudaModelBaselines(CudaFileBaselines):
         self._processes[kind].hold(self._calls)
         return self._processes[kind]
 
-    def _try(self, baseline: TorchTask, operands: CudaCaseOperands) -> str:
-        played = self.play(baseline, operands, [0])
+    def _try(self, baseline: TorchTask, memory: TaskMemory) -> str:
+        played = self.play(baseline, memory, [0])
         try:
             played.once()
-            reason = operands.violation(0, results_by_name(operands.cases.task, played.results))
+            reason = memory.violation(0, played.results)
         except Fault as fault:
             reason = fault.reason
         finally:
@@ -159,10 +157,10 @@ class ModelPlayed(Played):
     """Launches of a Model on windows. opened: its process, with what the windows hold now."""
 
     def __init__(
-        self, operands: CudaCaseOperands, windows: Sequence[int], opened: Callable[[], ModelProcess], *, graph: bool
+        self, memory: TaskMemory, windows: Sequence[int], opened: Callable[[], ModelProcess], *, graph: bool
     ) -> None:
-        super().__init__(operands.stream.cuda_stream)
-        self._device, self._outputs = operands.stream.device, operands.cases.task.outputs
+        super().__init__(memory.stream.cuda_stream)
+        self._device, self._outputs = memory.stream.device, memory.task.outputs
         self._windows, self._opened, self._graph = windows, opened, graph
 
     def replay(self) -> None:

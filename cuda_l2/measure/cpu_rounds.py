@@ -4,14 +4,14 @@ import contextlib
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol as Interface
 
 import numpy as np
 
 from cuda_l2.machine.cpu.target import detect
-from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.machine.cpu.worker import Fault, Worker
+from cuda_l2.measure.operands import Operands
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
@@ -29,9 +29,6 @@ MOST_EVICTED = 256 << 20
 class Contestant(Interface):
     """What a round asks of an arm: a candidate's worker or a baseline."""
 
-    def begin(self) -> None:
-        """A sample begins."""
-
     def prepare(self, slots: Sequence[int]) -> None: ...
     def run(self, timeout_s: float) -> float: ...
     def freeze(self) -> None: ...
@@ -40,34 +37,10 @@ class Contestant(Interface):
         """The slots of the last run that hold its results now."""
 
 
-class CandidateArm(Contestant, Interface):
-    """A candidate's worker."""
-
-    def empty(self, timeout_s: float = ...) -> float: ...
-
-
-class TimedOperands(Interface):
-    """What the launches of a sample work on."""
-
-    @property
-    def slots(self) -> int: ...
-    def begin_warm_up(self) -> None:
-        """Leave nothing in memory that a launch which does not count could keep for those that do."""
-
-    def refresh(self, count: int) -> None:
-        """Inputs in the first slots that nothing kept from before is of use for, and outputs poisoned."""
-
-    def check(self, slots: Sequence[int], *, element_wise: bool) -> float:
-        """WrongOutput where a launch on these did not produce its own result; the largest difference of one or NaN."""
-
-    def require_untouched(self, count: int) -> None:
-        """WrongOutput where a launch on the first slots changed inputs or wrote outside its outputs."""
-
-
 def measure_cpu(
-    open_candidate: Callable[[], AbstractContextManager[CandidateArm]] | None,
+    open_candidate: Callable[[], Worker] | None,
     baselines: Mapping[str, Contestant],
-    operands: TimedOperands,
+    operands: Operands,
     terms: Terms,
     timeout_s: float,
 ) -> Timing:
@@ -78,19 +51,10 @@ def measure_cpu(
     start = terms.clock.now()
     # a search is too short to tell, and nobody reads its digits
     others = None if terms.protocol.selects else OtherWork(terms.clock)
-    arms: dict[str, Contestant] = dict(baselines)
-    empty_call_us = float("nan")
     try:
-        with contextlib.ExitStack() as stack:
-            worker: CandidateArm | None = None
-            if open_candidate:
-                arms[CANDIDATE] = worker = stack.enter_context(open_candidate())
-                worker.freeze()
-            run = _CpuRounds(operands, arms, terms, timeout_s)
+        with contextlib.closing(_CpuRounds(operands, baselines, open_candidate, terms, timeout_s)) as run:
             run.run()
-            if worker:
-                worker.thaw()
-                empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
+            empty_call_us = run.empty_call_us()
     except (Fault, WrongOutput) as error:
         return failed(error, terms.protocol, start, terms.clock)
     timing = run.timing(empty_call_us, terms.clock.now() - start)
@@ -99,14 +63,30 @@ def measure_cpu(
 
 
 class _CpuRounds(Rounds):
+    """Baselines, and a candidate where one is opened: in a new process for every sample, if the operands ask for it."""
+
     def __init__(
-        self, operands: TimedOperands, contestants: dict[str, Contestant], terms: Terms, timeout_s: float
+        self,
+        operands: Operands,
+        baselines: Mapping[str, Contestant],
+        open_candidate: Callable[[], Worker] | None,
+        terms: Terms,
+        timeout_s: float,
     ) -> None:
-        subject = CANDIDATE if CANDIDATE in contestants else next(iter(contestants))
-        super().__init__(list(contestants), terms, subject=subject)
-        self.operands, self.contestants, self.timeout_s = operands, contestants, timeout_s
+        names = [*baselines, CANDIDATE] if open_candidate else list(baselines)
+        super().__init__(names, terms, subject=CANDIDATE if open_candidate else names[0])
+        self.operands, self.timeout_s, self._open = operands, timeout_s, open_candidate
+        self.contestants: dict[str, Contestant] = dict(baselines)
+        self._worker: Worker | None = None
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
         self.evicted = np.zeros(evicted if self.protocol.evict else 0, dtype=np.uint8)
+        if open_candidate:
+            self.contestants[CANDIDATE] = self._worker = open_candidate()
+
+    def run(self) -> None:
+        if self._worker:
+            self._worker.freeze()
+        super().run()
 
     @property
     def most(self) -> int:
@@ -117,8 +97,9 @@ class _CpuRounds(Rounds):
 
         The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
         """
+        if name == CANDIDATE:
+            self._begin()
         arm = self.contestants[name]
-        arm.begin()
         if warm:
             self.operands.begin_warm_up()
             arm.thaw()
@@ -146,3 +127,21 @@ class _CpuRounds(Rounds):
         if name == CANDIDATE and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
+
+    def empty_call_us(self) -> float:
+        """Microseconds of a run of no launches, which all arms pay; NaN without a candidate."""
+        if not self._worker:
+            return float("nan")
+        self._worker.thaw()
+        return statistics.median(self._worker.empty() for _ in range(9)) * 1e6
+
+    def close(self) -> None:
+        if self._worker:
+            self._worker.close()
+
+    def _begin(self) -> None:
+        """Before a sample of the candidate: where it has a new process for each, all that it kept is gone."""
+        if self._open and self._worker and self.operands.fresh_processes:
+            self._worker.close()
+            self.operands.forget()
+            self.contestants[CANDIDATE] = self._worker = self._open()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.system.errors import MachineError, UserError
 
-Launch = Callable[[int, int, int, int], None]
-"""Enqueues one product: stream, then device addresses of A, B (in the launch's own layout) and C."""
+Launch = Callable[[int, int, int, int, int], None]
+"""Enqueues one product: stream, then device addresses of A, B as K x N, B as N x K (the one not read may be 0), C."""
 
 ALIGNMENT = 256
 """Bytes: what cuBLASLt's heuristic takes operands to be aligned to unless told otherwise."""
@@ -50,15 +50,9 @@ class ComputeType(enum.IntEnum):
     F32 = 68
 
 
-class _Desc(enum.IntEnum):
-    TRANSA = 3
-
-
-class _Preference(enum.IntEnum):
-    MAX_WORKSPACE_BYTES = 1
-
-
 class AlgoConfig(enum.IntEnum):
+    """Attributes of an algorithm, named as `Algorithm` has them."""
+
     ID = 0
     TILE = 1
     SPLIT_K = 2
@@ -73,8 +67,11 @@ class AlgoConfig(enum.IntEnum):
 _SHORT_ATTRIBUTES = (AlgoConfig.INNER_SHAPE, AlgoConfig.CLUSTER)  # 16 bits; the others have 32
 REDUCTIONS = {0: "none", 1: "in place", 2: "compute type", 4: "output type"}
 """In what type the parts of a split K are summed; 'output type' rounds every part to fp16 first."""
+_DESC_TRANSA = 3
+_PREFERENCE_MAX_WORKSPACE_BYTES = 1
 _TRANSPOSE = 1
 _GEMM_DEFAULT_TENSOR_OP = 99
+_NOT_SUPPORTED = 15
 _STATUSES = {
     1: "not initialised",
     3: "allocation failed",
@@ -83,7 +80,7 @@ _STATUSES = {
     11: "mapping error",
     13: "execution failed",
     14: "internal error",
-    15: "not supported",
+    _NOT_SUPPORTED: "not supported",
 }
 
 
@@ -178,9 +175,15 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 def _declare(library: ctypes.CDLL, name: str, *argument_types: type) -> None:
-    """Give a function its argument types; every one here answers a status."""
+    """Give a function its argument types; it answers a status, and raises CublasError where that is no success."""
+
+    def checked(status: int, function: object, arguments: object) -> int:
+        if status:
+            raise CublasError(name.removesuffix("_v2"), status)
+        return status
+
     function = getattr(library, name)
-    function.argtypes, function.restype = argument_types, ctypes.c_int
+    function.argtypes, function.restype, function.errcheck = argument_types, ctypes.c_int, checked
 
 
 def lt_version() -> int:
@@ -188,9 +191,11 @@ def lt_version() -> int:
     return int(libraries()[1].cublasLtGetVersion())
 
 
-def _check(call: str, status: int) -> None:
-    if status:
-        raise CublasError(call, status)
+def _made(create: Callable[..., int], *arguments: int) -> ctypes.c_void_p:
+    """What a library's function creates."""
+    handle = ctypes.c_void_p()
+    create(ctypes.byref(handle), *arguments)
+    return handle
 
 
 class Cublas:
@@ -202,9 +207,7 @@ class Cublas:
     def __init__(self, workspace: int, workspace_bytes: int) -> None:
         self.workspace, self.workspace_bytes = workspace, workspace_bytes
         self._blas, self.lt = libraries()
-        self._handle, self.lt_handle = ctypes.c_void_p(), ctypes.c_void_p()
-        _check("cublasCreate", self._blas.cublasCreate_v2(ctypes.byref(self._handle)))
-        _check("cublasLtCreate", self.lt.cublasLtCreate(ctypes.byref(self.lt_handle)))
+        self._handle, self.lt_handle = _made(self._blas.cublasCreate_v2), _made(self.lt.cublasLtCreate)
         self._stream: int | None = None
 
     def gemm_ex(self, gemm: Gemm, layout: Layout) -> Launch:
@@ -212,34 +215,32 @@ class Cublas:
         m, n, k = gemm.m, gemm.n, gemm.k
         one, zero = _one_and_zero(gemm.accumulate)
         alpha, beta = ctypes.byref(one), ctypes.byref(zero)
-        transpose, b_rows = (0, n) if layout is Layout.NN else (_TRANSPOSE, k)
+        row_major = layout is Layout.NN
+        transpose, b_rows = (0, n) if row_major else (_TRANSPOSE, k)
         half, compute = int(element_type(gemm)), int(compute_type(gemm.accumulate))
         function, handle = self._blas.cublasGemmEx, self._handle
 
-        def launch(stream: int, a: int, b: int, c: int) -> None:
+        def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
+            b = b_nn if row_major else b_tn
             if stream != self._stream:
                 self._use(stream)
-            status = function(
+            function(
                 *(handle, transpose, 0, n, m, k, alpha, b, half, b_rows, a, half, k, beta, c, half, n),
                 *(compute, _GEMM_DEFAULT_TENSOR_OP),
             )
-            _check("cublasGemmEx", status)
 
         return launch
 
     def close(self) -> None:
         if self._handle:
-            _check("cublasDestroy", self._blas.cublasDestroy_v2(self._handle))
-            _check("cublasLtDestroy", self.lt.cublasLtDestroy(self.lt_handle))
+            self._blas.cublasDestroy_v2(self._handle)
+            self.lt.cublasLtDestroy(self.lt_handle)
             self._handle = ctypes.c_void_p()
 
     def _use(self, stream: int) -> None:
-        _check("cublasSetStream", self._blas.cublasSetStream_v2(self._handle, stream))
+        self._blas.cublasSetStream_v2(self._handle, stream)
         # setting a stream puts the library's own small workspace back
-        _check(
-            "cublasSetWorkspace",
-            self._blas.cublasSetWorkspace_v2(self._handle, self.workspace, self.workspace_bytes),
-        )
+        self._blas.cublasSetWorkspace_v2(self._handle, self.workspace, self.workspace_bytes)
         self._stream = stream
 
 
@@ -248,19 +249,15 @@ class LtProduct:
 
     def __init__(self, blas: Cublas, gemm: Gemm, layout: Layout) -> None:
         self._blas, self._accumulate, lt = blas, gemm.accumulate, blas.lt
-        self._element = element_type(gemm)
+        self._element, self._row_major = element_type(gemm), layout is Layout.NN
         m, n, k = gemm.m, gemm.n, gemm.k
-        self._operation = ctypes.c_void_p()
         types = compute_type(gemm.accumulate), scale_type(gemm.accumulate)
-        _check("cublasLtMatmulDescCreate", lt.cublasLtMatmulDescCreate(ctypes.byref(self._operation), *types))
-        if layout is Layout.TN:
+        self._operation = _made(lt.cublasLtMatmulDescCreate, *types)
+        if not self._row_major:
             transpose = ctypes.c_int32(_TRANSPOSE)
-            _check(
-                "cublasLtMatmulDescSetAttribute",
-                lt.cublasLtMatmulDescSetAttribute(self._operation, _Desc.TRANSA, ctypes.byref(transpose), 4),
-            )
+            lt.cublasLtMatmulDescSetAttribute(self._operation, _DESC_TRANSA, ctypes.byref(transpose), 4)
         # columns are contiguous: the library's B^T is our rows of B
-        self._b = self._matrix(n, k, n) if layout is Layout.NN else self._matrix(k, n, k)
+        self._b = self._matrix(n, k, n) if self._row_major else self._matrix(k, n, k)
         self._a = self._matrix(k, m, k)
         self._c = self._matrix(n, m, n)
 
@@ -268,34 +265,36 @@ class LtProduct:
     def algorithms(self) -> tuple[Algorithm, ...]:
         """What the heuristic returns, its own choice first; empty where the library cannot compute this product."""
         lt, requested = self._blas.lt, REQUESTED_ALGORITHMS
-        preference = ctypes.c_void_p()
-        _check("cublasLtMatmulPreferenceCreate", lt.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
+        preference = _made(lt.cublasLtMatmulPreferenceCreate)
         limit = ctypes.c_uint64(self._blas.workspace_bytes)
-        _check(
-            "cublasLtMatmulPreferenceSetAttribute",
-            lt.cublasLtMatmulPreferenceSetAttribute(
-                preference, _Preference.MAX_WORKSPACE_BYTES, ctypes.byref(limit), ctypes.sizeof(limit)
-            ),
+        lt.cublasLtMatmulPreferenceSetAttribute(
+            preference, _PREFERENCE_MAX_WORKSPACE_BYTES, ctypes.byref(limit), ctypes.sizeof(limit)
         )
         results, found = (HeuristicResult * requested)(), ctypes.c_int(0)
-        status = lt.cublasLtMatmulAlgoGetHeuristic(
-            *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c, preference),
-            *(requested, results, ctypes.byref(found)),
-        )
-        lt.cublasLtMatmulPreferenceDestroy(preference)
-        if status == 15:  # not supported
-            return ()
-        _check("cublasLtMatmulAlgoGetHeuristic", status)
+        try:
+            lt.cublasLtMatmulAlgoGetHeuristic(
+                *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c, preference),
+                *(requested, results, ctypes.byref(found)),
+            )
+        except CublasError as error:
+            if error.status == _NOT_SUPPORTED:
+                return ()
+            raise
+        finally:
+            lt.cublasLtMatmulPreferenceDestroy(preference)
         return tuple(self._algorithm(result) for result in results[: found.value] if result.state == 0)
 
     def supports(self, algorithm: Algorithm) -> bool:
         """Whether a stored algorithm still runs here within the workspace."""
         stored, result = MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data)), HeuristicResult()
-        status = self._blas.lt.cublasLtMatmulAlgoCheck(
-            *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c),
-            *(ctypes.byref(stored), ctypes.byref(result)),
-        )
-        return bool(status == 0 and result.workspace_size <= self._blas.workspace_bytes)
+        try:
+            self._blas.lt.cublasLtMatmulAlgoCheck(
+                *(self._blas.lt_handle, self._operation, self._b, self._a, self._c, self._c),
+                *(ctypes.byref(stored), ctypes.byref(result)),
+            )
+        except CublasError:
+            return False
+        return bool(result.workspace_size <= self._blas.workspace_bytes)
 
     def launcher(self, algorithm: Algorithm) -> Launch:
         """cublasLtMatmul with this algorithm (paper listings 7 and 8)."""
@@ -304,16 +303,16 @@ class LtProduct:
         stored = MatmulAlgo.from_buffer_copy(bytes.fromhex(algorithm.data))
         alpha, beta, algo = ctypes.byref(one), ctypes.byref(zero), ctypes.byref(stored)
         function, handle, workspace, size = blas.lt.cublasLtMatmul, blas.lt_handle, blas.workspace, blas.workspace_bytes
-        a_layout, b_layout, c_layout = self._a, self._b, self._c
+        a_layout, b_layout, c_layout, row_major = self._a, self._b, self._c, self._row_major
 
-        def launch(stream: int, a: int, b: int, c: int) -> None:
+        def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
+            b = b_nn if row_major else b_tn
             if (a | b | c) % ALIGNMENT:
                 raise ValueError(f"cuBLASLt's algorithms were chosen for operands aligned to {ALIGNMENT} bytes")
-            status = function(
+            function(
                 *(handle, operation, alpha, b, b_layout, a, a_layout, beta, c, c_layout, c, c_layout),
                 *(algo, workspace, size, stream),
             )
-            _check("cublasLtMatmul", status)
 
         return launch
 
@@ -325,34 +324,26 @@ class LtProduct:
 
     def _matrix(self, rows: int, columns: int, leading: int) -> ctypes.c_void_p:
         """A column-major matrix of the product's type."""
-        matrix = ctypes.c_void_p()
-        create = self._blas.lt.cublasLtMatrixLayoutCreate
-        status = create(ctypes.byref(matrix), self._element, rows, columns, leading)
-        _check("cublasLtMatrixLayoutCreate", status)
-        return matrix
+        return _made(self._blas.lt.cublasLtMatrixLayoutCreate, self._element, rows, columns, leading)
 
     def _algorithm(self, result: HeuristicResult) -> Algorithm:
-        config = {attribute: self._config(result.algo, attribute) for attribute in AlgoConfig}
-        reduction = config[AlgoConfig.REDUCTION]
+        config = {attribute.name.lower(): self._config(result.algo, attribute) for attribute in AlgoConfig}
+        reduction = config.pop("reduction")
         return Algorithm(
             data=bytes(result.algo).hex(),
-            id=config[AlgoConfig.ID],
-            tile=config[AlgoConfig.TILE],
-            stages=config[AlgoConfig.STAGES],
-            split_k=config[AlgoConfig.SPLIT_K],
             reduction=REDUCTIONS.get(reduction, str(reduction)),
-            swizzle=config[AlgoConfig.SWIZZLE],
-            custom_option=config[AlgoConfig.CUSTOM_OPTION],
-            inner_shape=config[AlgoConfig.INNER_SHAPE],
-            cluster=config[AlgoConfig.CLUSTER],
             workspace_bytes=result.workspace_size,
             waves=result.waves_count,
+            **config,
         )
 
     def _config(self, algo: MatmulAlgo, attribute: AlgoConfig) -> int:
         value = ctypes.c_uint16() if attribute in _SHORT_ATTRIBUTES else ctypes.c_uint32()
         written = ctypes.c_size_t()
-        status = self._blas.lt.cublasLtMatmulAlgoConfigGetAttribute(
-            *(ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(written))
-        )
-        return -1 if status else int(value.value)  # an attribute that this kind of algorithm does not have
+        try:
+            self._blas.lt.cublasLtMatmulAlgoConfigGetAttribute(
+                *(ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.sizeof(value), ctypes.byref(written))
+            )
+        except CublasError:
+            return -1  # an attribute that this kind of algorithm does not have
+        return int(value.value)

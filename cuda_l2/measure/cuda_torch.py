@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from cuda_l2.machine.tensors import dtype_of
-from cuda_l2.measure.launches import Launch, wait
+from cuda_l2.measure.cublas import Launch
+from cuda_l2.measure.launches import wait
 from cuda_l2.records import Accumulate, Gemm, Layout
 
 COMPILE_TIMEOUT_S = 300

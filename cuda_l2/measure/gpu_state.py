@@ -15,6 +15,7 @@ from typing import Any
 
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.records import Conditions
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 DRIFT_LIMIT = 0.015
@@ -47,7 +48,7 @@ class GpuSample:
     limited_by: tuple[str, ...]  # why the clock is not higher; empty where nothing holds it
 
 
-class GpuState:
+class GpuState(Closing):
     """Reads one GPU's state through NVML. A context manager."""
 
     def __init__(self, pci_bus_id: str = "", clock: Clock = CLOCK) -> None:
@@ -88,12 +89,6 @@ class GpuState:
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
-    def __enter__(self) -> "GpuState":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Drift:
     """Samples by arm, taken in or right after its rounds, and whether the arms ran at the same clock.
@@ -103,8 +98,7 @@ class Drift:
     the least ratio, or where the arms took turns at being faster none.
     """
 
-    def __init__(self, limit: float = DRIFT_LIMIT) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self._rounds: dict[int, dict[str, GpuSample]] = defaultdict(dict)
 
     def add(self, arm: str, number: int, sample: GpuSample) -> None:
@@ -120,7 +114,7 @@ class Drift:
     def reason(self) -> str:
         """In one line, why the run should be repeated; empty where the arms met the same clock."""
         spread, *arms = self._furthest()
-        if spread <= self.limit:
+        if spread <= DRIFT_LIMIT:
             return ""
         shared = [found for found in self._rounds.values() if set(arms) <= found.keys()]
         high, low = (f"{statistics.median(found[arm].sm_mhz for found in shared):.0f} MHz during {arm}" for arm in arms)

@@ -20,14 +20,14 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.cupti import KernelTrace
 from cuda_l2.machine.cuda.driver import Replays, bus_id, check
-from cuda_l2.machine.cuda.worker import CudaWorkers
+from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.gpu_state import Drift, GpuState
 from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds, Terms, failed
-from cuda_l2.measure.timed_memory import Output, TimedMemory
+from cuda_l2.measure.timed_memory import TimedMemory
 from cuda_l2.records import Timing
 from cuda_l2.system.errors import UserError
 
@@ -124,7 +124,7 @@ class GraphRounds(Rounds):
         terms: Terms,
     ) -> None:
         self._baselines = {baseline.name: baseline for baseline in baselines}
-        read = {kernel.layout for kernel in kernels.values()} or {memory.layout}
+        read = {kernel.layout or memory.layout for kernel in kernels.values()} or {memory.layout}
         references = [baseline.name for baseline in baselines if baseline.reads(read)]
         tuned = any(baseline.tuned for baseline in baselines)
         seldom = [each.name for each in baselines if tuned and not (each.tuned or each.compiled)]
@@ -152,23 +152,15 @@ class GraphRounds(Rounds):
             KernelTrace.detach()  # CUPTI slows what comes after it in the same process
         self._workers = gpu.workers
         self.worker = gpu.workers.get(memory.arena, traced=not protocol.round_s)
-        self._trace: KernelTrace | None = None
         self.timeout_s = START_S
-        for name, kernel in kernels.items():
-            self._load(name, kernel, gpu.sms)
-        self.trace()
-
-    def _load(self, name: str, kernel: Kernel, sms: int) -> None:
-        """Load a kernel in its slot, bound to every window; its workspaces are laid out in the arena already."""
-        slot = self.slots[name]
-        self._plans[name] = plan = self._memory.plan(kernel, sms)
-        self.worker.load(Path(kernel.build.artifact), plan, self._memory.places(plan, kernel, slot), slot)
-        self._memory.arena.fill_workspaces(plan, persistent=True, slot=slot)
-
-    def trace(self) -> None:
-        """Once all is loaded: have single launches traced, in both processes."""
-        self.worker.call("traced", START_S, on=not self.protocol.round_s)
-        self._trace = None if self.protocol.round_s else KernelTrace()
+        for name, kernel in kernels.items():  # bound to every window; workspaces are laid out in the arena already
+            slot = self.slots[name]
+            self._plans[name] = plan = memory.plan(kernel, gpu.sms)
+            self.worker.load(Path(kernel.build.artifact), plan, memory.places(plan, kernel, slot), slot)
+            memory.arena.fill_workspaces(plan, persistent=True, slot=slot)
+        # once all is loaded single launches are traced, in both processes
+        self.worker.call("traced", START_S, on=not protocol.round_s)
+        self._trace: KernelTrace | None = None if protocol.round_s else KernelTrace()
 
     def begin_round(self, names: Collection[str] = (), count: int = 0) -> None:
         self._memory.refresh()
@@ -190,7 +182,7 @@ class GraphRounds(Rounds):
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         before = warm_launches(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
-        self.timeout_s = START_S + (before + count) * self._memory.slowest_launch_s
+        self.timeout_s = START_S + (before + count) * slowest_s(self._memory.task)
         sequence = self._sequence(name, count)
         self._pause_s = self.clock.now() - self._sampled_at
         if self._heated:
@@ -207,11 +199,16 @@ class GraphRounds(Rounds):
                 self.drift.add(name, self.number, _state().sample())
         elif name not in self.kernels and not self.check_elements:
             return seconds  # a library's result is looked at less often where many candidates wait
-        element_wise = self.check_elements or (name in self.kernels and not self.protocol.selects)
+        whole = self.check_elements or (name in self.kernels and not self.protocol.selects)
         # where they rotate, the outputs of the last few launches, else the last one's
         looked = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._memory.rotates else [sequence[-1]]
         try:
-            difference = self._check(name, looked, element_wise)
+            if name in self.slots:
+                difference = self._memory.check_kernel(looked, element_wise=whole)
+                if whole:
+                    self.differences[name] = max(self.differences.get(name, 0.0), difference)
+            else:
+                self._memory.check_baseline(name, count, looked, element_wise=whole)
         except WrongOutput as wrong:
             if name in self.kernels:
                 raise
@@ -219,8 +216,6 @@ class GraphRounds(Rounds):
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this GPU sound?"
             ) from None
-        if name in self.kernels and element_wise:
-            self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
 
     def finish(self, start: float) -> dict[str, Timing]:
@@ -260,19 +255,10 @@ class GraphRounds(Rounds):
     def _poison(self, name: str) -> None:
         """Fill an arm's outputs with what nothing computes, and a kernel's scratch with garbage."""
         if name in self.slots:
-            self._memory.poison_kernels_outputs()
+            self._memory.poison_outputs()
             self._memory.arena.fill_workspaces(self._plans[name], persistent=False, slot=self.slots[name])
         else:
-            self._memory.poison_baselines_outputs()
-
-    def _check(self, name: str, windows: Sequence[int], element_wise: bool) -> float:
-        """WrongOutput where the last launches on these windows did not give their results; the largest error or NaN."""
-        if name in self.slots:
-            return self._memory.check_kernel(windows, element_wise)
-        return self._memory.check_baseline(self._baselines[name], windows, element_wise)
-
-    def _windows(self, count: int) -> list[int]:
-        return self._memory.windows(count, self.rng)
+            self._memory.poison_baselines()
 
     def _played(self, name: str, count: int) -> tuple[Replays, list[int]]:
         """A baseline's launches and their windows; made on first use."""
@@ -281,12 +267,12 @@ class GraphRounds(Rounds):
     def _record(self, name: str, stride: int, records: int) -> list[int]:
         """Launch a kernel as in its longest round and keep outputs, `stride` bytes each; the windows of those kept."""
         count = max(count for kernel, count in self._graphs if kernel == name)
-        sequence = self._windows(count)
+        sequence = self._memory.windows(count, self.rng)
         kept = sorted(int(i) for i in self.rng.permutation(count)[:records])
         self._poison(name)
         torch.cuda.synchronize()
         terms: dict[str, Any] = {"bindings": sequence, "kept": kept, "slot": self.slots[name], "stride": stride}
-        outputs: list[list[Output]] = [self._memory.written(sequence[i]) for i in kept]
+        outputs = [self._memory.arena.written(sequence[i]) for i in kept]
         self.worker.call("record", self.timeout_s, outputs=outputs, **terms)
         return [sequence[i] for i in kept]
 
@@ -312,7 +298,7 @@ class GraphRounds(Rounds):
             return self._played(name, count)[1]
         key = (name, count)
         if key not in self._graphs:
-            sequence = self._windows(count)
+            sequence = self._memory.windows(count, self.rng)
             answer = self.worker.call("capture", self.timeout_s, bindings=sequence, slot=self.slots[name])
             self._graphs[key] = (int(answer["graph"]), sequence)
         return self._graphs[key][1]
@@ -334,7 +320,7 @@ class GraphRounds(Rounds):
             return self._played(name, count)[0].time(warm, between, first)[0]
         (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
         terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
-        terms["poisoned"] = self._memory.written(window) if poisoned else []
+        terms["poisoned"] = self._memory.arena.written(window) if poisoned else []
         return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
 
     def _single(self, name: str, count: int) -> float:

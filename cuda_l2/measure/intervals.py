@@ -38,7 +38,3 @@ def mean_interval(samples: Sequence[float]) -> Interval:
         return Interval(mean, -math.inf, math.inf)
     half = NORMAL_QUANTILE * statistics.stdev(samples) / math.sqrt(len(samples))
     return Interval(mean, mean - half, mean + half)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values))

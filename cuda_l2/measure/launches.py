@@ -8,11 +8,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from cuda_l2.machine.cuda.driver import Graph, check
-from cuda_l2.measure.cublas import Launch as LibraryLaunch
-from cuda_l2.records import Layout
+from cuda_l2.measure.cublas import Launch
 
-Launch = Callable[[int, int, int, int, int], None]
-"""Enqueues one product: stream, then device addresses of A, B as K x N, B as N x K (the one not read may be 0), C."""
 Enqueue = Callable[[int], None]
 """Puts work on a stream."""
 
@@ -25,13 +22,6 @@ class Buffers:
     b_nn: int
     b_tn: int
     c: int
-
-
-def reading(layout: Layout, launch: LibraryLaunch) -> Launch:
-    """A launch that takes B in both layouts from one that reads one of them."""
-    if layout is Layout.NN:
-        return lambda stream, a, b_nn, b_tn, c: launch(stream, a, b_nn, c)
-    return lambda stream, a, b_nn, b_tn, c: launch(stream, a, b_tn, c)
 
 
 def on(launch: Launch, buffers: Buffers) -> Enqueue:

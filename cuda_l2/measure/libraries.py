@@ -6,6 +6,7 @@ Both libraries have 256 MiB of workspace. The baselines in `baselines/` launch t
 import contextlib
 import datetime
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,14 +22,14 @@ from cuda_l2.machine.cuda.driver import check
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.choices import Choices
-from cuda_l2.measure.clock import CLOCK, Clock
-from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
-from cuda_l2.measure.launches import Buffers, Enqueue, Launch, captured_kernels, on, reading, wait
+from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, Launch, LtProduct
+from cuda_l2.measure.launches import Buffers, Enqueue, captured_kernels, on, wait
 from cuda_l2.measure.sampler import Samples
-from cuda_l2.measure.tuned import Tuned, TunedLayout, TuneSettings, recall, store
+from cuda_l2.measure.tuned import ADAPTIVE, PAPER_TUNING, Tuned, TunedLayout, recall, store
 from cuda_l2.measure.tuning import HEAT_S, REHEAT_S, Tuner
-from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.records import Accumulate, Gemm, Layout, Task
 from cuda_l2.system import paths
+from cuda_l2.system.closing import Closing
 
 WORKSPACE_BYTES = 256 << 20
 CACHE_VERSION = 2
@@ -37,25 +38,28 @@ IDLE_SIZES = 4
 """Number of products that stay set up after nobody times them: a search's winner is reported after it."""
 
 
-class Libraries:
+Sizes = tuple[tuple[str, int], ...]
+"""M, N and K of a product, by name."""
+
+
+class Libraries(Closing):
     """cuBLAS and cuBLASLt on the current GPU. One a process; a context manager; for one stream at a time."""
 
     def __init__(
         self,
-        settings: TuneSettings = TuneSettings(),
+        method: str = ADAPTIVE,
         *,
         retunes: bool = False,
         choices: Path | None = None,
         keeps: bool = True,
-        clock: Clock = CLOCK,
     ) -> None:
-        """settings: how algorithms are timed.
+        """method: how algorithms are timed, one of TUNINGS.
 
         retunes: whether choices that earlier processes stored are made anew. choices: file of choices for many
         products, used where the cache has none. keeps: whether choices are stored; not where other work on the GPU
         disturbs them.
         """
-        self.settings, self._retunes, self._keeps, self._clock = settings, retunes, keeps, clock
+        self._method, self._retunes, self._keeps = method, retunes, keeps
         self._target = cuda.detect()
         self._choices = Choices(choices, self.machine) if choices else None
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
@@ -69,19 +73,18 @@ class Libraries:
         self._compiled: dict[Gemm, cuda_torch.Compiled] = {}
         self.chose = 0
         """Products whose algorithms this process timed."""
-        self._holders: Counter[tuple[int, int, int]] = Counter()
-        self._idle: dict[tuple[int, int, int], None] = {}
+        self._holders: Counter[Sizes] = Counter()
+        self._idle: dict[Sizes, None] = {}
         """Sizes that nobody holds any more, the oldest first."""
 
-    def hold(self, gemm: Gemm) -> None:
+    def hold(self, product: Task) -> None:
         """Keep what is made for this size until it is released as often as it was held."""
-        size = (gemm.m, gemm.n, gemm.k)
-        self._holders[size] += 1
-        self._idle.pop(size, None)
+        self._holders[product.sizes] += 1
+        self._idle.pop(product.sizes, None)
 
-    def release(self, gemm: Gemm) -> None:
+    def release(self, product: Task) -> None:
         """The size's graphs are gone: it is forgotten once enough others came after it."""
-        size = (gemm.m, gemm.n, gemm.k)
+        size = product.sizes
         self._holders[size] -= 1
         if self._holders[size] <= 0:
             del self._holders[size]
@@ -91,7 +94,7 @@ class Libraries:
 
     def product(self, gemm: Gemm, layout: Layout) -> LtProduct:
         """cuBLASLt on a product with B in a layout, whatever the Gemm's own is."""
-        key = plain(gemm), layout
+        key = gemm.any_layout, layout
         if key not in self._products:
             self._products[key] = LtProduct(self.blas, *key)
         return self._products[key]
@@ -109,10 +112,10 @@ class Libraries:
         """
         if gemm.accumulate is Accumulate.FP16:
             self.tune(replace(gemm, accumulate=Accumulate.FP32), buffers)
-        gemm = plain(gemm)
+        gemm = gemm.any_layout
         known = self._tuned.get(gemm)
         if known is None:
-            path = self.choice_path(gemm, self.settings.method)
+            path = self.choice_path(gemm, self._method)
             known = None if self._retunes else self._recall(path, gemm)
             if known is None:
                 known = self._tune(gemm, buffers)
@@ -131,7 +134,7 @@ class Libraries:
         if tuned is None:
             return Samples()
         product = self.product(gemm, layout)
-        enqueues = [on(reading(layout, product.launcher(one)), buffers) for one in tuned.algorithms]
+        enqueues = [on(product.launcher(one), buffers) for one in tuned.algorithms]
         for enqueue in enqueues:
             enqueue(self.stream)  # what a library sets up on first use is not captured
         wait(self.stream)
@@ -152,19 +155,19 @@ class Libraries:
         """Add the choices for these products to the file that was given; how many it holds then, 0 without one."""
         if self._choices is None:
             return 0
-        both = [plain(gemm) for gemm in gemms]  # one choice serves both layouts
+        both = [gemm.any_layout for gemm in gemms]  # one choice serves both layouts
         products = dict.fromkeys([*both, *(replace(gemm, accumulate=Accumulate.FP32) for gemm in both)])
-        return self._choices.pack(self.choice_path, products, self.settings.method, renewed=self.chose > 0)
+        return self._choices.pack(self.choice_path, products, self._method, renewed=self.chose > 0)
 
     def is_tuned(self, gemm: Gemm) -> bool:
         """Whether `tune` has been called for this product."""
-        return plain(gemm) in self._tuned
+        return gemm.any_layout in self._tuned
 
     def tuned(self, gemm: Gemm) -> Tuned:
         """What `tune` found; RuntimeError where it has not been called."""
         if not self.is_tuned(gemm):
             raise RuntimeError(f"tune {gemm} before launching cuBLASLt's choice")
-        return self._tuned[plain(gemm)]
+        return self._tuned[gemm.any_layout]
 
     def facts(self, gemm: Gemm) -> dict[str, Any]:
         """The libraries' version, types and workspace, for the record of a baseline."""
@@ -189,28 +192,18 @@ class Libraries:
             check("cuStreamDestroy", driver.cuStreamDestroy(driver.CUstream(self.stream)))
             self.stream = 0
 
-    def __enter__(self) -> "Libraries":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _forget(self, size: tuple[int, int, int]) -> None:
-        self._idle.pop(size, None)
-
-        def of_size(gemm: Gemm) -> bool:
-            return (gemm.m, gemm.n, gemm.k) == size
-
-        for key in [key for key in self._products if of_size(key[0])]:
+    def _forget(self, size: Sizes) -> None:
+        self._idle.pop(size)
+        for key in [key for key in self._products if key[0].sizes == size]:
             self._products.pop(key).close()
-        self._tuned = {gemm: tuned for gemm, tuned in self._tuned.items() if not of_size(gemm)}
-        self._compiled = {gemm: compiled for gemm, compiled in self._compiled.items() if not of_size(gemm)}
+        self._tuned = {gemm: tuned for gemm, tuned in self._tuned.items() if gemm.sizes != size}
+        self._compiled = {gemm: compiled for gemm, compiled in self._compiled.items() if gemm.sizes != size}
 
     def _recall(self, path: Path, gemm: Gemm) -> Tuned | None:
         """What an earlier process stored; None where there is nothing, or nothing that still holds."""
         if self._choices:
-            self._choices.unpack(path, gemm, self.settings.method)
-        tuned = recall(path, gemm, self.settings.method)
+            self._choices.unpack(path, gemm, self._method)
+        tuned = recall(path, gemm, self._method)
         if tuned is None:
             return None
         for layout in Layout:
@@ -220,24 +213,21 @@ class Libraries:
         return tuned
 
     def _tune(self, gemm: Gemm, buffers: Buffers) -> Tuned:
-        started = self._clock.now()
+        started = time.perf_counter()
         check("cuCtxSynchronize", driver.cuCtxSynchronize())
         layouts = ((Layout.NN, HEAT_S), (Layout.TN, REHEAT_S))
         nn, tn = (self._tune_layout(gemm, layout, buffers, heat_s) for layout, heat_s in layouts)
-        seconds = self._clock.now() - started
+        seconds = time.perf_counter() - started
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self.settings.method, nn, tn, seconds, now, gemm.dtype)
+        return Tuned(gemm.m, gemm.n, gemm.k, gemm.accumulate, self._method, nn, tn, seconds, now, gemm.dtype)
 
     def _tune_layout(self, gemm: Gemm, layout: Layout, buffers: Buffers, heat_s: float) -> TunedLayout | None:
-        product, settings = self.product(gemm, layout), self.settings
-
-        def launch(algorithm: Algorithm, buffers: Buffers) -> Enqueue:
-            return on(reading(layout, product.launcher(algorithm)), buffers)
+        product = self.product(gemm, layout)
 
         algorithms: list[Algorithm] = []
         enqueues: list[Enqueue] = []
         for algorithm in product.algorithms:
-            run = launch(algorithm, buffers)
+            run = on(product.launcher(algorithm), buffers)
             with contextlib.suppress(CublasError):  # the heuristic promises less than it checks
                 run(self.stream)
                 algorithms.append(algorithm)
@@ -245,16 +235,11 @@ class Libraries:
         if not algorithms:
             return None
         wait(self.stream)
-        if settings.paper:
+        if self._method == PAPER_TUNING:
             found = self._tuner.as_the_paper(
-                replace(gemm, layout=layout), lambda fresh: [launch(algorithm, fresh) for algorithm in algorithms]
+                replace(gemm, layout=layout), lambda fresh: [on(product.launcher(one), fresh) for one in algorithms]
             )
         else:
-            found = self._tuner.by_replays(enqueues, settings, heat_s)
+            found = self._tuner.by_replays(enqueues, heat_s)
         kernels = tuple(" + ".join(captured_kernels(self.stream, enqueue)) for enqueue in enqueues)
         return TunedLayout(tuple(algorithms), kernels, found.times_us, found.rounds, found.chosen, found.regret)
-
-
-def plain(gemm: Gemm) -> Gemm:
-    """The product without its layout: cuBLASLt is tuned in both."""
-    return replace(gemm, layout=Layout.NN)

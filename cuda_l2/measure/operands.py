@@ -13,10 +13,9 @@ import torch
 
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.machine.tensors import dtype_of
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, WrongOutput, largest_rms, rms_over_rounding, rounding_step
+from cuda_l2.measure.outputs import WrongOutput, require_own, require_precise, rounding_step
 from cuda_l2.records import DTYPE_BYTES, Gemm, Task, Tensor
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.tasks.products import ProductCases
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
 SLOT_BYTES = 32 << 20
@@ -28,7 +27,7 @@ SIGN_PATTERNS = 4096
 class Operands(ABC):
     """The tensors in the arena's slots."""
 
-    fresh_processes: bool
+    fresh_processes = False
     """Whether a candidate has a new process for every sample: what it kept of earlier inputs would be of use."""
 
     def __init__(self, arena: Arena) -> None:
@@ -40,12 +39,10 @@ class Operands(ABC):
     def slots(self) -> int:
         return self.arena.slots
 
-    @abstractmethod
-    def begin_warm_up(self) -> None:
+    def begin_warm_up(self) -> None:  # noqa: B027 - where `refresh` changes all that a warm-up meets
         """Leave nothing in memory that a launch which does not count could keep for those that do."""
 
-    @abstractmethod
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027 - where one process serves every sample
         """Before a candidate's process starts: nothing that an earlier one met, computed or wrote is left in memory."""
 
     @abstractmethod
@@ -121,8 +118,6 @@ class CaseOperands(Operands):
 class ProductOperands(Operands):
     """A and B of every slot, with private copies where candidates cannot reach."""
 
-    fresh_processes = False
-
     def __init__(self, arena: Arena, gemm: Gemm, rng: np.random.Generator) -> None:
         super().__init__(arena)
         self.gemm, self.rng = gemm, rng
@@ -136,12 +131,6 @@ class ProductOperands(Operands):
     def _normal(self, tensor: Tensor) -> npt.NDArray[np.unsignedinteger]:
         drawn = self.rng.standard_normal((self.slots, tensor.elements), dtype=np.float32)
         return torch.from_numpy(drawn).to(dtype_of(tensor)).view(torch.uint8).numpy().view(self._word)
-
-    def begin_warm_up(self) -> None:
-        """Whatever a warm-up meets, `refresh` changes."""
-
-    def forget(self) -> None:
-        """One process serves every sample."""
 
     def refresh(self, count: int) -> None:
         """Random signs flip, so that nothing kept from before is of use."""
@@ -175,12 +164,8 @@ class ProductOperands(Operands):
         noise_LM = rounding_step(dtype_of(c)) * torch.linalg.vector_norm(c_LMN, dim=2)
         noise_LM += SUMMATION_NOISE * (gemm.k * gemm.n) ** 0.5
         deviation_LM = (c_LMN @ signs_N - expected_LM) / noise_LM
-        allowed = largest_rms(gemm.accumulate, gemm.k)
-        rms_right_L = deviation_LM.square().mean(1).sqrt() <= allowed * (1 + 4 / gemm.m**0.5)
-        right_L = rms_right_L & (deviation_LM.abs().amax(1) <= LARGEST_DEVIATION * allowed)  # False for NaN
-        if not right_L.all():
-            number = int((~right_L).nonzero()[0]) + 1
-            raise WrongOutput(f"timed launch {number} of {count} did not produce its own result")
+        rms_L, largest_L = deviation_LM.square().mean(1).sqrt(), deviation_LM.abs().amax(1)
+        require_own(zip(rms_L.tolist(), largest_L.tolist(), strict=True), gemm.accumulate, gemm.m, gemm.k)
         if not element_wise:
             return float("nan")
         slot = int(self.rng.integers(count))
@@ -193,8 +178,7 @@ class ProductOperands(Operands):
         rounding = float((rounded - reference_MN).square().mean().sqrt())
         difference = c_MN - reference_MN
         rms = float(difference.square().mean().sqrt())
-        if not rms <= rms_over_rounding(gemm.accumulate, gemm.k) * rounding + SUMMATION_NOISE * gemm.k**0.5:
-            raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
+        require_precise(gemm.accumulate, gemm.k, rms, rounding)
         return float(difference.abs().max())
 
     def require_untouched(self, count: int) -> None:
@@ -206,9 +190,8 @@ class ProductOperands(Operands):
 
 def open_operands(arena: Arena, cases: Cases, rng: np.random.Generator) -> Operands:
     """What timed launches on an arena read and write."""
-    if isinstance(cases, ProductCases):
-        return ProductOperands(arena, cases.task, rng)
-    return CaseOperands(arena, cases, rng)
+    task = cases.task
+    return ProductOperands(arena, task, rng) if task.product else CaseOperands(arena, cases, rng)
 
 
 def require_own_result(cases: Cases, case: Case, found: Mapping[str, torch.Tensor]) -> None:

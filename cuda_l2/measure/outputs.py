@@ -5,9 +5,12 @@ time", 1977): C x = A (B x) for a random x of signs, which costs M N + N K + M K
 moves (C x)_i by about 2^-11 of the row's norm, so stale, missing and narrowed results all stand out.
 """
 
+from collections.abc import Iterable
+
 import torch
 
 from cuda_l2.records import Accumulate
+from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
 LARGEST_DEVIATION = 8.0  # of one row's projection, in standard deviations
 _LARGEST_RMS = {Accumulate.FP32: 1.6, Accumulate.FP16: 24.0}
@@ -28,14 +31,26 @@ def rounding_step(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 12**0.5
 
 
-def largest_rms(accumulate: Accumulate, k: int) -> float:
-    """What a row's projections may deviate by, in standard deviations of rounding to the output's type."""
-    return _LARGEST_RMS[accumulate] * _of_long_sums(accumulate, k)
+def require_own(deviations: Iterable[tuple[float, float]], accumulate: Accumulate, m: int, k: int) -> None:
+    """WrongOutput where a launch's M projections deviate too far.
+
+    deviations: of each launch the RMS and the largest, in standard deviations of rounding to the output's type.
+    """
+    allowed = _LARGEST_RMS[accumulate] * _of_long_sums(accumulate, k)
+    for number, (rms, largest) in enumerate(deviations, 1):
+        if not (rms <= allowed * (1 + 4 / m**0.5) and largest <= LARGEST_DEVIATION * allowed):  # false for NaN
+            raise WrongOutput(f"timed launch {number} of those looked at did not produce its own result")
 
 
 def rms_over_rounding(accumulate: Accumulate, k: int) -> float:
     """What the RMS error against fp32 may be, over that of rounding to the output's type."""
     return _RMS_OVER_ROUNDING[accumulate] * _of_long_sums(accumulate, k)
+
+
+def require_precise(accumulate: Accumulate, k: int, rms: float, rounding: float) -> None:
+    """WrongOutput where the RMS error of a launch is too large. rounding: RMS of rounding the reference to C's type."""
+    if not rms <= rms_over_rounding(accumulate, k) * rounding + SUMMATION_NOISE * k**0.5:  # false for NaN
+        raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
 
 
 def _of_long_sums(accumulate: Accumulate, k: int) -> float:

@@ -6,7 +6,6 @@ early on a cool chip looks up to 10 % faster. Or, where kernels for single launc
 cached, by CUPTI. The process is thrown away after a hang or fault, which costs one kernel on one shape.
 """
 
-import functools
 import itertools
 import math
 import multiprocessing
@@ -24,6 +23,7 @@ import numpy as np
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.measure.sampler import Sampler, Samples
 from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import MachineError
 
 PLAIN, DEPENDENT = 0, 1
@@ -74,18 +74,19 @@ def as_dependent(plan: Plan) -> Plan:
     return replace(plan, launches=tuple(map(launch, plan.launches)))
 
 
-class QuickTimer:
+class QuickTimer(Closing):
     """The process that times, started again after a fault. A context manager."""
 
     def __init__(self, seed: int = 0, finalists: int = 4, *, cold: bool = False) -> None:
         """cold: single launches that find nothing of their operands cached, none of them as dependents."""
-        self._settings = (seed, finalists, cold)
+        self._settings, self._cold = (seed, finalists, cold), cold
         self._context = multiprocessing.get_context("spawn")
         self._turn = self._context.Value("i", -1, lock=False)
         self._start()
 
     def time(self, gemm: Gemm, items: Sequence[Item]) -> list[Sampled]:
         """Samples of every item, in order. A fault is the item's reason, and the others are timed again without it."""
+        items = [replace(item, dependent=False) for item in items] if self._cold else items
         faults: dict[int, str] = {}
         while True:
             left = [i for i in range(len(items)) if i not in faults]
@@ -104,12 +105,6 @@ class QuickTimer:
         self._process.kill()
         self._process.join()
         self._pipe.close()
-
-    def __enter__(self) -> "QuickTimer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _start(self) -> None:
         self._pipe, other = self._context.Pipe()
@@ -149,12 +144,15 @@ def _serve(pipe: Connection, turn: Any, seed: int, finalists: int, cold: bool) -
             pipe.send(f"{type(error).__name__}: {error}"[:300])
 
 
+@dataclass(eq=False)
 class _Arm:
-    """One item under one edge, and its graph."""
+    """One item under one edge, and its graph of so many nodes."""
 
-    def __init__(self, index: int, edge: int, graph: Any, nodes: int) -> None:
-        self.index, self.edge, self.graph, self.nodes = index, edge, graph, nodes
-        self.first = float("nan")
+    index: int
+    edge: int
+    graph: Any
+    nodes: int
+    first: float = float("nan")
 
 
 class _Bench:
@@ -191,7 +189,8 @@ class _Bench:
         for index in order:
             item = items[index]
             try:
-                arms += self._arms(gemm, item, index, self._edges(item, guess_us), guess_us)
+                both = item.dependent and guess_us < LONG_US
+                arms += self._arms(gemm, item, index, (PLAIN, DEPENDENT) if both else (PLAIN,), guess_us)
             except _Wrong as wrong:
                 samples[index].reason = str(wrong)
             if time.monotonic() - began > PATIENCE_S / 4:
@@ -222,14 +221,6 @@ class _Bench:
             self.alive()
         return sampler.samples
 
-    def _edges(self, item: Item, guess_us: float) -> Sequence[int]:
-        """Which are timed in the first pass."""
-        return (PLAIN, DEPENDENT) if item.dependent and guess_us < LONG_US else (PLAIN,)
-
-    def _later_edges(self, item: Item, guess_us: float) -> Sequence[int]:
-        """Which of a finalist are timed in the second pass alone."""
-        return (DEPENDENT,) if item.dependent and guess_us >= LONG_US else ()
-
     def _nodes(self, guess_us: float) -> int:
         """Launches that a graph holds."""
         return max(1 if guess_us > LONG_US else 2, min(MAX_NODES, round(GRAPH_US / guess_us)))
@@ -242,7 +233,7 @@ class _Bench:
     def _final(
         self, gemm: Gemm, items: Sequence[Item], arms: Sequence[_Arm], guess_us: float
     ) -> tuple[list[_Arm], list[_Arm]]:
-        """The fastest of each layout and edge, and under the edges left for them; then the latter alone."""
+        """The fastest of each layout and edge, and long ones as dependents too; then the latter alone."""
         count = self.finalists if guess_us < LONG_US else max(2, self.finalists - 1)
         found: list[_Arm] = []
         more: list[_Arm] = []
@@ -250,12 +241,13 @@ class _Bench:
             own = [arm for arm in arms if items[arm.index].layout is layout and arm.edge == edge]
             found += sorted(own, key=lambda arm: arm.first)[:count]
         for arm in found:
-            later = self._later_edges(items[arm.index], guess_us)
-            more += self._arms(gemm, items[arm.index], arm.index, later, guess_us) if later else []
+            if items[arm.index].dependent and guess_us >= LONG_US:
+                more += self._arms(gemm, items[arm.index], arm.index, (DEPENDENT,), guess_us)
         return found + more, more
 
     def _arms(self, gemm: Gemm, item: Item, index: int, edges: Sequence[int], guess_us: float) -> list[_Arm]:
         from cuda_l2.machine.cuda.driver import Graph, LaunchError, Loaded, Module  # noqa: PLC0415
+        from cuda_l2.measure.launches import repeated  # noqa: PLC0415
 
         self.turn.value = index
         if item.artifact not in self.modules:
@@ -272,8 +264,7 @@ class _Bench:
             except LaunchError as error:
                 raise _Wrong(str(error)) from None
             self._check(gemm, bound)
-            graph = Graph(stream, functools.partial(_launch, bound, nodes))
-            made.append(_Arm(index, edge, graph, nodes))
+            made.append(_Arm(index, edge, Graph(stream, repeated(bound.launch, nodes)), nodes))
         return made
 
     def _check(self, gemm: Gemm, bound: Any) -> None:
@@ -340,12 +331,6 @@ class _ColdBench(_Bench):
         self.evictions = 0
         self.trace = KernelTrace()
 
-    def _edges(self, item: Item, guess_us: float) -> Sequence[int]:
-        return (PLAIN,)
-
-    def _later_edges(self, item: Item, guess_us: float) -> Sequence[int]:
-        return ()
-
     def _nodes(self, guess_us: float) -> int:
         return 1
 
@@ -357,11 +342,6 @@ class _ColdBench(_Bench):
         self.trace.clear()
         arm.graph.once()
         return self.trace.span_s() * 1e6
-
-
-def _launch(bound: Any, times: int, stream: int) -> None:
-    for _ in range(times):
-        bound.launch(stream)
 
 
 class _Wrong(Exception):

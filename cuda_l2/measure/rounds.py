@@ -26,11 +26,11 @@ LOOKS_S = (0.003, 0.01, 0.03)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A candidate that was built; layout: in which it reads B, where it has one."""
+    """A candidate that was built. layout: in which it reads B, the task's own if not given."""
 
     candidate: Candidate
     build: Build
-    layout: Layout = Layout.NN
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)

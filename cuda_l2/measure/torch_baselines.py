@@ -9,25 +9,27 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from cuda_l2.machine.cpu.arena import Arena
 from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
-from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
 from cuda_l2.system import paths, variables
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
 WORKER = "cuda_l2.measure.torch_worker"
 START_TIMEOUT_S = 120.0
 COMPILE_TIMEOUT_S = 600.0
+MOST_ANSWERED = 1 << 12
+"""Bytes of an answer: a pipe takes it in one piece."""
 
 
 class HostBaselines(Protocol):
@@ -38,20 +40,19 @@ class HostBaselines(Protocol):
 
     @property
     def conditions(self) -> Mapping[str, Any]: ...
-    def attach(self, arena: Arena, case: Case) -> None: ...
+    def attach(self, arena: Arena, case: Case | None) -> None: ...
     def ready(self, *, compiles: bool) -> list[TorchBaseline]: ...
     def arm(self, baseline: TorchBaseline) -> Contestant: ...
     def close(self) -> None: ...
 
 
-class TorchBaselines:
+class TorchBaselines(Closing):
     """One torch process that serves every baseline. A context manager; started at once, awaited on first use."""
 
     conditions: Mapping[str, Any] = {}
     """Fields of a timing's conditions that a reader of the times needs."""
 
-    def __init__(self, threads: int, clock: Clock = CLOCK) -> None:
-        self._now = clock.now
+    def __init__(self, threads: int) -> None:
         self._ack, ack_write = os.pipe()
         # torch at its best: threads that spin between calls, where commands make their own sleep, each on a core of
         # its own, as candidates' are; unbound it sometimes runs 40 % slower for a while
@@ -97,15 +98,14 @@ class TorchBaselines:
 
     def prepare(self, baseline: TorchBaseline, slots: Sequence[int]) -> None:
         assert self.arena is not None
-        calls = [_offsets(self.arena, slot) for slot in slots]
-        self._message(op="prepare", arm=baseline.name, calls=calls)
+        self._message(op="prepare", arm=baseline.name, calls=[_offsets(self.arena, slot) for slot in slots])
 
     def run(self, timeout_s: float) -> float:
         """Run what was prepared; wall time in seconds."""
-        start = self._now()
-        self._write(struct.pack("i", 0))
+        start = time.perf_counter()
+        self._write(b"\n")
         self._await(b"D", timeout_s)
-        return self._now() - start
+        return time.perf_counter() - start
 
     def collect(self) -> None:
         """Put the last result of a baseline that returns new tensors into its slot."""
@@ -124,12 +124,6 @@ class TorchBaselines:
             self._process.stdin.close()
         os.close(self._ack)
 
-    def __enter__(self) -> "TorchBaselines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _all(self) -> list[TorchBaseline]:
         """The baselines of the arena's task, in their rank."""
         assert self.arena is not None
@@ -139,21 +133,8 @@ class TorchBaselines:
         """Why a baseline does not run on the first slot; empty where it does."""
         assert self.arena is not None
         self._send(op="try", arm=baseline.name, calls=[_offsets(self.arena, 0)])
-        answer = self._read(1)
-        if answer == b"X":
-            (length,) = struct.unpack("i", self._read(4))
-            return self._read(length).decode(errors="replace")
-        if answer != b"D":
-            raise self._gone()
-        return ""
-
-    def _read(self, count: int) -> bytes:
-        """So many bytes of the answer to a message that may compile."""
-        ready, _, _ = select.select([self._ack], [], [], COMPILE_TIMEOUT_S)
-        data = os.read(self._ack, count) if ready else b""
-        if len(data) != count:
-            raise self._gone()
-        return data
+        answer = self._answer(COMPILE_TIMEOUT_S)
+        return answer[1:].decode(errors="replace") if answer[:1] == b"X" else ""
 
     def _message(self, **fields: object) -> None:
         self._send(**fields)
@@ -163,8 +144,7 @@ class TorchBaselines:
         if not self._started:
             self._await(b"R")
             self._started = True
-        data = json.dumps(fields).encode()
-        self._write(struct.pack("i", len(data)) + data)
+        self._write(json.dumps(fields).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -175,9 +155,15 @@ class TorchBaselines:
             raise self._gone() from None
 
     def _await(self, expected: bytes, timeout_s: float = START_TIMEOUT_S) -> None:
-        ready, _, _ = select.select([self._ack], [], [], max(timeout_s, START_TIMEOUT_S))
-        if not ready or os.read(self._ack, 1) != expected:
+        if self._answer(max(timeout_s, START_TIMEOUT_S)) != expected:
             raise self._gone()
+
+    def _answer(self, timeout_s: float) -> bytes:
+        ready, _, _ = select.select([self._ack], [], [], timeout_s)
+        answer = os.read(self._ack, MOST_ANSWERED) if ready else b""
+        if not answer:
+            raise self._gone()
+        return answer
 
     def _gone(self) -> UserError:
         return UserError("the process that runs torch's baselines ended or hangs; is memory short? try a smaller shape")
@@ -189,9 +175,6 @@ class TorchArm:
     def __init__(self, baselines: TorchBaselines, baseline: TorchBaseline) -> None:
         self._baselines, self._baseline = baselines, baseline
         self._slots: Sequence[int] = ()
-
-    def begin(self) -> None:
-        """One process serves every sample."""
 
     def prepare(self, slots: Sequence[int]) -> None:
         self._baselines.thaw()

@@ -1,15 +1,14 @@
 """Torch's baselines on the CPU, in a process of their own on the memory that candidates use.
 
-Started by `measure.torch_baselines`. Messages on standard input are a 4-byte length and JSON; length 0 means
-"run what was prepared". Each is acknowledged by one byte, as candidates' runners do, so that both sides of a
-ratio pay the same for the conversation.
+Started by `measure.torch_baselines`. Messages on standard input are JSON, one a line; an empty line means "run what was
+prepared". Each is acknowledged by one byte, as candidates' runners do, so that both sides of a ratio pay the same for
+the conversation. X, with a reason behind it, stands for a baseline that cannot run.
 """
 
 import contextlib
 import json
 import mmap
 import os
-import struct
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -48,8 +47,7 @@ class Worker:
                     self._prepare(message)
                     self.run()
                 except Exception as error:  # noqa: BLE001 - a compiler fails in many ways
-                    reason = line_of(error).encode()
-                    return b"X" + struct.pack("i", len(reason)) + reason
+                    return b"X" + line_of(error).encode()
                 self._collect()
             case "collect":
                 self._collect()
@@ -103,28 +101,14 @@ def _attached(message: dict[str, Any]) -> torch.Tensor:
     return memory
 
 
-def _read(size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(0, size - len(data))
-        if not part:
-            return b""
-        data += part
-    return data
-
-
 def main() -> None:
     """Answer messages until standard input closes."""
     torch.set_num_threads(int(sys.argv[1]))
     acknowledge, worker = int(sys.argv[2]), Worker()
     os.write(acknowledge, b"R")
-    while True:
-        header = _read(4)
-        if not header:
-            return
-        (length,) = struct.unpack("i", header)
-        if length:
-            os.write(acknowledge, worker.handle(json.loads(_read(length))))
+    for line in sys.stdin.buffer:
+        if line.strip():
+            os.write(acknowledge, worker.handle(json.loads(line)))
         else:
             worker.run()
             os.write(acknowledge, b"D")

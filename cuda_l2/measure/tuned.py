@@ -1,28 +1,17 @@
-"""What autotuning cuBLASLt is told, what it found, and how that is kept on disk."""
+"""What autotuning cuBLASLt found, and how that is kept on disk."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cuda_l2.measure.cublas import Algorithm
-from cuda_l2.measure.selection import Effort
 from cuda_l2.records import Accumulate, Gemm, Layout, from_json, to_json
 from cuda_l2.system import scratch
 from cuda_l2.system.errors import UserError
 
-
-@dataclass(frozen=True, slots=True)
-class TuneSettings:
-    """How cuBLASLt's algorithms are timed: by replays of back-to-back launches, or by the paper's single launches."""
-
-    paper: bool = False  # 50 + 100 rounds of single launches, fresh random operands each round (listing 8)
-    replay_us: tuple[float, float] = (300.0, 1000.0)  # device time of one sample: eight launches within these
-    max_launches: int = 200  # in one sample
-    max_s: float = 1.5  # of finalists' rounds a layout
-    effort: Effort = field(default_factory=Effort)
-
-    @property
-    def method(self) -> str:
-        return "paper" if self.paper else "adaptive"
+ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
+TUNINGS = (ADAPTIVE, PAPER_TUNING)
+"""How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
+rounds of single launches with fresh random operands (listing 8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +39,7 @@ class Tuned:
     n: int
     k: int
     accumulate: Accumulate
-    method: str
+    method: str  # one of TUNINGS
     nn: TunedLayout | None
     tn: TunedLayout | None
     seconds: float

@@ -12,11 +12,14 @@ from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.measure import cuda_torch
 from cuda_l2.measure.launches import Buffers, Enqueue, graphs, repeated
 from cuda_l2.measure.sampler import Sampler, Samples
-from cuda_l2.measure.selection import Selection, select
-from cuda_l2.measure.tuned import TuneSettings
+from cuda_l2.measure.selection import Effort, Selection, select
 from cuda_l2.records import Gemm
 
 PAPER_WARMUP, PAPER_ROUNDS = 50, 100
+REPLAY_US, MOST_LAUNCHES = (300.0, 1000.0), 200
+"""Device time of a sample, which has eight launches where they fit, and how many it may have."""
+FINALISTS_S = 1.5
+"""The finalists' rounds take about this long at most, in each layout."""
 PROBE_US = 500.0
 LONG_US, HEAT_S, REHEAT_S = 40.0, 0.2, 0.05
 """Launches this long bring the chip to its power limit: tuning starts from there, not from idle. Power settles over
@@ -33,18 +36,18 @@ class Tuner:
     helpers: Helpers
     rng: np.random.Generator
 
-    def by_replays(self, enqueues: Sequence[Enqueue], settings: TuneSettings, heat_s: float) -> Selection:
+    def by_replays(self, enqueues: Sequence[Enqueue], heat_s: float) -> Selection:
         """Interleaved replays of back-to-back launches, of all and then of the best, on a warm chip."""
-        with self._replays(enqueues, settings, heat_s) as (sampler, sample_us):
-            finalists = min(settings.effort.finalists, len(enqueues))
-            rounds = int(settings.max_s * 1e6 / (finalists * sample_us))
-            effort = replace(settings.effort, max_rounds=max(8, min(settings.effort.max_rounds, rounds)))
+        with self._replays(enqueues, heat_s) as (sampler, sample_us):
+            effort = Effort()
+            rounds = int(FINALISTS_S * 1e6 / (min(effort.finalists, len(enqueues)) * sample_us))
+            effort = replace(effort, max_rounds=max(8, min(effort.max_rounds, rounds)))
             return select(sampler, len(enqueues), effort)
 
     def again(self, enqueues: Sequence[Enqueue], rounds: int) -> Samples[int]:
         """Microseconds of every launch, one a round, all interleaved."""
         everyone = range(len(enqueues))
-        with self._replays(enqueues, TuneSettings(), HEAT_S) as (sampler, _):
+        with self._replays(enqueues, HEAT_S) as (sampler, _):
             sampler.round(everyone, kept=False)
             for _ in range(rounds):
                 sampler.round(everyone)
@@ -68,9 +71,7 @@ class Tuner:
         return Selection(medians.index(min(medians)), tuple(medians), (PAPER_ROUNDS,) * len(runs), 0.0)
 
     @contextlib.contextmanager
-    def _replays(
-        self, enqueues: Sequence[Enqueue], settings: TuneSettings, heat_s: float
-    ) -> Iterator[tuple[Sampler[int], float]]:
+    def _replays(self, enqueues: Sequence[Enqueue], heat_s: float) -> Iterator[tuple[Sampler[int], float]]:
         """A sampler of replays of back-to-back launches, in microseconds a launch, and about what a sample takes.
 
         The chip is warm where launches are long enough to reach its power limit.
@@ -80,8 +81,8 @@ class Tuner:
         few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
         with graphs(self.stream, [repeated(enqueues[0], few)]) as (probe,):
             one_us = probe.time()[0] / few * 1e6
-        least, most = settings.replay_us
-        launches = max(1, min(settings.max_launches, round(min(most, max(least, 8 * one_us)) / one_us)))
+        least, most = REPLAY_US
+        launches = max(1, min(MOST_LAUNCHES, round(min(most, max(least, 8 * one_us)) / one_us)))
         sample_us = launches * one_us
         warm = 1 if sample_us < SHORT_US else 0
         with graphs(self.stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:

@@ -1,6 +1,7 @@
 """The benchmark's table: every shape's winner against the strongest baseline, with the machine named."""
 
-from cuda_l2.measure.intervals import geometric_mean
+from statistics import geometric_mean
+
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Interval, Timing
 

@@ -4,10 +4,10 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 
 from cuda_l2.measure.baselines import cublas, cublaslt_autotuned, cublaslt_heuristic, max_autotune, torch_matmul
 from cuda_l2.measure.baselines._base import named
-from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import library

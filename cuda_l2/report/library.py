@@ -9,10 +9,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from statistics import geometric_mean
 
 from cuda_l2.measure.baselines._base import Baseline, named
 from cuda_l2.measure.baselines.cublaslt_autotuned import KIND as AUTOTUNED
-from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.records import Interval, Layout
 from cuda_l2.report.arms import Row, arms_of, fastest, interval_cells
 from cuda_l2.runs.grid import log2_mnk

@@ -5,10 +5,10 @@ import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 import numpy as np
 
-from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.records import Arm, Interval
 from cuda_l2.runs.task_bench import TaskResult
 

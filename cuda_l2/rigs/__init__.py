@@ -1,7 +1,8 @@
 """A rig: one machine's build, verify and measure, set up once for many shapes."""
 
 from cuda_l2 import machine
-from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
+from cuda_l2.measure.tuned import ADAPTIVE
+from cuda_l2.rigs._base import Bench, Request, Rig
 
 
 def open_rig(name: str = "auto", request: Request = Request()) -> Rig:

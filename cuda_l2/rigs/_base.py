@@ -1,6 +1,6 @@
 """What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,10 @@ from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
-
-ADAPTIVE, PAPER_TUNING = "adaptive", "paper"
-TUNINGS = (ADAPTIVE, PAPER_TUNING)
-"""How cuBLASLt's algorithms are timed: as many rounds of back-to-back launches as it takes, or the paper's 50 + 100
-rounds of single ones."""
 
 B = TypeVar("B", bound=Baseline)
 
@@ -57,7 +54,7 @@ class Elsewhere:
     speedup: Interval | None = None
 
 
-class Bench(ABC):
+class Bench(Closing):
     """The stages for one task. A context manager."""
 
     @abstractmethod
@@ -88,20 +85,11 @@ class Bench(ABC):
     def renew(self) -> None:
         """Let what comes next run in processes that ran nothing before."""
 
-    def redraw(self, seed: int) -> None:  # noqa: B027 - some draw others every time anyway
+    def redraw(self, seed: int) -> None:
         """Let what comes next be verified and timed on other inputs, which come from this seed."""
 
-    @abstractmethod
-    def close(self) -> None: ...
 
-    def __enter__(self) -> "Bench":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Rig(ABC):
+class Rig(Closing):
     """One machine: target, baselines, processes. A context manager."""
 
     target: Target
@@ -132,7 +120,7 @@ class Rig(ABC):
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine."""
 
-    def require_tools(self) -> None:  # noqa: B027 - the CPU's are needed to build at all
+    def require_tools(self) -> None:
         """UserError where a program is missing that full verification needs."""
 
     @abstractmethod
@@ -154,14 +142,5 @@ class Rig(ABC):
         """
         return None
 
-    def prefetch(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027 - where builds disturb there is none
+    def prefetch(self, candidates: Sequence[Candidate]) -> None:
         """Begin to build what will be asked for later."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> "Rig":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

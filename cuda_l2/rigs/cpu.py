@@ -16,21 +16,19 @@ from cuda_l2.machine.cpu import target as cpu
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
 from cuda_l2.machine.cpu.target import CpuTarget, available_memory_bytes
 from cuda_l2.machine.cpu.worker import Worker
-from cuda_l2.measure.baselines._base import TorchProduct, baselines_of, strongest_first
-from cuda_l2.measure.clock import CLOCK, Clock
+from cuda_l2.measure.baselines._base import strongest_first
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
-from cuda_l2.measure.fresh_worker import FreshWorker
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
+from cuda_l2.measure.tuned import ADAPTIVE
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
-from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
+from cuda_l2.rigs._base import Bench, Request, Rig
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks import is_foreign
-from cuda_l2.tasks.kinds import file_kind, kind_of
+from cuda_l2.tasks.kinds import kind_of
 from cuda_l2.verify import all_checks, verify
 from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 
@@ -46,32 +44,26 @@ class CpuRig(Rig):
     suffix = ".c"
     builds_disturb = True
 
-    def __init__(self, request: Request = Request(), clock: Clock = CLOCK) -> None:
+    def __init__(self, request: Request = Request()) -> None:
         if request.tuning != ADAPTIVE:
             raise UserError("only a GPU's libraries choose among algorithms; --tuning needs one")
         if request.choices:
             raise UserError("only a GPU's libraries choose among algorithms; --choices needs one")
-        self.request, self.clock = request, clock
+        self.request = request
         self.target = cpu.detect()
         self.target.ceilings()  # measured while the machine is still idle
         self.protocols = CPU_PROTOCOLS
-        self.baselines = TorchBaselines(self.target.cores, clock)
-        self._models: KeptBaselines[HostBaselines] = KeptBaselines(self._model_of, MOST_MODELS)
+        self.baselines = TorchBaselines(self.target.cores)
+        kept: KeptBaselines[HostBaselines] = KeptBaselines(
+            self.baselines, lambda kind, task: kind.host_baselines(task, self.target.cores), MOST_MODELS
+        )
+        self.baselines_of, self._close_baselines = kept.of, kept.close
         self._threads = torch.get_num_threads()
         torch.set_num_threads(self.target.cores)  # references on all cores
 
     def open(self, task: Task, seed: int, *, both_layouts: bool = False) -> Bench:
         self.require_feasible(task)
         return CpuBench(self, task, seed)
-
-    def _model_of(self, task: Task) -> HostBaselines:
-        kind = file_kind(str(task))
-        assert kind
-        return kind.host_baselines(task, self.target.cores)  # type: ignore[no-any-return]
-
-    def baselines_of(self, task: Task) -> HostBaselines:
-        """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
-        return self._models.get(task) if is_foreign(str(task)) else self.baselines
 
     def require_feasible(self, task: Task) -> None:
         need, available = kind_of(task).host_bytes(task) + WORKSPACE_BYTES, available_memory_bytes()
@@ -90,8 +82,7 @@ class CpuRig(Rig):
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)
-        self.baselines.close()
-        self._models.close()
+        self._close_baselines()
 
 
 class CpuBench(Bench):
@@ -134,13 +125,11 @@ class CpuBench(Bench):
         operands = self._operands
         arms, conditions = self._arms(protocol)
         opened = self._candidate(*kernel, operands) if kernel else None
-        terms = Terms(protocol, self._rng, beat, self._rig.clock)
+        terms = Terms(protocol, self._rng, beat)
         timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
         return replace(timing, conditions=replace(timing.conditions, **conditions))
 
-    def _candidate(
-        self, candidate: Candidate, build: Build, operands: Operands
-    ) -> Callable[[], Worker] | Callable[[], FreshWorker]:
+    def _candidate(self, candidate: Candidate, build: Build, operands: Operands) -> Callable[[], Worker]:
         """Opens what launches a candidate where it is timed."""
         terms = contract.parse_cpu(candidate.source)
         operands.workspace_bytes = terms.workspace_bytes(self._task)
@@ -150,23 +139,18 @@ class CpuBench(Bench):
             self._arena.poison_workspace(operands.workspace_bytes)
             return Worker(memory, Path(build.artifact), terms)
 
-        return partial(FreshWorker, open_worker, operands.forget) if operands.fresh_processes else open_worker
+        return open_worker
 
     def _arms(self, protocol: Protocol) -> tuple[dict[str, Contestant], dict[str, Any]]:
         """The baselines to time, the usual strongest first, and what a reader of their times needs to know."""
         task = self._task
-        if task.product:
-            torch_baselines = self._rig.baselines
-            if torch_baselines.arena is not self._arena:
-                torch_baselines.attach(self._arena)
-            chosen = strongest_first(baselines_of(TorchProduct, "cpu"), task)
-            chosen = chosen[:1] if protocol.selects else strongest_first(self._rig.request.reported(chosen), task)
-            return {each.name: torch_baselines.arm(each) for each in chosen}, {}
         baselines = self._rig.baselines_of(task)
         if baselines.arena is not self._arena:
-            baselines.attach(self._arena, self._cases.timed(0))
-        # compiled first: where there is no candidate it stands in its place
-        ready = baselines.ready(compiles=not protocol.selects)
+            baselines.attach(self._arena, None if task.product else self._cases.timed(0))
+        # where there is no candidate the first stands in its place
+        ready = strongest_first(baselines.ready(compiles=not protocol.selects), task)
+        if task.product:
+            ready = ready[:1] if protocol.selects else self._rig.request.reported(ready)
         conditions = {"left_out": dict(baselines.left_out), **baselines.conditions}
         return {each.name: baselines.arm(each) for each in ready}, conditions
 

@@ -20,27 +20,23 @@ from cuda_l2.machine.cuda.arena import PRODUCT_WINDOWS, CudaArena, Sharing, aren
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.machine.cuda.worker import CudaWorkers
-from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, library_baselines, strongest_first
-from cuda_l2.measure.clock import CLOCK, Clock
-from cuda_l2.measure.cuda_operands import CudaCaseOperands, CudaOperands, CudaProductOperands, other_layout
-from cuda_l2.measure.cuda_task_baselines import CudaFileBaselines, CudaTaskBaselines, require_some
+from cuda_l2.measure.baselines._base import Baseline, LibraryProduct, strongest_first
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
-from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
+from cuda_l2.measure.product_memory import ProductMemory, library_outputs, other_layout
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
-from cuda_l2.measure.timed_memory import ProductMemory, TaskMemory
-from cuda_l2.measure.tuned import TuneSettings
-from cuda_l2.records import Build, Candidate, Gemm, Layout, Task, Timing, Verdict
-from cuda_l2.rigs._base import PAPER_TUNING, Bench, Elsewhere, Request, Rig
+from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
+from cuda_l2.measure.timed_memory import TimedMemory
+from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
+from cuda_l2.rigs._base import Bench, Elsewhere, Request, Rig
 from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
-from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks.cases import in_full_precision
-from cuda_l2.tasks.kinds import file_kind, kind_of
+from cuda_l2.tasks.kinds import kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
 from cuda_l2.verify import all_checks, deviation, verify
 from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
@@ -87,33 +83,35 @@ class CudaRig(Rig):
     def __init__(
         self,
         request: Request = Request(),
-        clock: Clock = CLOCK,
         *,
         patience: float = 1.0,
         tunes: bool = True,
         sanitize: Sanitize = sanitizer.findings,
     ) -> None:
-        """What follows the clock is for verifying beside others, where nothing is timed.
+        """What follows the request is for verifying beside others, where nothing is timed.
 
         patience: time limits are so many times the usual ones. tunes: whether cuBLASLt's algorithms are always timed
         before a candidate is compared with them; where not, only if it fails without them. sanitize: who runs the
         sanitizer.
         """
-        self.request, self.clock, self.tunes = request, clock, tunes
+        self.request, self.tunes = request, tunes
         self.target = cuda.detect()
         torch.zeros(1, device="cuda")  # the driver's calls below need torch's context
         self.target.ceilings()
         self.gpu = bus_id()
         self.protocols = CUDA_PROTOCOLS
         with contextlib.ExitStack() as stack:  # what was started ends where something after it does not start
-            settings = TuneSettings(paper=request.tuning == PAPER_TUNING)
-            libraries = Libraries(settings, retunes=request.retune, choices=request.choices, keeps=tunes, clock=clock)
-            self.libraries = stack.enter_context(libraries)
+            self.libraries = stack.enter_context(
+                Libraries(request.tuning, retunes=request.retune, choices=request.choices, keeps=tunes)
+            )
             self.workers = stack.enter_context(CudaWorkers(self.target.arch))
             self.builders = BuildServers(self.target)
-            self._task_baselines = CudaTaskBaselines()
-            self._models: KeptBaselines[CudaFileBaselines] = KeptBaselines(_model_of, MOST_MODELS)
-            stack.callback(self._models.close)
+            kept: KeptBaselines[CudaTaskBaselines] = KeptBaselines(
+                CudaTaskBaselines(), lambda kind, task: kind.device_baselines(task), MOST_MODELS
+            )
+            stack.callback(kept.close)
+            self.torch_of = kept.of
+            """PyTorch on a task other than a matrix product: of a file its own Model."""
             stack.callback(self.builders.close)
             self._opened = stack.pop_all()
         self.shared = Gpu(self.workers, self.target.sms, self.target.l2_bytes)
@@ -124,10 +122,6 @@ class CudaRig(Rig):
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > CACHED_BYTES:
             torch.cuda.empty_cache()  # the driver, which gives the arena its memory, does not see it as free
         return CudaBench(self, task, seed, both_layouts)
-
-    def baselines_of(self, task: Task) -> CudaTaskBaselines:
-        """PyTorch on a task: of a KernelBench file its own Model, kept as long as few others are asked for."""
-        return self._models.get(task) if is_foreign(str(task)) else self._task_baselines
 
     def reports(self, task: Task, protocols: Sequence[str]) -> list[str]:
         if kind_of(task).single_launches:
@@ -203,10 +197,9 @@ class CudaBench(Bench):
 
     def __init__(self, rig: CudaRig, task: Task, seed: int, both_layouts: bool = False) -> None:
         self._rig, self._task = rig, task
-        self._gemm = task if isinstance(task, Gemm) else None
-        self._beside = [other_layout(self._gemm)] if self._gemm and both_layouts else []
-        if self._gemm:
-            rig.libraries.hold(self._gemm)
+        self._beside = [other_layout(task)] if task.product and both_layouts else []
+        if task.product:
+            rig.libraries.hold(task)
         try:
             self._draw(seed)
         except BaseException:
@@ -217,13 +210,13 @@ class CudaBench(Bench):
         """Cases, and memory for their shapes."""
         rig, task = self._rig, self._task
         self._arenas: dict[bool, CudaArena] = {}
-        self._operands: dict[bool, CudaOperands] = {}
+        self._memories: dict[bool, TimedMemory] = {}
         """By whether they rotate."""
         self._rng = np.random.default_rng(seed)
         self._generator = torch.Generator(DEVICE).manual_seed(seed)
         need = needed_bytes(task, rig.target.l2_bytes, rig.rotated(task))
         cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
-        self._cases = kind_of(task).cases(task, seed, DEVICE, cached, self._library_outputs)
+        self._cases = kind_of(task).cases(task, seed, DEVICE, cached, partial(library_outputs, rig.libraries))
         self._arena(rotates=False)
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
@@ -236,11 +229,11 @@ class CudaBench(Bench):
         def judged() -> Verdict:
             return self._on_the_gpu(lambda: verify(open_session, all_checks(), full=full))
 
-        if self._gemm and rig.tunes:
-            self._on_the_gpu(self._tune)
+        if rig.tunes:
+            self._on_the_gpu(lambda: self._memory(rotates=False).tune())
         verdict = judged()
-        if self._gemm and verdict.check == deviation.CHECK.name and not rig.libraries.is_tuned(self._gemm):
-            self._on_the_gpu(self._tune)
+        if verdict.check == deviation.CHECK.name and not self._memory(rotates=False).tuned:
+            self._on_the_gpu(self._memory(rotates=False).tune)
             self._cases.close()  # the baselines are more, and what they allow may be
             verdict = judged()
         return verdict
@@ -252,8 +245,7 @@ class CudaBench(Bench):
             return collect(Path(build.artifact), plan, self._task, given)
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        layout = self._gemm.layout if self._gemm else Layout.NN
-        return self.time_kernels({CANDIDATE: Kernel(candidate, build, layout)}, protocol, beat)[CANDIDATE]
+        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat)[CANDIDATE]
 
     def time_baselines(self, protocol: Protocol) -> Timing:
         (timing,) = self.time_kernels({}, protocol).values()
@@ -264,9 +256,8 @@ class CudaBench(Bench):
 
         By name; without kernels one baseline stands in their place.
         """
-        terms = Terms(protocol, self._rng, beat, self._rig.clock)
-        prepared = self._prepared_product if self._gemm else self._prepared
-        measure = self._on_the_gpu(lambda: prepared(kernels, terms))
+        terms = Terms(protocol, self._rng, beat)
+        measure = self._on_the_gpu(lambda: self._prepared(kernels, terms))
         return self._rig.steadily(lambda: self._on_the_gpu(measure))
 
     def renew(self) -> None:
@@ -278,8 +269,8 @@ class CudaBench(Bench):
 
     def close(self) -> None:
         self._free()
-        if self._gemm:
-            self._rig.libraries.release(self._gemm)
+        if self._task.product:
+            self._rig.libraries.release(self._task)
         else:
             torch.cuda.empty_cache()  # the driver, which gives the next arena its memory, does not see it as free
 
@@ -287,43 +278,34 @@ class CudaBench(Bench):
         """Give cases, arenas and what is timed back."""
         torch.cuda.synchronize()  # nothing may be at work in memory that goes
         self._rig.workers.detach()
-        for operands in self._operands.values():
-            operands.close()
+        for memory in self._memories.values():
+            memory.close()
         for arena in self._arenas.values():
             arena.close()
-        self._operands, self._arenas = {}, {}
+        self._memories, self._arenas = {}, {}
         self._cases.close()
 
-    def _prepared_product(self, kernels: Mapping[str, Kernel], terms: Terms) -> Callable[[], dict[str, Timing]]:
-        """What times kernels for a matrix product beside NVIDIA's libraries."""
-        assert self._gemm
-        self._tune()
-        operands = self._operands_of(terms.protocol.rotates)
-        assert isinstance(operands, CudaProductOperands)
-        chosen, memory = self._library_baselines(terms.protocol), ProductMemory(operands, self._rig.libraries)
-        return partial(measure_cuda, self._rig.shared, chosen, kernels, memory, terms)
-
     def _prepared(self, kernels: Mapping[str, Kernel], terms: Terms) -> Callable[[], dict[str, Timing]]:
-        """What times a kernel for another task beside PyTorch."""
+        """What times kernels beside the task's baselines, the usual strongest first.
+
+        In a search the first that works without a compiler stands for all.
+        """
         rig, task, protocol = self._rig, self._task, terms.protocol
         require_timed(task, protocol)
-        baselines = rig.baselines_of(task)
         self._arena(protocol.rotates).select(task)
-        operands = self._operands_of(protocol.rotates)
-        assert isinstance(operands, CudaCaseOperands)
-        # in a search the first that works without a compiler stands for all
-        wanted = [each for each in baselines.all if not (protocol.selects and each.compiled)]
-        chosen = baselines.arms(task, wanted, operands)
-        left_out = baselines.left_out(wanted)
-        require_some(task, chosen, left_out)
+        memory = self._memory(protocol.rotates)
+        memory.tune()
+        wanted = strongest_first(memory.available(), task)
+        if protocol.selects:
+            wanted = [baseline for baseline in wanted if not baseline.compiled]
+        elif task.product:
+            wanted = rig.request.reported(wanted, protocol.name)
+        chosen = memory.arms(wanted)
         chosen = chosen[:1] if protocol.selects else chosen
 
         def measure() -> dict[str, Timing]:
-            memory = TaskMemory(operands, baselines, rotates=protocol.rotates)
             timings = measure_cuda(rig.shared, chosen, kernels, memory, terms)
-            if protocol.selects:
-                return timings
-            said = {"left_out": left_out, **baselines.conditions}
+            said = {} if protocol.selects else memory.conditions
             return {
                 name: replace(timing, conditions=replace(timing.conditions, **said)) for name, timing in timings.items()
             }
@@ -334,7 +316,7 @@ class CudaBench(Bench):
         """Without gradients and in the task's precision; UserError where the GPU's memory does not suffice."""
 
         def run() -> T:
-            with torch.inference_mode() if self._gemm else torch.no_grad(), in_full_precision():
+            with torch.inference_mode() if self._task.product else torch.no_grad(), in_full_precision():
                 return work()
 
         try:
@@ -348,7 +330,7 @@ class CudaBench(Bench):
     def _arena(self, rotates: bool) -> CudaArena:
         if rotates not in self._arenas:
             task = self._task
-            sharing = (PRODUCT_SHARING if self._gemm else SHARING)[rotates]
+            sharing = (PRODUCT_SHARING if task.product else SHARING)[rotates]
             count = self._rig.rotated(task) if rotates else windows(task, self._rig.target.l2_bytes)
             self._arenas[rotates] = CudaArena(
                 [task, *self._cases.others],
@@ -359,53 +341,15 @@ class CudaBench(Bench):
             )
         return self._arenas[rotates]
 
-    def _operands_of(self, rotates: bool) -> CudaOperands:
-        if rotates not in self._operands:
-            arena, helpers = self._arena(rotates), self._rig.workers.helpers
-            self._operands[rotates] = (
-                CudaProductOperands(arena, self._gemm, self._generator, helpers)
-                if self._gemm
-                else CudaCaseOperands(arena, self._cases, self._rng, helpers)
+    def _memory(self, rotates: bool) -> TimedMemory:
+        if rotates not in self._memories:
+            rig, task, arena = self._rig, self._task, self._arena(rotates)
+            self._memories[rotates] = (
+                ProductMemory(arena, task, self._generator, rig.workers.helpers, rig.libraries)
+                if task.product
+                else TaskMemory(arena, self._cases, self._rng, rig.workers.helpers, rig.torch_of)
             )
-        return self._operands[rotates]
-
-    def _library_baselines(self, protocol: Protocol) -> Sequence[LibraryProduct]:
-        """The baselines to report, the usual strongest first; for searches that one."""
-        assert self._gemm
-        found = library_baselines(self._rig.libraries, self._gemm)
-        if protocol.selects:
-            return strongest_first(found, self._gemm)[:1]
-        return strongest_first(self._rig.request.reported(found, protocol.name), self._gemm)
-
-    def _tune(self) -> None:
-        """On first use: operands, and cuBLASLt's best algorithms for both layouts."""
-        if not self._gemm or False in self._operands:
-            return
-        operands = self._operands_of(rotates=False)
-        assert isinstance(operands, CudaProductOperands)
-        operands.refresh()
-        operands.use_other_layout()
-        own, other = operands.b(0), operands.other_b[0]
-        b_nn, b_tn = (own, other) if self._gemm.layout is Layout.NN else (other, own)
-        pointers = (operands.a(0), b_nn, b_tn, operands.output(0))
-        buffers = Buffers(*(tensor.data_ptr() for tensor in pointers))
-        self._rig.libraries.tune(self._gemm, buffers)
-
-    def _library_outputs(self, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
-        """What every NVIDIA library computes for A and B, M x N each; cuBLASLt's best only if tuned."""
-        libraries = self._rig.libraries
-        b_nn, b_tn = b.contiguous(), b.t().contiguous()
-        outputs = []
-        for baseline in library_baselines(libraries, gemm):
-            skipped = baseline.tuned and not libraries.is_tuned(gemm)
-            if not baseline.compiled and not skipped:  # the compiler's kernels are not NVIDIA's
-                output = torch.empty(gemm.m, gemm.n, dtype=a.dtype, device=a.device)
-                launch = baseline.launcher(libraries, gemm)
-                stream = torch.cuda.current_stream().cuda_stream
-                launch(stream, a.data_ptr(), b_nn.data_ptr(), b_tn.data_ptr(), output.data_ptr())
-                outputs.append(output)
-        torch.cuda.synchronize()
-        return outputs
+        return self._memories[rotates]
 
 
 def windows(task: Task, l2_bytes: int) -> int:
@@ -458,10 +402,3 @@ def require_feasible(task: Task, l2_bytes: int, rotated: int, free_bytes: int) -
             f"{task} needs about {need / 2**30:.1f} GiB of GPU memory to check and time,"
             f" {free_bytes / 2**30:.1f} GiB are free; choose smaller sizes, or end what else runs on the GPU"
         )
-
-
-def _model_of(task: Task) -> CudaFileBaselines:
-    """A file's own Model on the GPU."""
-    kind = file_kind(str(task))
-    assert kind
-    return kind.device_baselines(task)  # type: ignore[no-any-return]

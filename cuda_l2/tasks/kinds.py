@@ -108,7 +108,7 @@ class FileKind(Kind):
 
     @abstractmethod
     def device_baselines(self, task: Task) -> Any:
-        """The file's Model on a GPU as `measure.cuda_task_baselines.CudaTaskBaselines`."""
+        """The file's Model on a GPU as `measure.task_memory.CudaTaskBaselines`."""
 
     @abstractmethod
     def tensor_lines(self, task: Task) -> list[str]:

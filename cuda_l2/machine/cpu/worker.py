@@ -82,9 +82,6 @@ class Worker:
             self.close()
             raise
 
-    def begin(self) -> None:
-        """One process serves every sample."""
-
     def prepare(self, slots: Sequence[int]) -> None:
         """Write the launches of the next run; the worker must be frozen or idle."""
         self._table, self._slots = self.arena.write_calls(slots), tuple(slots)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cuda_l2.measure.cublas import Launch
 from cuda_l2.records import Accumulate, Gemm, Layout, Operation, Task
 from cuda_l2.system.errors import UserError
 
 if TYPE_CHECKING:
-    from cuda_l2.measure.launches import Launch
     from cuda_l2.measure.libraries import Libraries
 
 Function = Callable[..., Any]
@@ -53,7 +53,7 @@ class Baseline:
         """Whether a search compares with it alone."""
         return False
 
-    def reads(self, layouts: Iterable[Layout]) -> bool:
+    def reads(self, layouts: Iterable[Layout | None]) -> bool:
         """Whether it reads B as one of these layouts has it."""
         return self.layout is None or self.layout in layouts
 
@@ -105,12 +105,16 @@ class LibraryProduct(Baseline):
 
     of: ClassVar[Any] = Gemm
 
+    def b_layout(self, gemm: Gemm) -> Layout:
+        """The layout of B that it reads."""
+        return self.layout or gemm.layout
+
     def ready(self, libraries: "Libraries", gemm: Gemm) -> bool:
         """Whether it can compute the product here."""
         return True
 
     @abstractmethod
-    def launcher(self, libraries: "Libraries", gemm: Gemm) -> "Launch":
+    def launcher(self, libraries: "Libraries", gemm: Gemm) -> Launch:
         """A function that enqueues one product. The first launch on a stream loads code and may allocate."""
 
     @abstractmethod
@@ -122,7 +126,7 @@ class LibraryProduct(Baseline):
         described = {
             "arm": self.name,
             "kernels": libraries.kernels(self.launcher(libraries, gemm)),
-            "b_layout": str(self.layout or gemm.layout),
+            "b_layout": str(self.b_layout(gemm)),
         }
         return described | self.facts(libraries, gemm)
 

@@ -3,19 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 from cuda_l2.measure.baselines._base import LibraryProduct
+from cuda_l2.measure.cublas import Launch
 from cuda_l2.records import Gemm, Layout
 
 if TYPE_CHECKING:
-    from cuda_l2.measure.launches import Launch
     from cuda_l2.measure.libraries import Libraries
 
 
 class Blas(LibraryProduct):
-    def launcher(self, libraries: "Libraries", gemm: Gemm) -> "Launch":
-        from cuda_l2.measure.launches import reading  # noqa: PLC0415 - needs cuda-bindings
-
-        assert self.layout
-        return reading(self.layout, libraries.blas.gemm_ex(gemm, self.layout))
+    def launcher(self, libraries: "Libraries", gemm: Gemm) -> Launch:
+        return libraries.blas.gemm_ex(gemm, self.b_layout(gemm))
 
     def facts(self, libraries: "Libraries", gemm: Gemm) -> dict[str, Any]:
         return libraries.facts(gemm)

@@ -27,16 +27,14 @@ class AutoTuned(Heuristic):
 
     def algorithm(self, libraries: "Libraries", gemm: Gemm) -> "Algorithm":
         """Needs `Libraries.tune` before."""
-        assert self.layout
-        found = libraries.tuned(gemm).of(self.layout)
+        found = libraries.tuned(gemm).of(self.b_layout(gemm))
         if not found:
             raise RuntimeError(f"cuBLASLt does not compute {gemm} with B {self.layout}")
         return found.algorithms[found.chosen]
 
     def facts(self, libraries: "Libraries", gemm: Gemm) -> dict[str, Any]:
-        assert self.layout
         tuned = libraries.tuned(self.product(gemm))
-        found = tuned.of(self.layout)
+        found = tuned.of(self.b_layout(gemm))
         assert found is not None
         return super().facts(libraries, gemm) | {
             "method": tuned.method,

@@ -4,34 +4,28 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cuda_l2.measure.baselines._base import LibraryProduct
+from cuda_l2.measure.cublas import Launch
 from cuda_l2.records import Gemm, Layout
 
 if TYPE_CHECKING:
     from cuda_l2.measure.cublas import Algorithm
-    from cuda_l2.measure.launches import Launch
     from cuda_l2.measure.libraries import Libraries
 
 
 class Heuristic(LibraryProduct):
     def ready(self, libraries: "Libraries", gemm: Gemm) -> bool:
-        assert self.layout
-        return bool(libraries.product(gemm, self.layout).algorithms)
+        return bool(libraries.product(gemm, self.b_layout(gemm)).algorithms)
 
     def algorithm(self, libraries: "Libraries", gemm: Gemm) -> "Algorithm":
         """The one that is launched; RuntimeError where cuBLASLt does not compute the product."""
-        assert self.layout
-        algorithms = libraries.product(gemm, self.layout).algorithms
+        algorithms = libraries.product(gemm, self.b_layout(gemm)).algorithms
         if not algorithms:
             raise RuntimeError(f"cuBLASLt does not compute {gemm} with B {self.layout}")
         return algorithms[0]
 
-    def launcher(self, libraries: "Libraries", gemm: Gemm) -> "Launch":
-        from cuda_l2.measure.launches import reading  # noqa: PLC0415 - needs cuda-bindings
-
-        assert self.layout
+    def launcher(self, libraries: "Libraries", gemm: Gemm) -> Launch:
         gemm = self.product(gemm)
-        launch = libraries.product(gemm, self.layout).launcher(self.algorithm(libraries, gemm))
-        return reading(self.layout, launch)
+        return libraries.product(gemm, self.b_layout(gemm)).launcher(self.algorithm(libraries, gemm))
 
     def facts(self, libraries: "Libraries", gemm: Gemm) -> dict[str, Any]:
         gemm = self.product(gemm)

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from cuda_l2.measure.baselines._base import LibraryProduct
+from cuda_l2.measure.cublas import Launch
 from cuda_l2.records import Gemm
 
 if TYPE_CHECKING:
-    from cuda_l2.measure.launches import Launch
     from cuda_l2.measure.libraries import Libraries
 
 
@@ -16,7 +16,7 @@ class MaxAutotune(LibraryProduct):
 
         return cuda_torch.can_compile()
 
-    def launcher(self, libraries: "Libraries", gemm: Gemm) -> "Launch":
+    def launcher(self, libraries: "Libraries", gemm: Gemm) -> Launch:
         """Compiled on first use."""
         return libraries.compiled(gemm).launch
 

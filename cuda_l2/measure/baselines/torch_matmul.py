@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cuda_l2.measure.baselines._base import LibraryProduct
+from cuda_l2.measure.cublas import Launch
 from cuda_l2.records import Accumulate, Gemm, Task
 
 if TYPE_CHECKING:
-    from cuda_l2.measure.launches import Launch
     from cuda_l2.measure.libraries import Libraries
 
 
@@ -20,7 +20,7 @@ class TorchMatmul(LibraryProduct):
         # the class of fp16 sums is compared under its own switches alone
         return super().serves(task) and not (self.default and getattr(task, "accumulate", None) is Accumulate.FP16)
 
-    def launcher(self, libraries: "Libraries", gemm: Gemm) -> "Launch":
+    def launcher(self, libraries: "Libraries", gemm: Gemm) -> Launch:
         from cuda_l2.measure import cuda_torch  # noqa: PLC0415 - loads torch
 
         return cuda_torch.torch_matmul(gemm, default=self.default)

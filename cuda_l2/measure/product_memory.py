@@ -1,110 +1,35 @@
-"""What timed launches on the GPU read and write: other inputs every round, outputs checked against references.
+"""What timed launches of a matrix product on a GPU read and write, and what NVIDIA's libraries are launched on.
 
-All references are computed here, in the trusted process, from private copies. Of a matrix product every output that is
-looked at is checked by a random projection, see measure/outputs.py, and the last one row by row; of another task every
-one by the task's tolerance.
+Every output that is looked at is checked by a random projection, see measure/outputs.py, and the last one row by row.
 """
 
-import functools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from cuda.bindings import driver
 
+from cuda_l2 import contract
+from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import CudaArena
-from cuda_l2.machine.cuda.driver import Graph
+from cuda_l2.machine.cuda.buffers import Place
+from cuda_l2.machine.cuda.driver import Graph, check
 from cuda_l2.machine.cuda.helpers import Helpers, Projection
-from cuda_l2.machine.cuda.segments import Segments
-from cuda_l2.machine.fills import POISONS
+from cuda_l2.machine.fills import POISON_WORDS, POISONS
 from cuda_l2.machine.tensors import dtype_of, view, words
-from cuda_l2.measure.cuda_played import Played
-from cuda_l2.measure.operands import require_own_result, why_not
-from cuda_l2.measure.outputs import LARGEST_DEVIATION, WrongOutput, largest_rms, rms_over_rounding, rounding_step
-from cuda_l2.records import Accumulate, Gemm, Tensor
-from cuda_l2.tasks.cases import Case, Cases
+from cuda_l2.measure.baselines._base import LibraryProduct, library_baselines
+from cuda_l2.measure.launches import Buffers
+from cuda_l2.measure.libraries import Libraries
+from cuda_l2.measure.outputs import WrongOutput, require_own, require_precise, rounding_step
+from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.timed_memory import Outputs, TimedMemory
+from cuda_l2.records import Accumulate, Gemm, Layout, Task, Tensor
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
 
 COMPARED_FLOPS = 1 << 33
 """Rows of an output that are compared element by element cost at most about this."""
-SPARE = 2
-"""Cases beside those that lie in windows, so that a round brings others."""
-
-
-class CudaOperands(ABC):
-    """The tensors in the arena's windows, with private copies where candidates cannot reach."""
-
-    def __init__(self, arena: CudaArena) -> None:
-        self.arena = arena
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        """Where the baselines run."""
-
-    @abstractmethod
-    def refresh(self) -> None:
-        """Other inputs in every window."""
-
-    @abstractmethod
-    def poison_outputs(self) -> None:
-        """Fill the kernels' outputs in every window with what nothing computes."""
-
-    @abstractmethod
-    def require_untouched(self) -> None:
-        """WrongOutput where a launch changed inputs or weights."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give back what the baselines' launches hold, and the memory of copies."""
-
-
-class CudaCaseOperands(CudaOperands):
-    """Cases in the windows."""
-
-    def __init__(self, arena: CudaArena, cases: Cases, rng: np.random.Generator, helpers: Helpers) -> None:
-        super().__init__(arena)
-        self.cases, self._rng = cases, rng
-        self.played: dict[tuple[str, int], tuple[Played, list[int]]] = {}
-        """The baselines' launches by name and number, with their windows: the same for every candidate."""
-        self._segments = Segments(helpers)
-        self._pool: list[Case] = []
-        self.current: list[Case] = []
-        """The case in each window, another list after every change."""
-
-    def refresh(self) -> None:
-        """The cases are drawn from a few more."""
-        while len(self._pool) < self.arena.windows + SPARE:
-            self._pool.append(self.cases.timed(len(self._pool)))
-        chosen = self._rng.permutation(len(self._pool))[: self.arena.windows]
-        self.current = [self._pool[int(index)] for index in chosen]
-        self._segments.fill(
-            [segment for window, case in enumerate(self.current) for segment in self.arena.held(case.tensors, window)]
-        )
-
-    def poison_outputs(self) -> None:
-        self._segments.fill(self.arena.poisons())
-
-    def violation(self, window: int, found: Mapping[str, torch.Tensor]) -> str:
-        """Why these are not the outputs of a window's case; empty where they are."""
-        return why_not(self.cases, self.current[window], found)
-
-    def check(
-        self, outputs: Sequence[Mapping[str, torch.Tensor]], windows: Sequence[int], *, element_wise: bool
-    ) -> float:
-        """WrongOutput where launches on these windows did not give these; the last one's largest error or NaN."""
-        for found, window in zip(outputs, windows, strict=True):
-            require_own_result(self.cases, self.current[window], found)
-        return self.current[windows[-1]].errors(outputs[-1])[1] if element_wise else float("nan")
-
-    def require_untouched(self) -> None:
-        for window, case in enumerate(self.current):
-            if not all(self._segments.hold(self.arena.held(case.tensors, window))):
-                raise WrongOutput("changed its inputs or weights in a timed round")
-
-    def close(self) -> None:
-        for replays, _ in self.played.values():
-            replays.destroy()
-        self.played = {}
 
 
 @dataclass(frozen=True)
@@ -113,28 +38,27 @@ class Rows:
 
     numbers_R: torch.Tensor
     reference_RN: torch.Tensor
-    rounding_on_gpu: torch.Tensor
-
-    @functools.cached_property
-    def rounding(self) -> float:
-        """Read when all comparisons of an output are enqueued, so that the host waits once."""
-        return float(self.rounding_on_gpu.item())
+    rounding: torch.Tensor
+    """On the GPU: read when all comparisons of an output are enqueued, so that the host waits once."""
 
 
-def other_layout(gemm: Gemm) -> Tensor:
-    """B in the layout that is not the task's."""
-    b = gemm.inputs[1]
+def other_layout(product: Task) -> Tensor:
+    """B in the layout that is not the product's own."""
+    b = product.inputs[1]
     return replace(b, name="b_other", column_major=not b.column_major)
 
 
-class CudaProductOperands(CudaOperands):
+class ProductMemory(TimedMemory):
     """Standard normal A and B in the windows, and outputs for baselines, which no candidate can read."""
 
-    def __init__(self, arena: CudaArena, gemm: Gemm, generator: torch.Generator, helpers: Helpers) -> None:
-        super().__init__(arena)
-        self.gemm, self.generator, self._helpers = gemm, generator, helpers
-        self.graphs: dict[tuple[str, int], tuple[Graph, list[int]]] = {}
-        """The baselines' launches by name and number, with their windows: the same for every candidate."""
+    draws_power = True
+
+    def __init__(
+        self, arena: CudaArena, gemm: Gemm, generator: torch.Generator, helpers: Helpers, libraries: Libraries
+    ) -> None:
+        super().__init__(arena, gemm)
+        self.gemm, self.layout = gemm, gemm.layout
+        self._generator, self._helpers, self._libraries = generator, helpers, libraries
         self._a, self._b = gemm.inputs
         (self._c,) = gemm.outputs
         self._private = {tensor.name: torch.empty_like(arena.span(tensor)) for tensor in gemm.inputs}
@@ -155,17 +79,73 @@ class CudaProductOperands(CudaOperands):
         self._shared_other = arena.holds(self._other)
         """Whether candidates can have B in the other layout."""
 
+    @property
+    def tuned(self) -> bool:  # type: ignore[override] # where libraries tune it is no constant
+        return self._libraries.is_tuned(self.gemm)
+
+    def tune(self) -> None:
+        """Let cuBLASLt choose its best algorithms for both layouts of B."""
+        if self.tuned:
+            return
+        self.refresh()
+        self._use_other_layout()
+        own, other = self.b(0), self.other_b[0]
+        b_nn, b_tn = (own, other) if self.layout is Layout.NN else (other, own)
+        pointers = (self.a(0), b_nn, b_tn, self.output(0))
+        self._libraries.tune(self.gemm, Buffers(*(tensor.data_ptr() for tensor in pointers)))
+
+    def available(self) -> list[LibraryProduct]:
+        return library_baselines(self._libraries, self.gemm)
+
+    def begin(self, *, both_layouts: bool) -> None:
+        super().begin(both_layouts=both_layouts)
+        if both_layouts:
+            self._use_other_layout()
+
+    def plan(self, kernel: Kernel, sms: int) -> Plan:
+        gemm = replace(self.gemm, layout=kernel.layout or self.gemm.layout)
+        return contract.plan_cuda(kernel.candidate.source, gemm, sms)
+
+    def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
+        found = super().places(plan, kernel, slot)
+        if kernel.layout in (None, self.layout):
+            return found
+        return [{**places, "b": self.arena.place(self._other, window)} for window, places in enumerate(found)]
+
+    def windows(self, count: int, rng: np.random.Generator) -> list[int]:
+        if self.rotates:
+            return [i % self.arena.windows for i in range(count)]
+        return [int(window) for window in rng.integers(0, self.arena.windows, count)]
+
+    def play(self, baseline: LibraryProduct, windows: Sequence[int]) -> Graph:
+        launch, arena = baseline.launcher(self._libraries, self.gemm), self.arena
+
+        def on_window(stream: int, window: int) -> None:
+            own = arena.address(arena.place(self._b, window))
+            other = self.other_b[min(window, len(self.other_b) - 1)].data_ptr() if self.other_b else own
+            b_nn, b_tn = (own, other) if self.layout is Layout.NN else (other, own)
+            launch(stream, arena.address(arena.place(self._a, window)), b_nn, b_tn, self.output(window).data_ptr())
+
+        def enqueue(stream: int) -> None:
+            for window in windows:
+                on_window(stream, window)
+
+        with torch.cuda.stream(self.stream):
+            on_window(self.stream.cuda_stream, 0)  # what a library sets up on first use is not captured
+            self.stream.synchronize()
+            return Graph(self.stream.cuda_stream, enqueue)
+
     def refresh(self) -> None:
         """New numbers in every window."""
         self._forget()
         for tensor in self.gemm.inputs:
             private = self._private[tensor.name]
-            private.view(dtype_of(tensor)).normal_(generator=self.generator)
+            private.view(dtype_of(tensor)).normal_(generator=self._generator)
             self.arena.span(tensor).copy_(private)
         for window, other in enumerate(self.other_b):
             other.copy_(self.b(window))
 
-    def use_other_layout(self) -> None:
+    def _use_other_layout(self) -> None:
         """Keep B in the other layout too, for baselines that read it so."""
         if not self.other_b:
             windows = range(self.arena.windows if self._own_b else 1)
@@ -197,16 +177,24 @@ class CudaProductOperands(CudaOperands):
         self._poison(self.arena.span(self._c))
 
     def poison_baselines(self) -> None:
-        """The same for the baselines' outputs."""
         self._poison(self._outputs)
+
+    def poisoning(self, window: int) -> Callable[[], None]:
+        output, handle = self.output(window), driver.CUstream(self.stream.cuda_stream)
+        word = POISON_WORDS[self._c.dtype] & 0xFFFF
+
+        def poison() -> None:
+            check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), word, output.numel(), handle))
+
+        return poison
 
     def _poison(self, storage: torch.Tensor) -> None:
         words(storage.view(dtype_of(self._c))).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
 
     def close(self) -> None:
-        for graph, _ in self.graphs.values():
-            graph.destroy()
-        self.graphs, self._private, self.other_b = {}, {}, []
+        """Give back what the baselines' launches hold, and the memory of copies."""
+        super().close()
+        self._private, self.other_b = {}, []
         self._forget()
         self._outputs = self._outputs[:0].clone()
 
@@ -223,18 +211,21 @@ class CudaProductOperands(CudaOperands):
             if not torch.equal(words(other), words(self.b(window))):
                 raise WrongOutput("changed its input B in a timed round")
 
-    def check(
-        self,
-        outputs: Sequence[torch.Tensor],
-        windows: Sequence[int],
-        element_wise: bool,
-        accumulate: Accumulate | None = None,
-    ) -> float:
-        """Check C of launches on these windows, the last also row by row: its largest error, or NaN.
+    def check(self, outputs: Sequence[Outputs], windows: Sequence[int], *, element_wise: bool) -> float:
+        """The last launch is checked row by row too, where asked for."""
+        found = [output["c"] for output in outputs]
+        return self._check(found, windows, element_wise, self.gemm.accumulate)
 
-        accumulate: the class whose precision is asked for, the task's if not given.
-        """
-        gemm, accumulate = self.gemm, accumulate or self.gemm.accumulate
+    def check_baseline(self, name: str, count: int, windows: Sequence[int], *, element_wise: bool) -> float:
+        # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
+        found = [self.output(window) for window in windows]
+        return self._check(found, windows, element_wise, Accumulate.FP16)
+
+    def _check(
+        self, outputs: Sequence[torch.Tensor], windows: Sequence[int], element_wise: bool, accumulate: Accumulate
+    ) -> float:
+        """`check` of C alone, in the precision of a class."""
+        gemm = self.gemm
         stream, found_L4 = torch.cuda.current_stream().cuda_stream, torch.zeros(len(windows), 4, device="cuda")
         for c_MN, projection, found in zip(outputs, self._projected(windows), found_L4, strict=True):
             self._helpers.look_at_rows(stream, c_MN, projection, found[:2])
@@ -242,17 +233,12 @@ class CudaProductOperands(CudaOperands):
             rows = self._compared(windows[-1])
             self._helpers.compare_rows(stream, outputs[-1], rows.numbers_R, rows.reference_RN, found_L4[-1][2:])
         found = found_L4.tolist()
-        allowed = largest_rms(accumulate, gemm.k)
-        for number, (squares, largest, *_) in enumerate(found, 1):  # false for NaN
-            rms = math.sqrt(squares / gemm.m)
-            if not (rms <= allowed * (1 + 4 / gemm.m**0.5) and largest <= LARGEST_DEVIATION * allowed):
-                which = f"timed launch {number} of the {len(windows)} looked at"
-                raise WrongOutput(f"{which} did not produce its own result")
+        deviations = ((math.sqrt(squares / gemm.m), largest) for squares, largest, *_ in found)
+        require_own(deviations, accumulate, gemm.m, gemm.k)
         if not element_wise:
             return float("nan")
         rms = math.sqrt(found[-1][2] / rows.reference_RN.numel())
-        if not rms <= rms_over_rounding(accumulate, gemm.k) * rows.rounding + SUMMATION_NOISE * gemm.k**0.5:
-            raise WrongOutput(f"a timed launch is less precise than the checked ones: RMS {rms:.3g} against fp32")
+        require_precise(accumulate, gemm.k, rms, float(rows.rounding))
         return float(found[-1][3])
 
     def _compared(self, window: int) -> Rows:
@@ -260,7 +246,7 @@ class CudaProductOperands(CudaOperands):
         gemm = self.gemm
         if window not in self._rows:
             count = max(1, min(gemm.m, COMPARED_FLOPS // (2 * gemm.n * gemm.k)))
-            numbers = torch.randperm(gemm.m, generator=self.generator, device="cuda")[:count]
+            numbers = torch.randperm(gemm.m, generator=self._generator, device="cuda")[:count]
             reference = self.a(window)[numbers].float() @ self._wide(window)
             rounding = (reference.to(dtype_of(self._c)).float() - reference).square().mean().sqrt()
             self._rows[window] = Rows(numbers, reference, rounding)
@@ -269,7 +255,7 @@ class CudaProductOperands(CudaOperands):
     def _projected(self, windows: Sequence[int]) -> list[Projection]:
         """What C of each window times signs is to be; for all launches on the same operands once."""
         if self._signs_N is None:
-            signs = torch.randint(0, 2, (self.gemm.n,), generator=self.generator, device="cuda")
+            signs = torch.randint(0, 2, (self.gemm.n,), generator=self._generator, device="cuda")
             self._signs_N = signs.float() * 2 - 1
         summation = SUMMATION_NOISE * (self.gemm.k * self.gemm.n) ** 0.5  # where C is near zero
         for w in sorted(set(windows) - self._projections.keys()):
@@ -292,3 +278,16 @@ class CudaProductOperands(CudaOperands):
         if not self._own_b:
             self._wide_b = wide
         return wide
+
+
+def library_outputs(libraries: Libraries, gemm: Gemm, a: torch.Tensor, b: torch.Tensor) -> Sequence[torch.Tensor]:
+    """What every NVIDIA library computes for A, M x K, and B, K x N: M x N each; cuBLASLt's best only if tuned."""
+    b_nn, b_tn, outputs = b.contiguous(), b.t().contiguous(), []
+    for baseline in library_baselines(libraries, gemm):
+        skipped = baseline.tuned and not libraries.is_tuned(gemm)
+        if not baseline.compiled and not skipped:  # the compiler's kernels are not NVIDIA's
+            outputs.append(torch.empty(gemm.m, gemm.n, dtype=a.dtype, device=a.device))
+            launch, stream = baseline.launcher(libraries, gemm), torch.cuda.current_stream().cuda_stream
+            launch(stream, *(tensor.data_ptr() for tensor in (a, b_nn, b_tn, outputs[-1])))
+    torch.cuda.synchronize()
+    return outputs
