@@ -6,8 +6,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Choice
-from cuda_l2.families._sm90 import cdiv
+from cuda_l2.families._base import Choice, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
 
@@ -91,10 +90,6 @@ class Tile(NamedTuple):
     BM: int
     BN: int
 
-    def has(self, wanted: dict[str, int]) -> bool:
-        """Whether these choices, by name, have these values."""
-        return all(getattr(self, name) == value for name, value in wanted.items())
-
 
 @functools.cache
 def tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
@@ -129,7 +124,7 @@ def resident(target: CudaTarget, cluster: int) -> int:
 def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
     """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
     if name in Tile._fields:
-        return any(tile.has({**chosen, name: value}) for tile in tiles(gemm, target))
+        return _sm90.among(tiles(gemm, target), {**chosen, name: value})
     x, y = _sm90.sides(gemm, chosen["SWAP"])
     c = SimpleNamespace(**chosen)
     shape = Shape({**chosen, name: value})

@@ -1,7 +1,6 @@
 """The schedule space of cpu_columns.c: vectors, threads, columns a task, parts of the rows."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice, Schedule
@@ -26,10 +25,6 @@ class CpuColumns(CpuTaskFamily):
         "mean_columns": Computed(1, out="column", dtypes=("float32",)),
         "max_columns": Computed(2, out="column", dtypes=("float32",)),
     }
-
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("cpu_columns.c")
 
     def fits_work(self, name: str, value: int, task: Operation, chosen: dict[str, int]) -> bool:
         rows, columns = task.inputs[0].shape
