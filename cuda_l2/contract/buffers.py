@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import DTYPE_BYTES, SHORT_DTYPES, Gemm, Task
+from cuda_l2.records import DTYPE_BYTES, SHORT_DTYPES, Task
 
 KINDS = ("input", "weight", "output")
 RESERVED = ("sms", "threads", "i", "min", "max", "cdiv")
@@ -67,7 +67,7 @@ class Interface:
 
         ContractError where the task's tensors are not the ones declared.
         """
-        if isinstance(task, Gemm):
+        if task.product:
             if self not in PRODUCTS.values():
                 raise ContractError(
                     f"the contract declares the buffers {', '.join(self.names)};"

@@ -10,7 +10,8 @@ from torch import nn
 
 from cuda_l2.families._base import Choice
 from cuda_l2.propose._base import Exemplar, Space, Values
-from cuda_l2.records import Accumulate, Gemm, Layout, Task
+from cuda_l2.records import Task
+from cuda_l2.tasks.kinds import kind_of
 
 MAX_EXEMPLARS = 3
 TASK_FEATURES = 13
@@ -106,18 +107,11 @@ def log_probabilities(
 
 def task_features(task: Task) -> torch.Tensor:
     """Sizes, their logarithms and remainders, layout and accumulator or type, all of order one."""
-    if isinstance(task, Gemm):
-        sizes = (task.m, task.n, task.k)
-        kind = [float(task.layout is Layout.TN), float(task.accumulate is Accumulate.FP16), 1.0]
-    else:  # rows and columns of the first tensor, and how much there is beside it
-        first = (*task.inputs, *task.weights)[0]
-        columns = max(1, first.shape[-1] if first.shape else 1)
-        sizes = (max(1, first.elements // columns), columns, max(1, task.bytes // max(1, first.bytes)))
-        kind = [float(task.dtype == "float16"), float(task.dtype == "bfloat16"), 0.0]
+    sizes, marks = kind_of(task).policy_features(task)
     logs = [math.log2(size) / 8 - 1 for size in sizes]
     tails = [float(size % 16 == 0) for size in sizes] + [float(size % 128 == 0) for size in sizes]
     ratio = (math.log2(sizes[0]) - math.log2(sizes[1])) / 8
-    return torch.tensor([*logs, *tails, ratio, *kind])
+    return torch.tensor([*logs, *tails, ratio, *marks])
 
 
 def target_features(space: Space) -> torch.Tensor:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from cuda_l2.llm._base import Message, Messages
-from cuda_l2.llm.templates import fenced, read_template
+from cuda_l2.llm.templates import read_template
 from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import fenced
 
 PACKAGED = Path(__file__).with_name("prompts")
 IRRELEVANT = ("sandbox", "system", "python")

@@ -40,7 +40,7 @@ from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks.cases import in_full_precision
-from cuda_l2.tasks.kinds import file_kind, kind_of
+from cuda_l2.tasks.kinds import Home, file_kind, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
 from cuda_l2.verify import all_checks, deviation, verify
 from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
@@ -223,7 +223,7 @@ class CudaBench(Bench):
         self._generator = torch.Generator(DEVICE).manual_seed(seed)
         need = needed_bytes(task, rig.target.l2_bytes, rig.rotated(task))
         cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
-        self._cases = kind_of(task).cases(task, seed, DEVICE, cached, self._library_outputs)
+        self._cases = kind_of(task).cases(task, seed, Home(DEVICE, cached, self._library_outputs))
         self._arena(rotates=False)
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
