@@ -6,14 +6,8 @@ from typing import Any
 from cuda_l2.contract import buffers
 from cuda_l2.contract.cuda import (
     ARCHITECTURES,
-    EDGES,
     ELEMENT_BYTES,
-    INTERLEAVES,
     LAYOUTS,
-    MAX_LAUNCHES,
-    MAX_WORKSPACES,
-    OUT_OF_BOUNDS,
-    PROMOTIONS,
     SCALARS,
     SWIZZLE_BYTES,
     TABLE_DTYPES,
@@ -26,6 +20,13 @@ from cuda_l2.contract.cuda import (
 )
 from cuda_l2.contract.expressions import ContractError
 from cuda_l2.contract.fields import Fields
+
+INTERLEAVES = ("none", "16B", "32B")
+PROMOTIONS = ("none", "64B", "128B", "256B")
+OUT_OF_BOUNDS = ("zeros", "nan")
+EDGES = ("plain", "programmatic")
+MAX_LAUNCHES = 16
+MAX_WORKSPACES = 16
 
 
 def parse(reader: Fields) -> CudaContract:

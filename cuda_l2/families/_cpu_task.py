@@ -88,13 +88,13 @@ class CpuTaskFamily(Family):
 
     def workspace(self, schedule: Schedule) -> str:
         """Bytes of workspace as the contract states them; empty for none."""
-        return "4 * rows" if self._computed(schedule).total else ""
+        return "4 * rows" if self.table[schedule.task.name].total else ""
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        return {"OPERATION": self._computed(schedule).number, "ELEMENT": ELEMENTS[schedule.task.dtype]}
+        return {"OPERATION": self.table[schedule.task.name].number, "ELEMENT": ELEMENTS[schedule.task.dtype]}
 
     def contract(self, schedule: Schedule) -> str:
-        task, computed = schedule.task, self._computed(schedule)
+        task, computed = schedule.task, self.table[schedule.task.name]
         lines = ['target = "cpu"', f'entry = "{self.entry}"', f"threads = {schedule.named['THREADS']}"]
         if workspace := self.workspace(schedule):
             lines.append(f'workspace = "{workspace}"')
@@ -103,9 +103,6 @@ class CpuTaskFamily(Family):
             lines += [f'dtype = "{tensor.dtype}"'] * (tensor.dtype != "float32")
             lines += [f'kind = "{kind}"'] * (kind != "input")
         return "\n".join(lines)
-
-    def _computed(self, schedule: Schedule) -> Computed:
-        return self.table[schedule.task.name]
 
 
 def far(task: Operation, target: CpuTarget) -> bool:

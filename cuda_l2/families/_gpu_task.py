@@ -90,11 +90,6 @@ def streams(task: Operation, target: CudaTarget) -> bool:
     return task.bytes > target.l2_bytes // 2
 
 
-def product(dims: str) -> str:
-    """Dimensions apart by blanks as one expression."""
-    return " * ".join(dims.split()) or "1"
-
-
 def head(names: Mapping[str, str], arch: str = "sm_80", sizes: Sequence[str] = ()) -> list[str]:
     """A contract's top level. names: expressions by name; sizes: the task's own that expressions use."""
     lines = ['target = "cuda"', f'arch = "{arch}"']

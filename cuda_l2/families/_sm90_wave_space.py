@@ -1,6 +1,7 @@
 """The choices of sm90_wave.cu, what each may be on a machine, and the sizes that follow from them."""
 
 import functools
+import itertools
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -95,19 +96,17 @@ class Tile(NamedTuple):
 def tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
     """Every tile of which the task takes few enough."""
     found = []
-    for acc in _sm90.accumulators(gemm):
-        for swap in (0, 1):
-            x, y = _sm90.sides(gemm, swap)
-            widths = [bn for bn in WIDTHS.values if not (y.mn_major and bn % 64)]
-            for bm, widest in WIDEST[acc].items():
-                for bn in widths:
-                    gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
-                    few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
-                    registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
-                    if gemm.n % 8 and registers >= 96:
-                        continue  # storing C element by element takes the registers left
-                    if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
-                        found.append(Tile(acc, swap, bm, bn))
+    for acc, swap in itertools.product(_sm90.accumulators(gemm), (0, 1)):
+        x, y = _sm90.sides(gemm, swap)
+        widths = [bn for bn in WIDTHS.values if not (y.mn_major and bn % 64)]
+        for (bm, widest), bn in itertools.product(WIDEST[acc].items(), widths):
+            gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
+            few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
+            registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
+            if gemm.n % 8 and registers >= 96:
+                continue  # storing C element by element takes the registers left
+            if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
+                found.append(Tile(acc, swap, bm, bn))
     return tuple(found)
 
 

@@ -37,7 +37,7 @@ class CpuColumns(CpuTaskFamily):
         return {"BLOCK": 1024, "PARTS": max(1, 2 * target.cores // tasks)}
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        return {"OPERATION": self._computed(schedule).number}
+        return {"OPERATION": self.table[schedule.task.name].number}
 
     def workspace(self, schedule: Schedule) -> str:
         parts = schedule.named["PARTS"]

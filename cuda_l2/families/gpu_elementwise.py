@@ -145,7 +145,7 @@ class GpuElementwise(gpu.GpuTaskFamily):
             names = {"whole_vectors": f"0 - {each.columns} % {vec}"}
             started = gpu.launch("by_columns", [along, f"min({limit}, {down})"], threads, args)
         else:
-            count = gpu.product(each.shapes[0])
+            count = " * ".join(each.shapes[0].split())
             blocks = f"cdiv({count}, {vec * threads * items})"
             grid = f"min({choice['GRID']} * sms, {blocks})" if choice["GRID"] else blocks
             args = [*_padded([t.name for t in task.inputs], 4), *_padded(outputs, 3), f'int64 = "{count}"']

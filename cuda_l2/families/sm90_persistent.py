@@ -1,6 +1,7 @@
 """The schedule space of sm90_persistent.cu: tile, warpgroups, cluster, staging of C, order, dependent launch."""
 
 import functools
+import itertools
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -193,23 +194,15 @@ def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:
 def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
     """Every tile that gives half the multiprocessors work and wastes little."""
     found = []
-    for acc in _sm90.accumulators(gemm):
-        for swap in (0, 1):
-            x, y = _sm90.sides(gemm, swap)
-            for pingpong in (0, 1):
-                for bm, widest in WIDEST[acc, pingpong].items():
-                    for bn in WIDTHS:
-                        chosen = {"SWAP": swap, "BM": bm, "BN": bn}
-                        aligned = bn % (64 if y.mn_major else 16 if swap else 8) == 0
-                        many = cdiv(x.rows, bm) * cdiv(y.rows, bn) >= target.sms // 2
-                        if (
-                            aligned
-                            and many
-                            and bn <= widest
-                            and _waste(gemm, chosen) <= MAX_WASTE
-                            and _stages(chosen, target)
-                        ):
-                            found.append(Tile(acc, swap, pingpong, bm, bn))
+    for acc, swap, pingpong in itertools.product(_sm90.accumulators(gemm), (0, 1), (0, 1)):
+        x, y = _sm90.sides(gemm, swap)
+        for (bm, widest), bn in itertools.product(WIDEST[acc, pingpong].items(), WIDTHS):
+            chosen = {"SWAP": swap, "BM": bm, "BN": bn}
+            aligned = bn % (64 if y.mn_major else 16 if swap else 8) == 0
+            many = cdiv(x.rows, bm) * cdiv(y.rows, bn) >= target.sms // 2
+            little = bn <= widest and _waste(gemm, chosen) <= MAX_WASTE
+            if aligned and many and little and _stages(chosen, target):
+                found.append(Tile(acc, swap, pingpong, bm, bn))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from cuda_l2.kernelbench.opened import Case, OpenedFile, Tensors
 from cuda_l2.kernelbench.process import Module
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system.errors import UserError
-from cuda_l2.verify._base import CheckFailed, CheckOf, checks_in
+from cuda_l2.verify._base import CheckFailed, CheckOf, Judged, checks_in
 
 CACHE_BYTES = 2 << 30
 IMPRECISE = 0.05
@@ -71,7 +71,7 @@ def _bytes(case: Case | None) -> int:
 
 
 @dataclass
-class ModuleSession:
+class ModuleSession(Judged):
     """One candidate in its process.
 
     allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. own_weights: its weights
@@ -85,9 +85,6 @@ class ModuleSession:
     own_weights: bool = False
     timed: bool = False
     notes: list[str] = field(default_factory=list)
-    rms_error: float = float("nan")
-    max_error: float = float("nan")
-    baseline_deviation: float = float("nan")
 
     def note(self, text: str) -> None:
         """Say this with the verdict, once."""
@@ -117,12 +114,6 @@ class ModuleSession:
     def unnamed(self, case: Case) -> list[str]:
         """Weights of the module that the candidate has under no such name."""
         return sorted(set(case.keys.values()) - self.module.state)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class ModuleCheck(CheckOf[ModuleSession]):

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -18,13 +17,8 @@ TASK_FEATURES = 13
 TARGET_FEATURES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Size of the network: small enough that proposing costs a few milliseconds a candidate."""
-
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
+WIDTH, LAYERS, HEADS = 64, 2, 4
+"""Size of the network: small enough that proposing costs a few milliseconds a candidate."""
 
 
 class Vocabulary:
@@ -55,9 +49,9 @@ class Vocabulary:
 class ScheduleTransformer(nn.Module):
     """A causal transformer over: task, target, exemplars (score, then its tokens), start, then the answer's tokens."""
 
-    def __init__(self, vocabulary: Vocabulary, shape: Shape = Shape()) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
-        width, length = shape.width, len(vocabulary.choices)
+        width, length = WIDTH, len(vocabulary.choices)
         self.vocabulary = vocabulary
         self.tokens = nn.Embedding(vocabulary.size, width)
         self.task = nn.Linear(TASK_FEATURES, width)
@@ -66,16 +60,17 @@ class ScheduleTransformer(nn.Module):
         self.start = nn.Parameter(torch.zeros(width))
         self.positions = nn.Embedding(3 + MAX_EXEMPLARS * (length + 1) + length, width)
         block = nn.TransformerEncoderLayer(
-            width, shape.heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width, HEADS, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.blocks = nn.TransformerEncoder(block, shape.layers, enable_nested_tensor=False)
+        self.blocks = nn.TransformerEncoder(block, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary.size)
         nn.init.zeros_(self.head.weight)  # uniform over valid values until it has learnt
         nn.init.zeros_(self.head.bias)
 
     def context(self, space: Space, exemplars: Sequence[Exemplar]) -> torch.Tensor:
         """The prompt as vectors, P x width."""
-        parts = [self.task(task_features(space.task))[None], self.target(target_features(space))[None]]
+        target_features = torch.tensor(space.target.features)
+        parts = [self.task(task_features(space.task))[None], self.target(target_features)[None]]
         for exemplar in exemplars[:MAX_EXEMPLARS]:
             tokens = [self.vocabulary.token(i, value) for i, value in enumerate(exemplar.values)]
             parts.append(self.score(torch.tensor([exemplar.score]))[None])
@@ -112,8 +107,3 @@ def task_features(task: Task) -> torch.Tensor:
     tails = [float(size % 16 == 0) for size in sizes] + [float(size % 128 == 0) for size in sizes]
     ratio = (math.log2(sizes[0]) - math.log2(sizes[1])) / 8
     return torch.tensor([*logs, *tails, ratio, *marks])
-
-
-def target_features(space: Space) -> torch.Tensor:
-    """The machine's features that a schedule depends on, of order one."""
-    return torch.tensor(space.target.features)
