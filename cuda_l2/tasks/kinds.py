@@ -1,10 +1,5 @@
-"""The ways in which tasks are defined: matrix products, definitions of our own, and files of others.
+"""The ways in which tasks are defined: matrix products, definitions of our own, and files of others."""
 
-A part of the package that makes tasks of files registers in FILES, and is imported when a task of its name is asked
-for; nothing else knows it.
-"""
-
-import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,14 +11,14 @@ import torch
 
 from cuda_l2.records import Accumulate, Gemm, Layout, Operation, Task
 from cuda_l2.system.text import fenced
+from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import CACHE_BYTES, Cases, OwnCases
+from cuda_l2.tasks.optional import load_kernelbench
 from cuda_l2.tasks.products import CpuReferences, CudaReferences, ProductCases
 from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.words import product_words, sizes_words, tensor_lines, tolerance_words
 
-FILES = {"kernelbench": "cuda_l2.kernelbench.kind"}
-"""Modules with a KIND, by what the names of their tasks begin with, as in kernelbench/level1/19_ReLU."""
 HOST_COPIES = 40
 """Of a task's tensors in fp32, at most, that checking and timing on the CPU keep at once: cases, references in fp64,
 the arena."""
@@ -222,8 +217,5 @@ def operation_kind(task: Operation) -> OperationKind:
 
 def file_kind(name: str) -> FileKind | None:
     """The kind of the files that a task's name or text is of; None where it is of none."""
-    module = FILES.get(name.strip().partition("/")[0])
-    if module is None:
-        return None
-    kind: FileKind = importlib.import_module(module).KIND
+    kind: FileKind | None = load_kernelbench("kind").KIND if is_foreign(name) else None
     return kind
