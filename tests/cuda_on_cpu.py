@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.contract.cuda import ArgumentPlan, Plan
+from cuda_l2.contract.cuda import Argument, Plan
 from cuda_l2.records import Operation
 from cuda_l2.system import paths
 
@@ -106,7 +106,7 @@ def _guarded(tensor: torch.Tensor) -> torch.Tensor:
     return block
 
 
-def _argument(argument: ArgumentPlan, addresses: Mapping[str, int]) -> ctypes.Array[ctypes.c_char]:
+def _argument(argument: Argument, addresses: Mapping[str, int]) -> ctypes.Array[ctypes.c_char]:
     """The argument's bytes."""
     if argument.kind == "pointer":
         data = addresses[argument.name].to_bytes(8, "little")

@@ -93,7 +93,7 @@ def test_a_plan_is_the_contract_in_numbers() -> None:
         ('name = "flags"', 'name = "partial"', "twice"),
         ('name = "flags"', 'name = "k"', "twice or reserved"),
         ('pairs = "tiles / 2"', "pairs = 1.5", "pairs"),
-        ("fill = 0xffffffff", "fill = -1", "32-bit"),
+        ("fill = 0xffffffff", "fill = -1", "from 0 to 4294967295"),
         ('kind = "persistent"', 'kind = "scratch"', "only a persistent"),
         ('tensor = "a"', 'tensor = "z"', "tensor"),
         ('strides = ["2 * k"]', "strides = []", "strides"),

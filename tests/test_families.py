@@ -38,7 +38,7 @@ OTHER_MACHINES = [
     CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),
     CpuTarget("no cache known", 4, 512, (0, 0, 0)),
 ]
-PRODUCTS = [family for family in all_families() if family.kind is Gemm]
+PRODUCTS = [family for family in all_families() if family.products]
 GPUS = [compile_only("sm_80"), compile_only("sm_86"), compile_only("sm_90a")]
 
 

@@ -59,7 +59,7 @@ def default(gemm: Gemm, target: CudaTarget) -> Schedule:
 
 
 def plan(schedule: Schedule, shape: str = ""):
-    gemm = Gemm.parse(shape) if shape else schedule.gemm
+    gemm = Gemm.parse(shape) if shape else schedule.task
     return parse_cuda(FAMILY.render(schedule).source).plan(gemm, HOPPER.sms)
 
 

@@ -55,7 +55,7 @@ def random_schedule(family, gemm: Gemm, rng: np.random.Generator, **wanted: int)
 
 
 def plan(schedule: Schedule, gemm: Gemm | None = None):
-    gemm = gemm or schedule.gemm
+    gemm = gemm or schedule.task
     return parse_cuda(schedule.family.render(schedule).source).plan(gemm, HOPPER.sms)
 
 

@@ -46,12 +46,12 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Tensor, TimingStatus
 from cuda_l2.rigs.cuda import CudaBench, CudaRig, require_feasible
 from cuda_l2.runs.task_bench import read_tasks
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import describe
 from cuda_l2.tasks.cases import in_full_precision
 
 EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
@@ -422,7 +422,7 @@ def test_a_model_is_asked_for_the_contract_of_the_machine(target: CpuTarget) -> 
     ):
         contract = contract_text(machine.name, task)
         assert has in contract and lacks not in contract
-    assert "nn.Linear(features_in, features_out)" in describe_task(task) and "linear_weight" in describe_task(task)
+    assert "nn.Linear(features_in, features_out)" in describe(task) and "linear_weight" in describe(task)
 
 
 # -- on a GPU

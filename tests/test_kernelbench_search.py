@@ -21,11 +21,12 @@ from cuda_l2.kernelbench.checkout import foreign, read
 from cuda_l2.kernelbench.examined import Effort
 from cuda_l2.kernelbench.files import Entry
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.propose._task import code_words, describe_task
 from cuda_l2.records import Candidate
 from cuda_l2.runs.task_bench import read_tasks
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import describe
+from cuda_l2.tasks.kinds import operation_kind
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
 EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget_flops=10**8)
@@ -235,15 +236,15 @@ def checkout(folder: Path, files: dict[str, str]) -> Path:
 
 
 def test_a_model_is_shown_the_file_and_how_its_tensors_are_called() -> None:
-    text = describe_task(read(QUARTIC, CHECKOUT, EFFORT))
+    text = describe(read(QUARTIC, CHECKOUT, EFFORT))
     for part in ("square * square - 3 * square + 1", "class Model", "- input `x`: float32 [", "but here rows = "):
         assert part in text, part
     swish = read(SWISH, CHECKOUT, EFFORT)
-    text = describe_task(swish)
+    text = describe(swish)
     for part in ("the module's `linear.weight`", "nn.Linear(features_in, features_out)", "own inputs: `out` RMS error"):
         assert part in text, part
-    assert code_words(swish).split()[:4] == ["linear", "swish", "scale", "Module"]
-    assert "`shift`: float32 [], always 0.5" in describe_task(read("kernelbench/level1/2", CHECKOUT, EFFORT))
+    assert operation_kind(swish).code_words(swish).split()[:4] == ["linear", "swish", "scale", "Module"]
+    assert "`shift`: float32 [], always 0.5" in describe(read("kernelbench/level1/2", CHECKOUT, EFFORT))
 
 
 def test_what_is_no_task_here_is_one_clear_line(tmp_path) -> None:

@@ -15,7 +15,6 @@ from cuda_l2.llm._base import open_model
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.llm.templates import MESSAGE_CHARS, fenced
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose import _prompt
@@ -27,6 +26,7 @@ from cuda_l2.records import Build, BuildStatus, Candidate, Element, Gemm, Trial,
 from cuda_l2.retrieve.index import Piece
 from cuda_l2.retrieve.sources import USER
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import MESSAGE_CHARS, fenced
 
 GEMM = Gemm.parse("512x256x128:tn")
 

@@ -28,12 +28,13 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._llm import LlmProposer
-from cuda_l2.propose._prompt import Templates, fenced
+from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import query
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
 from cuda_l2.search import search
+from cuda_l2.system.text import fenced
+from cuda_l2.tasks import describe
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.words import tolerance_words
@@ -161,10 +162,8 @@ def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
     assert re.search(r"at these sizes: `out` RMS error \d\.\de-0\d, largest error", tolerance_words(operation(SOFTMAX)))
     assert "`indices` equal" in tolerance_words(operation("max_rows"))
     large = operation("softmax:rows=8192,columns=8192")
-    assert "at rows = 64, columns = 500: " in tolerance_words(large) and "268,435,456 floating" not in describe_task(
-        large
-    )
-    assert "whole numbers from 0 to 9" in describe_task(operation("cross_entropy:rows=4,classes=10"))
+    assert "at rows = 64, columns = 500: " in tolerance_words(large) and "268,435,456 floating" not in describe(large)
+    assert "whole numbers from 0 to 9" in describe(operation("cross_entropy:rows=4,classes=10"))
 
 
 def test_what_is_looked_up_comes_from_the_instruction() -> None:

@@ -106,7 +106,7 @@ def test_policy_and_optimizer_go_on_from_their_state(recorded) -> None:
 
 def test_a_state_of_another_space_is_left_alone(recorded, space) -> None:
     other = SchedulePolicy(space, list, np.random.default_rng(0))
-    narrow = RecordedSpace(recorded.gemm, recorded.target, recorded.choices[:1], {(512,): 1.0})
+    narrow = RecordedSpace(recorded.task, recorded.target, recorded.choices[:1], {(512,): 1.0})
     policy = SchedulePolicy(narrow, list, np.random.default_rng(0))
     before = policy.state()
     policy.load_state(other.state())
@@ -126,7 +126,7 @@ def test_a_policy_that_has_settled_still_proposes_new_schedules(recorded) -> Non
 
 
 def test_a_group_without_variance_is_skipped_and_counted(recorded) -> None:
-    flat = RecordedSpace(recorded.gemm, recorded.target, recorded.choices, dict.fromkeys(recorded.rewards, 1.0))
+    flat = RecordedSpace(recorded.task, recorded.target, recorded.choices, dict.fromkeys(recorded.rewards, 1.0))
     history: list[Trial] = []
     policy = SchedulePolicy(flat, lambda: history, np.random.default_rng(0))
     history.extend(flat.trial(candidate) for candidate in policy.propose(8))

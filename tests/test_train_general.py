@@ -21,12 +21,12 @@ from cuda_l2.learn import rl
 from cuda_l2.learn.rl import Judge
 from cuda_l2.learn.settings import read
 from cuda_l2.learn.writer import Writer
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Gemm, TimingStatus
 from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs.cpu import CpuRig
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import describe
 from cuda_l2.tasks._base import definitions
 
 RELU, SQUARE = "relu:rows=4,columns=8", "relu_squared:rows=4,columns=8"
@@ -67,7 +67,7 @@ def folder(tmp_path_factory) -> Path:
     (folder / "prompts").mkdir()
     (folder / "prompts" / "system.md").write_text("Write a kernel.")
     (folder / "prompts" / "ask.md").write_text("{task}\n\n## Exemplars\n\n{exemplars}\n")
-    question = f"Write a kernel.\n\n{describe_task(tasks.parse(RELU))}"
+    question = f"Write a kernel.\n\n{describe(tasks.parse(RELU))}"
     turns = [
         [{"role": "user", "content": question}, {"role": "assistant", "content": answer(code)}]
         for code in (RIGHT, WRONG)

@@ -18,11 +18,11 @@ from cuda_l2.learn.rl import Judge
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._prompt import Templates
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.reward import RewardSettings
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
+from cuda_l2.tasks import describe
 
 GEMM = Gemm.parse("32x24x40")
 KERNEL = """\
@@ -40,7 +40,7 @@ void gemm(int64_t m, int64_t n, int64_t k, const _Float16 *a, const _Float16 *b,
         }
 }
 """
-QUESTION = f"Write a kernel.\n\n{describe_task(GEMM)}"
+QUESTION = f"Write a kernel.\n\n{describe(GEMM)}"
 RIGHT, WRONG = KERNEL.replace("STEP", "1"), KERNEL.replace("STEP", "2")
 SMALL = """
 [tuning]

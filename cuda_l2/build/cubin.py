@@ -179,7 +179,7 @@ def refuse(cubin: Cubin, sass: Mapping[bytes, str], contract: CudaContract, capa
         reason = _refuse_parameters(kernel, [argument.kind for argument in launch.arguments])
         if reason:
             return f"launch {number}: {reason}"
-        if launch.edge == "programmatic" and not any(_opcode(sass[word]) == "ACQBULK" for word in set(kernel.words)):
+        if launch.programmatic and not any(_opcode(sass[word]) == "ACQBULK" for word in set(kernel.words)):
             return f"launch {number} has a programmatic edge, but {kernel.name} never executes griddepcontrol.wait"
     return ""
 

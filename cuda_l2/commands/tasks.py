@@ -98,7 +98,7 @@ def _list(json: bool) -> None:
 def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     from cuda_l2 import tasks
     from cuda_l2.measure.protocols import CPU_PROTOCOLS
-    from cuda_l2.records import Gemm, to_json
+    from cuda_l2.records import to_json
     from cuda_l2.report.tasks import print_task
     from cuda_l2.rigs import open_rig
     from cuda_l2.system.lock import machine_lock
@@ -107,7 +107,7 @@ def _show(text: str, protocol: str, seed: int, json: bool) -> None:
     from cuda_l2.tasks.values import Distribution
 
     task = tasks.parse(text)
-    if isinstance(task, Gemm):
+    if task.product:
         raise UserError(f"{task} is a matrix product: `cuda-l2 optimize {task}`")
     known = definition(task.name)
     function = known.bind(dict(task.sizes))

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
-from cuda_l2.records import Gemm, Task
+from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
@@ -124,7 +124,7 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
         raise UserError("shapes are missing, as in 512x512x512: what should the model write kernels for?")
     if named and all(hold_out.task(task) for task in named):
         raise UserError(f"every task is held out by {settings.hold_out}: what should the model write kernels for?")
-    if stage.stage == ON_PRODUCTS and not all(isinstance(task, Gemm) for task in named):
+    if stage.stage == ON_PRODUCTS and not all(task.product for task in named):
         raise UserError(f"the stage {ON_PRODUCTS} is on matrix products alone; take {ON_ALL} for other tasks")
     if settings.data and stage.rl is not None:
         raise UserError(f"the stage {stage.stage} learns from rewards alone and takes no --data")

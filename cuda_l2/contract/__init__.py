@@ -7,13 +7,13 @@ import functools
 import hashlib
 import re
 import tomllib
-from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
 from cuda_l2.contract.buffers import Interface
 from cuda_l2.contract.cpu import CpuContract
 from cuda_l2.contract.cuda import CudaContract, Plan
 from cuda_l2.contract.expressions import ContractError, evaluate
+from cuda_l2.contract.fields import Fields
 from cuda_l2.records import Task
 
 _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
@@ -21,12 +21,16 @@ _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
 def parse(source: str) -> CpuContract | CudaContract:
     """Read the contract from the leading comment of a candidate's source; ContractError where there is none."""
-    fields = _fields(source)
-    match fields.pop("target", None):
+    text = _match(source).group(1)
+    try:
+        reader = Fields(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
+        raise ContractError(f"the contract is not TOML: {error}") from None
+    match reader.pop("target"):
         case "cpu":
-            return cpu.parse(fields)
+            return cpu.parse(reader)
         case "cuda":
-            return cuda_reader.parse(fields)
+            return cuda_reader.parse(reader)
     raise ContractError('the contract must say target = "cpu" or target = "cuda"')
 
 
@@ -69,14 +73,6 @@ def kernel_id(source: str, terms: CudaContract | None = None) -> str:
     """
     arch = (terms or parse_cuda(source)).arch
     return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
-
-
-def _fields(source: str) -> dict[str, Any]:
-    text = _match(source).group(1)
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
-        raise ContractError(f"the contract is not TOML: {error}") from None
 
 
 def _match(source: str) -> re.Match[str]:

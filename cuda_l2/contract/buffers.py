@@ -18,20 +18,18 @@ that the task itself has. A contract without buffers is that of a matrix product
 dtype = "bfloat16".
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cuda_l2.contract.expressions import ContractError, evaluate
-from cuda_l2.records import DTYPE_BYTES, SHORT_DTYPES, Gemm, Task
+from cuda_l2.contract.fields import NAME, Fields
+from cuda_l2.records import DTYPE_BYTES, SHORT_DTYPES, Task
 
 KINDS = ("input", "weight", "output")
 RESERVED = ("sms", "threads", "i", "min", "max", "cdiv")
 """Names that expressions have from elsewhere."""
 MAX_BUFFERS = 128
 MAX_RANK = 8
-_NAME = re.compile(r"[A-Za-z_]\w{0,62}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Interface:
     @property
     def sizes(self) -> tuple[str, ...]:
         """Names that expressions may use: the task's own sizes, then dimensions in the order they appear."""
-        dims = (dim for buffer in self.buffers for dim in buffer.shape if _NAME.fullmatch(dim))
+        dims = (dim for buffer in self.buffers for dim in buffer.shape if NAME.fullmatch(dim))
         return tuple(dict.fromkeys((*self.own_sizes, *dims)))
 
     def bind(self, task: Task) -> dict[str, int]:
@@ -67,7 +65,7 @@ class Interface:
 
         ContractError where the task's tensors are not the ones declared.
         """
-        if isinstance(task, Gemm):
+        if task.product:
             if self not in PRODUCTS.values():
                 raise ContractError(
                     f"the contract declares the buffers {', '.join(self.names)};"
@@ -81,11 +79,7 @@ class Interface:
             if name not in given:
                 raise ContractError(f"the task {task} has no size {name}; it has {_listed(list(given))}")
             values[name] = given[name]
-        tensors = {
-            tensor.name: (kind, tensor)
-            for kind, group in zip(KINDS, (task.inputs, task.weights, task.outputs), strict=True)
-            for tensor in group
-        }
+        tensors = {tensor.name: (kind, tensor) for kind, tensor in task.parts}
         for buffer in self.buffers:
             if buffer.name not in tensors:
                 raise ContractError(f"the task {task} has no tensor {buffer.name}; it has {_listed(list(tensors))}")
@@ -94,7 +88,7 @@ class Interface:
                 declared = f"{buffer.kind} {buffer.name} of {buffer.dtype} and rank {len(buffer.shape)}"
                 raise ContractError(f"the contract declares the {declared}; the task has the {kind} {tensor}")
             for dim, size in zip(buffer.shape, tensor.shape, strict=True):
-                if _NAME.fullmatch(dim) and values.setdefault(dim, size) != size:
+                if NAME.fullmatch(dim) and values.setdefault(dim, size) != size:
                     raise ContractError(f"{dim} is {values[dim]}, but {size} in {tensor}")
         for buffer in self.buffers:
             shape = tuple(evaluate(dim, values) for dim in buffer.shape)
@@ -118,26 +112,21 @@ PRODUCTS = {dtype: _product(dtype) for dtype in SHORT_DTYPES}
 GEMM = PRODUCTS["float16"]
 
 
-def take(fields: dict[str, Any]) -> tuple[Interface, dict[str, Any]]:
-    """The interface that a contract's fields declare, and the other fields; ContractError where it cannot be."""
-    rest = dict(fields)
-    listed, own_sizes, dtype = rest.pop("buffer", None), rest.pop("sizes", []), rest.pop("dtype", None)
-    if listed is None:
+def take(reader: Fields) -> Interface:
+    """The interface that a contract's fields declare, taken off them; ContractError where it cannot be."""
+    own_sizes = reader.pop("sizes", [])
+    if "buffer" not in reader.fields:
         if own_sizes:
-            raise ContractError("sizes: only a contract with [[buffer]] entries has sizes of its own")
-        if dtype is not None and dtype not in list(PRODUCTS):
-            raise ContractError(f"dtype must be one of {', '.join(PRODUCTS)}, not {dtype!r}")
-        return PRODUCTS[dtype or "float16"], rest
-    if dtype is not None:
-        raise ContractError("dtype: each [[buffer]] has its own")
-    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_BUFFERS:
-        raise ContractError(f"write 1 to {MAX_BUFFERS} [[buffer]] entries, with double brackets")
+            reader.fail("sizes: only a contract with [[buffer]] entries has sizes of its own")
+        return PRODUCTS[reader.one_of("dtype", list(PRODUCTS), "float16")]
+    if "dtype" in reader.fields:
+        reader.fail("dtype: each [[buffer]] has its own")
+    listed = reader.list_of("buffer")
+    if not 1 <= len(listed) <= MAX_BUFFERS:
+        reader.fail(f"write 1 to {MAX_BUFFERS} [[buffer]] entries")
     if not isinstance(own_sizes, list):
-        raise ContractError("sizes must be a list of names")
-    interface = Interface(
-        tuple(_buffer(item, f"[[buffer]] {index + 1}") for index, item in enumerate(listed)),
-        tuple(identifier(size, "sizes") for size in own_sizes),
-    )
+        reader.fail("sizes must be a list of names")
+    interface = Interface(tuple(map(_buffer, listed)), tuple(reader.identifier(size, "sizes") for size in own_sizes))
     taken = list(RESERVED)
     for name in (*interface.sizes, *interface.names):
         if name in taken:
@@ -149,27 +138,18 @@ def take(fields: dict[str, Any]) -> tuple[Interface, dict[str, Any]]:
     for buffer in interface.buffers:
         for dim in buffer.shape:
             _check(dim, ones, buffer.name)
-    return interface, rest
+    return interface
 
 
-def _buffer(item: Any, where: str) -> Buffer:
-    if not isinstance(item, Mapping):
-        raise ContractError(f"{where} must be a table")
-    fields = dict(item)
-    name, dtype = identifier(fields.pop("name", None), f"{where}: name"), fields.pop("dtype", "float32")
-    shape, kind = fields.pop("shape", None), fields.pop("kind", "input")
-    if dtype not in DTYPE_BYTES:
-        raise ContractError(f"{where}: dtype must be one of {', '.join(DTYPE_BYTES)}, not {dtype!r}")
-    if kind not in KINDS:
-        raise ContractError(f"{where}: kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK:
-        raise ContractError(f"{where}: shape must be a list of at most {MAX_RANK} numbers or expressions")
-    for dim in shape:
-        if isinstance(dim, bool) or not isinstance(dim, int | str) or dim == "":
-            raise ContractError(f"{where}: shape: {dim!r} is neither a whole number nor an expression in quotes")
-    if fields:
-        raise ContractError(f"{where}: unknown fields: {', '.join(sorted(fields))}")
-    return Buffer(name, dtype, tuple(str(dim).strip() for dim in shape), kind)
+def _buffer(reader: Fields) -> Buffer:
+    buffer = Buffer(
+        reader.name("name"),
+        reader.one_of("dtype", list(DTYPE_BYTES), "float32"),
+        reader.expressions("shape", range(MAX_RANK + 1)),
+        reader.one_of("kind", KINDS, "input"),
+    )
+    reader.finish()
+    return buffer
 
 
 def _check(dim: str, ones: Mapping[str, int], buffer: str) -> None:
@@ -179,13 +159,6 @@ def _check(dim: str, ones: Mapping[str, int], buffer: str) -> None:
     except ContractError as error:
         if "divides by zero" not in str(error) and "negative" not in str(error):
             raise ContractError(f"{buffer}: {error}") from None
-
-
-def identifier(value: Any, where: str) -> str:
-    """A name that C takes; ContractError for anything else."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ContractError(f"{where} must be a C identifier, not {value!r}")
-    return value
 
 
 def _listed(names: Sequence[str]) -> str:

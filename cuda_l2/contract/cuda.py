@@ -8,9 +8,9 @@ not by an error code.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NoReturn, TypeVar
 
 from cuda_l2.contract.buffers import GEMM, Interface
 from cuda_l2.contract.expressions import ContractError, evaluate
@@ -25,12 +25,6 @@ SCALARS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": 
 TABLE_DTYPES = {"uint8": "B", "uint16": "H", "int32": "i", "uint32": "I"}
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4, "uint32": 4, "int32": 4, "uint8": 1}
 SWIZZLE_BYTES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
-INTERLEAVES = ("none", "16B", "32B")
-PROMOTIONS = ("none", "64B", "128B", "256B")
-OUT_OF_BOUNDS = ("zeros", "nan")
-EDGES = ("plain", "programmatic")
-MAX_LAUNCHES = 16
-MAX_WORKSPACES = 16
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
 MAX_GRID = ((1 << 31) - 1, 65535, 65535)
@@ -39,15 +33,17 @@ MAX_TABLE_BYTES = 16384
 MAX_TABLE_TEXT = 1 << 19
 """Entries of a table times characters of its expression: the trusted process makes the plan."""
 TENSOR_MAP_BYTES = 128
+Size = TypeVar("Size", str, int)
+"""An expression in a contract, a number in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Workspace:
-    """Device memory beside the operands. scratch: garbage on entry. persistent: filled once, found and left so."""
+class Workspace(Generic[Size]):
+    """Device memory beside the operands: garbage on entry, or persistent, that is filled once, found and left so."""
 
     name: str
-    bytes: str
-    kind: str = "scratch"
+    bytes: Size
+    persistent: bool = False
     fill: int = 0  # 32-bit word
 
 
@@ -62,15 +58,15 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorMap:
+class TensorMap(Generic[Size]):
     """A CUtensorMap over an operand or a workspace, dimensions innermost first."""
 
     name: str
     tensor: str
-    dims: tuple[str, ...]
-    strides: tuple[str, ...]  # bytes, of every dimension but the innermost
-    box: tuple[str, ...]
-    element_strides: tuple[str, ...]
+    dims: tuple[Size, ...]
+    strides: tuple[Size, ...]  # bytes, of every dimension but the innermost
+    box: tuple[Size, ...]
+    element_strides: tuple[Size, ...]
     dtype: str = "float16"
     swizzle: str = "none"
     interleave: str = "none"
@@ -80,77 +76,39 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """pointer, tensor_map and table name what is passed; scalar kinds hold an expression."""
+    """name: of the pointer, tensor_map or table; of a scalar the expression.
+
+    data: in a plan, the bytes of a table or scalar in hexadecimal.
+    """
 
     kind: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel launch. Grids count blocks, also where blocks form clusters."""
-
-    kernel: str
-    grid: tuple[str, str, str]
-    block: tuple[str, str, str]
-    cluster: tuple[str, str, str]
-    shared_bytes: str
-    arguments: tuple[Argument, ...]
-    coresident: bool = False
-    edge: str = "plain"
-
-
-@dataclass(frozen=True, slots=True)
-class MapPlan:
-    """A tensor map with its numbers."""
-
     name: str
-    tensor: str
-    dtype: str
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...]
-    swizzle: str
-    interleave: str
-    l2_promotion: str
-    out_of_bounds: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspacePlan:
-    name: str
-    bytes: int
-    persistent: bool
-    fill: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentPlan:
-    """pointer and tensor_map: the name. Others: the bytes to pass, in hexadecimal, and their alignment."""
-
-    kind: str
-    name: str = ""
     data: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class Launch(Generic[Size]):
+    """One kernel launch. Grids count blocks, also where blocks form clusters; each has three sizes."""
+
     kernel: str
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    cluster: tuple[int, ...]
-    shared_bytes: int
-    arguments: tuple[ArgumentPlan, ...]
-    coresident: bool
-    programmatic: bool
+    grid: tuple[Size, ...]
+    block: tuple[Size, ...]
+    cluster: tuple[Size, ...]
+    shared_bytes: Size
+    arguments: tuple[Argument, ...]
+    coresident: bool = False
+    programmatic: bool = False
+
+
+MapPlan = TensorMap[int]
+LaunchPlan = Launch[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the runtime does for one shape: every expression of a contract evaluated. Plain data."""
 
-    workspaces: tuple[WorkspacePlan, ...]
+    workspaces: tuple[Workspace[int], ...]
     tensor_maps: tuple[MapPlan, ...]
     launches: tuple[LaunchPlan, ...]
 
@@ -170,10 +128,10 @@ class CudaContract:
 
     arch: str
     names: tuple[tuple[str, str], ...]
-    workspaces: tuple[Workspace, ...]
+    workspaces: tuple[Workspace[str], ...]
     tables: tuple[Table, ...]
-    tensor_maps: tuple[TensorMap, ...]
-    launches: tuple[Launch, ...]
+    tensor_maps: tuple[TensorMap[str], ...]
+    launches: tuple[Launch[str], ...]
     layouts: tuple[str, ...] = LAYOUTS
     interface: Interface = GEMM
 
@@ -185,7 +143,7 @@ class CudaContract:
     @property
     def programmatic(self) -> bool:
         """Whether any launch may begin before the one ahead of it has ended."""
-        return any(launch.edge == "programmatic" for launch in self.launches)
+        return any(launch.programmatic for launch in self.launches)
 
     def plan(self, task: Task, sms: int) -> Plan:
         """Evaluate every expression for one task on a device with this number of multiprocessors.
@@ -198,10 +156,7 @@ class CudaContract:
             values[name] = evaluate(expression, values)
         tables = {table.name: _table_bytes(table, values) for table in self.tables}
         return Plan(
-            tuple(
-                WorkspacePlan(w.name, evaluate(w.bytes, values), w.kind == "persistent", w.fill)
-                for w in self.workspaces
-            ),
+            tuple(Workspace(w.name, evaluate(w.bytes, values), w.persistent, w.fill) for w in self.workspaces),
             tuple(_map_plan(tensor_map, values) for tensor_map in self.tensor_maps),
             tuple(_launch_plan(launch, values, tables) for launch in self.launches),
         )
@@ -232,12 +187,14 @@ def _table_bytes(table: Table, values: Mapping[str, int]) -> str:
         raise ContractError(f"an entry of the table {table.name} does not fit {table.dtype}") from None
 
 
-def _map_plan(tensor_map: TensorMap, values: Mapping[str, int]) -> MapPlan:
-    def numbers(expressions: Sequence[str]) -> tuple[int, ...]:
-        return tuple(evaluate(expression, values) for expression in expressions)
+def _numbers(values: Mapping[str, int], *lists: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """The value of each expression of each list."""
+    return (tuple(evaluate(expression, values) for expression in expressions) for expressions in lists)
 
-    dims, strides, box = numbers(tensor_map.dims), numbers(tensor_map.strides), numbers(tensor_map.box)
-    element_strides = numbers(tensor_map.element_strides)
+
+def _map_plan(tensor_map: TensorMap[str], values: Mapping[str, int]) -> MapPlan:
+    lists = tensor_map.dims, tensor_map.strides, tensor_map.box, tensor_map.element_strides
+    dims, strides, box, element_strides = _numbers(values, *lists)
 
     def fail(what: str) -> NoReturn:
         raise ContractError(f"the tensor map {tensor_map.name} cannot be encoded: {what}")
@@ -255,17 +212,14 @@ def _map_plan(tensor_map: TensorMap, values: Mapping[str, int]) -> MapPlan:
         fail(f"the box's inner side takes {inner} bytes, which must be a multiple of 16")
     if span and inner > span:
         fail(f"the box's inner side takes {inner} bytes; a {tensor_map.swizzle} swizzle allows {span}")
-    return MapPlan(
-        *(tensor_map.name, tensor_map.tensor, tensor_map.dtype, dims, strides, box, element_strides),
+    return TensorMap(
+        *(tensor_map.name, tensor_map.tensor, dims, strides, box, element_strides, tensor_map.dtype),
         *(tensor_map.swizzle, tensor_map.interleave, tensor_map.l2_promotion, tensor_map.out_of_bounds),
     )
 
 
-def _launch_plan(launch: Launch, values: Mapping[str, int], tables: Mapping[str, str]) -> LaunchPlan:
-    def numbers(expressions: Sequence[str]) -> tuple[int, ...]:
-        return tuple(evaluate(expression, values) for expression in expressions)
-
-    grid, block, cluster = numbers(launch.grid), numbers(launch.block), numbers(launch.cluster)
+def _launch_plan(launch: Launch[str], values: Mapping[str, int], tables: Mapping[str, str]) -> LaunchPlan:
+    grid, block, cluster = _numbers(values, launch.grid, launch.block, launch.cluster)
 
     def fail(what: str) -> NoReturn:
         raise ContractError(f"{launch.kernel} cannot be launched: {what}")
@@ -286,20 +240,20 @@ def _launch_plan(launch: Launch, values: Mapping[str, int], tables: Mapping[str,
     )
     if size > MAX_PARAMETER_BYTES:
         fail(f"{size} bytes of parameters; limit {MAX_PARAMETER_BYTES}")
-    return LaunchPlan(
+    return Launch(
         *(launch.kernel, grid, block, cluster, evaluate(launch.shared_bytes, values), arguments),
-        *(launch.coresident, launch.edge == "programmatic"),
+        *(launch.coresident, launch.programmatic),
     )
 
 
-def _argument_plan(argument: Argument, values: Mapping[str, int], tables: Mapping[str, str]) -> ArgumentPlan:
+def _argument_plan(argument: Argument, values: Mapping[str, int], tables: Mapping[str, str]) -> Argument:
     if argument.kind in ("pointer", "tensor_map"):
-        return ArgumentPlan(argument.kind, argument.value)
+        return argument
     if argument.kind == "table":
-        return ArgumentPlan("table", argument.value, tables[argument.value])
-    value = evaluate(argument.value, values)
+        return replace(argument, data=tables[argument.name])
+    value = evaluate(argument.name, values)
     try:
         data = struct.pack(f"<{SCALARS[argument.kind]}", value)
     except struct.error:
-        raise ContractError(f"{argument.value!r} is {value}, which does not fit {argument.kind}") from None
-    return ArgumentPlan(argument.kind, data=data.hex())
+        raise ContractError(f"{argument.name!r} is {value}, which does not fit {argument.kind}") from None
+    return replace(argument, data=data.hex())

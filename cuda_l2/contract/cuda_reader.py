@@ -1,19 +1,13 @@
 """Reads the contract of a CUDA candidate from its fields, as TOML gave them; errors name the place."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from cuda_l2.contract import buffers
 from cuda_l2.contract.cuda import (
     ARCHITECTURES,
-    EDGES,
     ELEMENT_BYTES,
-    INTERLEAVES,
     LAYOUTS,
-    MAX_LAUNCHES,
-    MAX_WORKSPACES,
-    OUT_OF_BOUNDS,
-    PROMOTIONS,
     SCALARS,
     SWIZZLE_BYTES,
     TABLE_DTYPES,
@@ -25,19 +19,26 @@ from cuda_l2.contract.cuda import (
     Workspace,
 )
 from cuda_l2.contract.expressions import ContractError
+from cuda_l2.contract.fields import Fields
+
+INTERLEAVES = ("none", "16B", "32B")
+PROMOTIONS = ("none", "64B", "128B", "256B")
+OUT_OF_BOUNDS = ("zeros", "nan")
+EDGES = ("plain", "programmatic")
+MAX_LAUNCHES = 16
+MAX_WORKSPACES = 16
 
 
-def parse(fields: dict[str, Any]) -> CudaContract:
+def parse(reader: Fields) -> CudaContract:
     """The contract from its fields, target taken off; ContractError where they cannot be."""
-    interface, fields = buffers.take(fields)
-    reader = _Fields(fields, "the contract")
+    interface = buffers.take(reader)
     arch = reader.one_of("arch", ARCHITECTURES)
     product = interface in buffers.PRODUCTS.values()
-    if not product and "layouts" in fields:
+    if not product and "layouts" in reader.fields:
         raise ContractError("layouts: only a matrix product's B has them")
     layouts = reader.some_of("layouts", LAYOUTS)
     names = tuple(
-        (buffers.identifier(name, "names"), _expression(value, f"names.{name}"))
+        (reader.identifier(name, "names"), reader.read_expression(value, f"names.{name}"))
         for name, value in reader.table("names")
     )
     workspaces = tuple(_workspace(item) for item in reader.list_of("workspace"))
@@ -62,78 +63,17 @@ def parse(fields: dict[str, Any]) -> CudaContract:
     return CudaContract(arch, names, workspaces, tables, maps, launches, layouts, interface)
 
 
-class _Fields:
-    """Typed access to one TOML table; what is left over at the end is an error."""
-
-    def __init__(self, fields: Any, where: str) -> None:
-        if not isinstance(fields, dict):
-            raise ContractError(f"{where} must be a table")
-        self.fields, self.where = dict(fields), where
-
-    def fail(self, what: str) -> NoReturn:
-        raise ContractError(f"{self.where}: {what}")
-
-    def one_of(self, key: str, values: Sequence[str], default: str | None = None) -> str:
-        value = self.fields.pop(key, default)
-        if value not in values:
-            self.fail(f"{key} must be one of {', '.join(values)}" + ("" if value is None else f", not {value!r}"))
-        return str(value)
-
-    def some_of(self, key: str, values: Sequence[str]) -> tuple[str, ...]:
-        """A list of some of these, in their order; all where it is left out."""
-        found = self.fields.pop(key, list(values))
-        if not isinstance(found, list) or not found or not all(value in values for value in found):
-            self.fail(f"{key} must be a list of some of {', '.join(values)}, not {found!r}")
-        return tuple(value for value in values if value in found)
-
-    def name(self, key: str) -> str:
-        return buffers.identifier(self.fields.pop(key, None), f"{self.where}: {key}")
-
-    def boolean(self, key: str) -> bool:
-        value = self.fields.pop(key, False)
-        if not isinstance(value, bool):
-            self.fail(f"{key} must be true or false")
-        return bool(value)
-
-    def expression(self, key: str, default: int | None = None) -> str:
-        return _expression(self.fields.pop(key, default), f"{self.where}: {key}")
-
-    def expressions(self, key: str, count: range, default: Sequence[int] | None = None) -> tuple[str, ...]:
-        values = self.fields.pop(key, default)
-        if not isinstance(values, Sequence) or isinstance(values, str) or len(values) not in count:
-            self.fail(f"{key} must be a list of {_count(count)} numbers or expressions")
-        return tuple(_expression(value, f"{self.where}: {key}") for value in values)
-
-    def table(self, key: str) -> list[tuple[str, Any]]:
-        value = self.fields.pop(key, {})
-        if not isinstance(value, dict):
-            self.fail(f"[{key}] must be a table")
-        return list(value.items())
-
-    def list_of(self, key: str) -> list["_Fields"]:
-        values = self.fields.pop(key, [])
-        if not isinstance(values, list):
-            self.fail(f"write [[{key}]] with double brackets")
-        return [_Fields(value, f"[[{key}]] {index + 1}") for index, value in enumerate(values)]
-
-    def finish(self) -> None:
-        if self.fields:
-            self.fail(f"unknown fields: {', '.join(sorted(self.fields))}")
-
-
-def _workspace(reader: _Fields) -> Workspace:
+def _workspace(reader: Fields) -> Workspace[str]:
     name, size = reader.name("name"), reader.expression("bytes")
-    kind = reader.one_of("kind", ("scratch", "persistent"), "scratch")
-    fill = reader.fields.pop("fill", 0)
-    if not isinstance(fill, int) or isinstance(fill, bool) or not 0 <= fill < 1 << 32:
-        reader.fail("fill must be a 32-bit word")
-    if fill and kind == "scratch":
+    persistent = reader.one_of("kind", ("scratch", "persistent"), "scratch") == "persistent"
+    fill = reader.number("fill", 0, 0, (1 << 32) - 1)
+    if fill and not persistent:
         reader.fail("only a persistent workspace is filled")
     reader.finish()
-    return Workspace(name, size, kind, fill)
+    return Workspace(name, size, persistent, fill)
 
 
-def _table(reader: _Fields) -> Table:
+def _table(reader: Fields) -> Table:
     table = Table(
         reader.name("name"),
         reader.one_of("dtype", tuple(TABLE_DTYPES), "uint16"),
@@ -144,7 +84,7 @@ def _table(reader: _Fields) -> Table:
     return table
 
 
-def _tensor_map(reader: _Fields, tensors: Sequence[str], element: str) -> TensorMap:
+def _tensor_map(reader: Fields, tensors: Sequence[str], element: str) -> TensorMap[str]:
     """element: the type where the entry says none."""
     name = reader.name("name")
     tensor = reader.one_of("tensor", tensors)
@@ -168,8 +108,8 @@ def _tensor_map(reader: _Fields, tensors: Sequence[str], element: str) -> Tensor
     return tensor_map
 
 
-def _launch(reader: _Fields, kinds: Mapping[str, str]) -> Launch:
-    arguments = reader.fields.pop("args", None)
+def _launch(reader: Fields, kinds: Mapping[str, str]) -> Launch[str]:
+    arguments = reader.pop("args")
     if not isinstance(arguments, list):
         reader.fail("args must be a list, in the order of the kernel's parameters")
     launch = Launch(
@@ -180,19 +120,19 @@ def _launch(reader: _Fields, kinds: Mapping[str, str]) -> Launch:
         shared_bytes=reader.expression("shared_bytes", 0),
         arguments=tuple(_argument(argument, kinds, reader) for argument in arguments),
         coresident=reader.boolean("coresident"),
-        edge=reader.one_of("edge", EDGES, "plain"),
+        programmatic=reader.one_of("edge", EDGES, "plain") == "programmatic",
     )
     reader.finish()
     return launch
 
 
-def _argument(value: Any, kinds: Mapping[str, str], reader: _Fields) -> Argument:
+def _argument(value: Any, kinds: Mapping[str, str], reader: Fields) -> Argument:
     if isinstance(value, str) and value in kinds:
         return Argument(kinds[value], value)
     if isinstance(value, dict) and len(value) == 1:
         ((kind, expression),) = value.items()
         if kind in SCALARS:
-            return Argument(kind, _expression(expression, f"{reader.where}: args"))
+            return Argument(kind, reader.read_expression(expression, "args"))
     reader.fail(
         f"cannot pass {value!r}: write the name of a tensor, workspace, tensor map or table, a size (int32),"
         f' or a scalar such as {{int32 = "k / 64"}}; kinds: {", ".join(SCALARS)}'
@@ -202,13 +142,3 @@ def _argument(value: Any, kinds: Mapping[str, str], reader: _Fields) -> Argument
 def _three(values: tuple[str, ...]) -> tuple[str, str, str]:
     x, y, z = (*values, "1", "1")[:3]
     return x, y, z
-
-
-def _expression(value: Any, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise ContractError(f"{where} must be a whole number or an expression in quotes, not {value!r}")
-    return str(value)
-
-
-def _count(count: range) -> str:
-    return str(count[0]) if len(count) == 1 else f"{count[0]} to {count[-1]}"

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cuda_l2.records import Gemm, Task
+from cuda_l2.records import Task
 
 HEADINGS = {"cpu": "CPU candidates", "cuda": "CUDA candidates"}
 _TASKS = "The launch contract for tasks"
@@ -21,7 +21,7 @@ def contract_text(target: str, task: Task) -> str:
     """
     sections = _sections("contract.md", HEADINGS[target])
     left_out: tuple[str, ...] = _FOR_PEOPLE
-    if not isinstance(task, Gemm):
+    if not task.product:
         left_out += _PRODUCTS_ALONE
         added = _sections("tasks.md", _TASKS)
         kept = ("Buffers", f"{HEADINGS[target]} for tasks")

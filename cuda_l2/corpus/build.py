@@ -19,7 +19,6 @@ from cuda_l2.corpus.segment import File, Segmented
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
-from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
@@ -27,6 +26,7 @@ from cuda_l2.records import Task
 from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import fenced
 
 Segment = Literal["rules", "hard", "all"]
 """rules: rules cut all files. hard: a model cuts what rules cut badly. all: a model cuts all files."""

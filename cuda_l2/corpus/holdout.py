@@ -20,7 +20,7 @@ import numpy as np
 
 from cuda_l2.corpus.duplicates import contained, digest, shingles
 from cuda_l2.families._base import all_families
-from cuda_l2.records import Candidate, Gemm, Task
+from cuda_l2.records import Candidate, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks import is_foreign, parse
 
@@ -82,7 +82,7 @@ class HoldOut:
                 task = _task(entry, f"{path}, line {number}")
                 if ":" in entry:
                     tasks.add(str(task))
-                elif isinstance(task, Gemm):
+                elif task.product:
                     shapes.add((task.m, task.n, task.k))
                 else:
                     names.add(task.name)
@@ -99,7 +99,7 @@ class HoldOut:
 
     def task(self, task: Task) -> bool:
         """Whether the task is held out."""
-        if isinstance(task, Gemm):
+        if task.product:
             return str(task) in self.tasks or (task.m, task.n, task.k) in self.shapes
         return str(task) in self.tasks or bool(self.names.intersection(_names(task.name)))
 

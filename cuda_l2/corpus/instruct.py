@@ -10,10 +10,10 @@ from cuda_l2.corpus.asking import Template, answers
 from cuda_l2.corpus.snippets import Snippet
 from cuda_l2.llm._base import one_line, without_thoughts
 from cuda_l2.llm.client import Client
-from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Task
+from cuda_l2.system.text import fenced
+from cuda_l2.tasks import describe
 
 TEMPLATE = "instruct.md"
 PURPOSE = "instruct"
@@ -44,7 +44,7 @@ def from_code(snippet: Snippet) -> Instruction:
 
 def for_task(task: Task, target: Target) -> Instruction:
     """The instruction for a kernel under the launch contract: form, machine, task."""
-    return Instruction(f"Write a kernel for {target.machine} under the launch contract. {describe_task(task)}", "task")
+    return Instruction(f"Write a kernel for {target.machine} under the launch contract. {describe(task)}", "task")
 
 
 def by_model(

@@ -19,8 +19,8 @@ from cuda_l2.corpus.windows import Listing, Window, hard_spans, windows
 from cuda_l2.llm._base import without_thoughts
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import Exchange
-from cuda_l2.llm.templates import fenced
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import fenced
 
 TEMPLATE = "segment.md"
 PURPOSE = "segment"

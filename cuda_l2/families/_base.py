@@ -11,10 +11,10 @@ import math
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cuda_l2.machine._base import Target
 from cuda_l2.records import Candidate, Gemm, Task
@@ -34,11 +34,13 @@ class Choice:
 
 
 class Family(ABC):
-    """A parametrised kernel. Its methods get tasks of `kind` alone."""
+    """A parametrised kernel. Its methods get tasks that are products or not, as it says, and targets it serves."""
 
     name: str
     choices: tuple[Choice, ...]
-    kind: type[Task] = Gemm
+    products: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".cu"
+    """Of the kernel's file."""
 
     @property
     def compiled(self) -> tuple[str, ...]:
@@ -62,19 +64,19 @@ class Family(ABC):
 
     @abstractmethod
     def serves(self, task: Any, target: Target) -> bool:
-        """Whether this family can compute the task on the target at all."""
+        """Whether this family can compute the task on the target, which is any machine's, at all."""
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], task: Any, target: Target) -> bool:
+    def fits(self, name: str, value: int, chosen: dict[str, int], task: Any, target: Any) -> bool:
         """Whether a choice may take a value after the ones chosen; every choice always has one that it may take."""
         return True
 
-    def valid_values(self, task: Any, target: Target, prefix: Sequence[int]) -> tuple[int, ...]:
+    def valid_values(self, task: Any, target: Any, prefix: Sequence[int]) -> tuple[int, ...]:
         """Values of the next choice that keep a schedule valid after `prefix`; never empty on a valid prefix."""
         chosen = self.named(prefix)
         choice = self.choices[len(prefix)]
         return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
 
-    def nearest(self, wanted: Mapping[str, int], task: Any, target: Target) -> tuple[int, ...]:
+    def nearest(self, wanted: Mapping[str, int], task: Any, target: Any) -> tuple[int, ...]:
         """The valid schedule nearest to these values, choice by choice."""
         values: list[int] = []
         for choice in self.choices:
@@ -83,22 +85,22 @@ class Family(ABC):
         return tuple(values)
 
     @abstractmethod
-    def default(self, task: Any, target: Target) -> tuple[int, ...]:
+    def default(self, task: Any, target: Any) -> tuple[int, ...]:
         """Values of the schedule that an engineer would try first."""
 
-    def defaults(self, task: Any, target: Target) -> list[tuple[int, ...]]:
+    def defaults(self, task: Any, target: Any) -> list[tuple[int, ...]]:
         """Schedules that a search tries before it proposes: the default, then others that win on some machines."""
         return [self.default(task, target)]
 
-    def ranked(self, task: Any, target: Target, count: int) -> list[tuple[int, ...]]:
+    def ranked(self, task: Any, target: Any, count: int) -> list[tuple[int, ...]]:
         """Values of up to `count` schedules, the best by the family's own model first; that is the default."""
         return [self.default(task, target)][:count]
 
-    def estimate_us(self, task: Any, target: Target, chosen: dict[str, int]) -> float:
+    def estimate_us(self, task: Any, target: Any, chosen: dict[str, int]) -> float:
         """Modelled microseconds of a launch, which sort schedules of all families; infinite without a model."""
         return math.inf
 
-    def launches(self, task: Any, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+    def launches(self, task: Any, target: Any, chosen: dict[str, int]) -> list[dict[str, int]]:
         """Values of the `launched` choices, most promising first; some may not be valid."""
         return [{}]
 
@@ -115,9 +117,9 @@ class Family(ABC):
         return ""
 
     @property
-    @abstractmethod
     def source(self) -> Path:
         """The kernel's file. It may #include files of this folder, and needs macros() and generated() beside them."""
+        return Path(__file__).with_name(self.name + self.suffix)
 
     def render(self, schedule: "Schedule", proposer: str = "schedule") -> Candidate:
         """The candidate of a schedule, one text: contract, macros, generated code, source with its includes inlined."""
@@ -133,8 +135,8 @@ class Schedule:
     """A family's choices for one task on one target; ValueError where they are not valid."""
 
     family: Family
-    task: Task
-    target: Target
+    task: Any
+    target: Any
     values: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -146,12 +148,6 @@ class Schedule:
                 raise ValueError(f"{choice.name}={self.values[i]} is not valid here; choose from {valid}")
 
     @property
-    def gemm(self) -> Gemm:
-        """The task of a family of matrix products."""
-        assert isinstance(self.task, Gemm)
-        return self.task
-
-    @property
     def named(self) -> dict[str, int]:
         """The values by the names of their choices."""
         return self.family.named(self.values)
@@ -160,6 +156,22 @@ class Schedule:
 def element(gemm: Gemm) -> list[str]:
     """The line of a contract that gives the type of A, B and C, where it is not the default."""
     return [] if gemm.dtype == "float16" else [f'dtype = "{gemm.dtype}"']
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def toml_list(values: Iterable[str | int | dict[str, int]]) -> str:
+    """Numbers, strings and tables of a number as TOML."""
+
+    def text(value: str | int | dict[str, int]) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{name} = {number}" for name, number in value.items()) + "}"
+        return f'"{value}"' if isinstance(value, str) else str(value)
+
+    return "[" + ", ".join(map(text, values)) + "]"
 
 
 @functools.cache
@@ -173,7 +185,7 @@ def all_families() -> tuple[Family, ...]:
 
 def families_for(task: Task, target: Target) -> tuple[Family, ...]:
     """The families that can compute the task on the target."""
-    families = (family for family in all_families() if isinstance(task, family.kind))
+    families = (family for family in all_families() if family.products is task.product)
     return tuple(family for family in families if family.serves(task, target))
 
 

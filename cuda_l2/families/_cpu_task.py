@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._base import Choice, Family, Schedule, toml_list
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Operation
@@ -37,22 +37,21 @@ class Computed:
 class CpuTaskFamily(Family):
     """A CPU kernel for several tasks on matrices."""
 
-    kind = Operation
+    products = False
+    suffix = ".c"
     entry: str
     table: ClassVar[Mapping[str, Computed]]
 
     def serves(self, task: Operation, target: Target) -> bool:
         return (
-            isinstance(task, Operation)
-            and isinstance(target, CpuTarget)
+            isinstance(target, CpuTarget)
             and task.name in self.table
             and task.dtype in self.table[task.name].dtypes
             and not task.revision
         )
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], task: Operation, target: Target) -> bool:
+    def fits(self, name: str, value: int, chosen: dict[str, int], task: Operation, target: CpuTarget) -> bool:
         """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
-        assert isinstance(target, CpuTarget)
         computed = self.table[task.name]
         match name:
             case "VECTOR_BITS":
@@ -81,8 +80,7 @@ class CpuTaskFamily(Family):
     def wanted(self, task: Operation, target: CpuTarget) -> dict[str, int]:
         """What an engineer would try first; the nearest valid values are taken."""
 
-    def default(self, task: Operation, target: Target) -> tuple[int, ...]:
-        assert isinstance(target, CpuTarget)
+    def default(self, task: Operation, target: CpuTarget) -> tuple[int, ...]:
         wanted = {"VECTOR_BITS": target.vector_bits, "THREADS": target.cores, "UNROLL": 4}
         wanted["STREAM"] = int(far(task, target))
         wanted |= {"DEGREE": 6, **self.wanted(task, target)}
@@ -90,31 +88,21 @@ class CpuTaskFamily(Family):
 
     def workspace(self, schedule: Schedule) -> str:
         """Bytes of workspace as the contract states them; empty for none."""
-        return "4 * rows" if self._computed(schedule).total else ""
+        return "4 * rows" if self.table[schedule.task.name].total else ""
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        assert isinstance(schedule.task, Operation)
-        return {"OPERATION": self._computed(schedule).number, "ELEMENT": ELEMENTS[schedule.task.dtype]}
+        return {"OPERATION": self.table[schedule.task.name].number, "ELEMENT": ELEMENTS[schedule.task.dtype]}
 
     def contract(self, schedule: Schedule) -> str:
-        task, computed = schedule.task, self._computed(schedule)
+        task, computed = schedule.task, self.table[schedule.task.name]
         lines = ['target = "cpu"', f'entry = "{self.entry}"', f"threads = {schedule.named['THREADS']}"]
         if workspace := self.workspace(schedule):
             lines.append(f'workspace = "{workspace}"')
-        kinds = [("input", tensor) for tensor in task.inputs] + [("weight", tensor) for tensor in task.weights]
-        buffers = [(kind, tensor, lies) for (kind, tensor), lies in zip(kinds, computed.given, strict=True)]
-        buffers += [("output", tensor, computed.out) for tensor in task.outputs]
-        for kind, tensor, lies in buffers:
-            shape = ", ".join(f'"{dim}"' for dim in SHAPES[lies])
-            lines += ["", "[[buffer]]", f'name = "{tensor.name}"', f"shape = [{shape}]"]
-            lines += [f'dtype = "{tensor.dtype}"'] * (tensor.dtype != "float32") + [f'kind = "{kind}"'] * (
-                kind != "input"
-            )
+        for (kind, tensor), lies in zip(task.parts, (*computed.given, computed.out), strict=True):
+            lines += ["", "[[buffer]]", f'name = "{tensor.name}"', f"shape = {toml_list(SHAPES[lies])}"]
+            lines += [f'dtype = "{tensor.dtype}"'] * (tensor.dtype != "float32")
+            lines += [f'kind = "{kind}"'] * (kind != "input")
         return "\n".join(lines)
-
-    def _computed(self, schedule: Schedule) -> Computed:
-        assert isinstance(schedule.task, Operation)
-        return self.table[schedule.task.name]
 
 
 def far(task: Operation, target: CpuTarget) -> bool:

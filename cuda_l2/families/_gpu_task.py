@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cuda_l2.families._base import Choice, Family, Schedule
+from cuda_l2.families._base import Choice, Family, Schedule, toml_list
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import DTYPE_BYTES, Operation
@@ -37,21 +37,14 @@ class Computed:
 class GpuTaskFamily(Family):
     """A CUDA kernel for several tasks."""
 
-    kind = Operation
+    products = False
     table: ClassVar[Mapping[str, Computed]]
 
     def serves(self, task: Operation, target: Target) -> bool:
-        return (
-            isinstance(task, Operation)
-            and isinstance(target, CudaTarget)
-            and task.name in self.table
-            and task.dtype in DTYPES
-            and not task.revision
-        )
+        return isinstance(target, CudaTarget) and task.name in self.table and task.dtype in DTYPES and not task.revision
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], task: Operation, target: Target) -> bool:
+    def fits(self, name: str, value: int, chosen: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
-        assert isinstance(target, CudaTarget)
         if name == "QUICK":
             return not value or self.table[task.name].quick
         return self.fits_work(name, value, {**chosen, name: value}, task, target)
@@ -64,32 +57,22 @@ class GpuTaskFamily(Family):
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         """What an engineer would try first; the nearest valid values are taken."""
 
-    def default(self, task: Operation, target: Target) -> tuple[int, ...]:
-        assert isinstance(target, CudaTarget)
+    def default(self, task: Operation, target: CudaTarget) -> tuple[int, ...]:
         far = int(streams(task, target))
         wanted = {"LOAD": far, "STORE": far, "QUICK": 1, **self.wanted(task, target)}
         return self.nearest(wanted, task, target)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        task = operation(schedule)
+        task = schedule.task
         return {"OPERATION": self.table[task.name].number, "DTYPE": DTYPES[task.dtype]}
 
     def buffers(self, task: Operation) -> list[str]:
         """[[buffer]] entries for the task's tensors."""
         lines: list[str] = []
-        tensors = [("input", t) for t in task.inputs] + [("weight", t) for t in task.weights]
-        tensors += [("output", t) for t in task.outputs]
-        for (kind, tensor), shape in zip(tensors, self.table[task.name].shapes, strict=True):
-            dims = ", ".join(f'"{dim}"' for dim in shape.split())
-            lines += ["[[buffer]]", f'name = "{tensor.name}"', f"shape = [{dims}]"]
+        for (kind, tensor), shape in zip(task.parts, self.table[task.name].shapes, strict=True):
+            lines += ["[[buffer]]", f'name = "{tensor.name}"', f"shape = {toml_list(shape.split())}"]
             lines += [f'dtype = "{tensor.dtype}"', f'kind = "{kind}"', ""]
         return lines
-
-
-def operation(schedule: Schedule) -> Operation:
-    """The schedule's task."""
-    assert isinstance(schedule.task, Operation)
-    return schedule.task
 
 
 def element_bytes(task: Operation) -> int:
@@ -97,21 +80,21 @@ def element_bytes(task: Operation) -> int:
     return DTYPE_BYTES[task.dtype]
 
 
+def widest(task: Operation) -> int:
+    """Most elements a load."""
+    return VECTOR_BYTES // element_bytes(task)
+
+
 def streams(task: Operation, target: CudaTarget) -> bool:
     """Whether a launch moves more than the second-level cache holds for the next one."""
     return task.bytes > target.l2_bytes // 2
-
-
-def product(dims: str) -> str:
-    """Dimensions apart by blanks as one expression."""
-    return " * ".join(dims.split()) or "1"
 
 
 def head(names: Mapping[str, str], arch: str = "sm_80", sizes: Sequence[str] = ()) -> list[str]:
     """A contract's top level. names: expressions by name; sizes: the task's own that expressions use."""
     lines = ['target = "cuda"', f'arch = "{arch}"']
     if sizes:
-        lines.append("sizes = [" + ", ".join(f'"{size}"' for size in sizes) + "]")
+        lines.append(f"sizes = {toml_list(sizes)}")
     return [*lines, "[names]", *(f'{name} = "{value}"' for name, value in names.items()), ""]
 
 
@@ -125,19 +108,12 @@ def launch(
 ) -> list[str]:
     """A [[launch]] entry. args: names, or scalars as in `int32 = "rows"`."""
     passed = ", ".join(f"{{{arg}}}" if "=" in arg else f'"{arg}"' for arg in args)
-    sizes = ", ".join(f'"{size}"' for size in grid)
-    lines = ["[[launch]]", f'kernel = "{kernel}"', f"grid = [{sizes}]", f"block = [{threads}]", f"args = [{passed}]"]
-    lines += [f'shared_bytes = "{shared_bytes}"'] * (shared_bytes not in (0, "0")) + [f"cluster = [{cluster}]"] * (
-        cluster > 1
-    )
-    return [*lines, ""]
+    sizes = toml_list(map(str, grid))
+    lines = ["[[launch]]", f'kernel = "{kernel}"', f"grid = {sizes}", f"block = [{threads}]", f"args = [{passed}]"]
+    lines += [f'shared_bytes = "{shared_bytes}"'] * (shared_bytes not in (0, "0"))
+    return [*lines, *[f"cluster = [{cluster}]"] * (cluster > 1), ""]
 
 
 def workspace(name: str, size: str, *, persistent: bool = False) -> list[str]:
     """A [[workspace]] entry of so many bytes; a persistent one begins with zeros."""
     return ["[[workspace]]", f'name = "{name}"', f'bytes = "{size}"', 'kind = "persistent"' * persistent, ""]
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)

@@ -5,10 +5,11 @@ where a schedule swaps them. An operand is K-major where K is innermost in memor
 where its rows are (row-major B).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from cuda_l2.families._base import Family, Schedule
+from cuda_l2.families._base import Family, Schedule, toml_list
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Gemm, Layout
@@ -25,11 +26,11 @@ class HopperFamily(Family):
     warpgroups: Mapping[int, int]
     """Consumer warpgroups of a tile of so many rows."""
 
-    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
+    def default(self, gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
         return self.ranked(gemm, target, 1)[0]
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        gemm, named = schedule.gemm, schedule.named
+        gemm, named = schedule.task, schedule.named
         x, y = sides(gemm, named["SWAP"])
         return {
             "BF16": int(gemm.dtype == "bfloat16"),
@@ -42,8 +43,13 @@ class HopperFamily(Family):
     def generated(self, schedule: Schedule) -> str:
         """`wgmma` for the choices ACC, SWAP and BN."""
         named = schedule.named
-        x, y = sides(schedule.gemm, named["SWAP"])
-        return wgmma(named["BN"], named["ACC"], schedule.gemm.dtype, x.mn_major, y.mn_major)
+        x, y = sides(schedule.task, named["SWAP"])
+        return wgmma(named["BN"], named["ACC"], schedule.task.dtype, x.mn_major, y.mn_major)
+
+
+def among(tiles: Iterable[NamedTuple], wanted: Mapping[str, int]) -> bool:
+    """Whether one of these tiles has these values, by the names of its choices."""
+    return any(all(getattr(tile, name) == value for name, value in wanted.items()) for tile in tiles)
 
 
 def hopper(target: Target) -> CudaTarget | None:
@@ -140,19 +146,3 @@ def wgmma(columns: int, acc: int, element: str, x_mn_major: bool, y_mn_major: bo
         f"               : {operands}\n"
         '               : "l"(x), "l"(y), "r"(accumulate));\n}\n\n'
     )
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
-
-
-def toml_list(values: Sequence[str | int | dict[str, int]]) -> str:
-    """Numbers, strings and tables of a number as TOML."""
-
-    def text(value: str | int | dict[str, int]) -> str:
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{name} = {number}" for name, number in value.items()) + "}"
-        return f'"{value}"' if isinstance(value, str) else str(value)
-
-    return "[" + ", ".join(map(text, values)) + "]"

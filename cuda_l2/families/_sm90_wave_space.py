@@ -1,13 +1,13 @@
 """The choices of sm90_wave.cu, what each may be on a machine, and the sizes that follow from them."""
 
 import functools
+import itertools
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Choice
-from cuda_l2.families._sm90 import cdiv
+from cuda_l2.families._base import Choice, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
 
@@ -91,28 +91,22 @@ class Tile(NamedTuple):
     BM: int
     BN: int
 
-    def has(self, wanted: dict[str, int]) -> bool:
-        """Whether these choices, by name, have these values."""
-        return all(getattr(self, name) == value for name, value in wanted.items())
-
 
 @functools.cache
 def tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
     """Every tile of which the task takes few enough."""
     found = []
-    for acc in _sm90.accumulators(gemm):
-        for swap in (0, 1):
-            x, y = _sm90.sides(gemm, swap)
-            widths = [bn for bn in WIDTHS.values if not (y.mn_major and bn % 64)]
-            for bm, widest in WIDEST[acc].items():
-                for bn in widths:
-                    gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
-                    few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
-                    registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
-                    if gemm.n % 8 and registers >= 96:
-                        continue  # storing C element by element takes the registers left
-                    if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
-                        found.append(Tile(acc, swap, bm, bn))
+    for acc, swap in itertools.product(_sm90.accumulators(gemm), (0, 1)):
+        x, y = _sm90.sides(gemm, swap)
+        widths = [bn for bn in WIDTHS.values if not (y.mn_major and bn % 64)]
+        for (bm, widest), bn in itertools.product(WIDEST[acc].items(), widths):
+            gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
+            few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
+            registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
+            if gemm.n % 8 and registers >= 96:
+                continue  # storing C element by element takes the registers left
+            if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
+                found.append(Tile(acc, swap, bm, bn))
     return tuple(found)
 
 
@@ -129,7 +123,7 @@ def resident(target: CudaTarget, cluster: int) -> int:
 def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
     """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
     if name in Tile._fields:
-        return any(tile.has({**chosen, name: value}) for tile in tiles(gemm, target))
+        return _sm90.among(tiles(gemm, target), {**chosen, name: value})
     x, y = _sm90.sides(gemm, chosen["SWAP"])
     c = SimpleNamespace(**chosen)
     shape = Shape({**chosen, name: value})

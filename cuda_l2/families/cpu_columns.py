@@ -1,7 +1,6 @@
 """The schedule space of cpu_columns.c: vectors, threads, columns a task, parts of the rows."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice, Schedule
@@ -27,10 +26,6 @@ class CpuColumns(CpuTaskFamily):
         "max_columns": Computed(2, out="column", dtypes=("float32",)),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("cpu_columns.c")
-
     def fits_work(self, name: str, value: int, task: Operation, chosen: dict[str, int]) -> bool:
         rows, columns = task.inputs[0].shape
         if name == "BLOCK":
@@ -42,7 +37,7 @@ class CpuColumns(CpuTaskFamily):
         return {"BLOCK": 1024, "PARTS": max(1, 2 * target.cores // tasks)}
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        return {"OPERATION": self._computed(schedule).number}
+        return {"OPERATION": self.table[schedule.task.name].number}
 
     def workspace(self, schedule: Schedule) -> str:
         parts = schedule.named["PARTS"]

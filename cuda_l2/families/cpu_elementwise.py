@@ -1,7 +1,6 @@
 """The schedule space of cpu_elementwise.c: vectors, threads, elements a task, stores around the caches."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice
@@ -33,10 +32,6 @@ class CpuElementwise(CpuTaskFamily):
         "bias_gelu_residual": Computed(10, (*TWO, "column"), exponential=True),
         "scale_shift_clamp": Computed(11, ("matrix", "column", "column")),
     }
-
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("cpu_elementwise.c")
 
     def fits_work(self, name: str, value: int, task: Operation, chosen: dict[str, int]) -> bool:
         elements = task.outputs[0].shape[-1] if "column" in self.table[task.name].given else task.outputs[0].elements

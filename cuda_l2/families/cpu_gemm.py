@@ -1,15 +1,14 @@
 """The schedule space of cpu_gemm.c: register tile, cache blocks, widening, unrolling, prefetch, threads."""
 
-from pathlib import Path
-
 from cuda_l2.families._base import Choice, Family, Schedule, element
+from cuda_l2.families._cpu_task import THREADS, VECTOR_BITS
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Gemm, Layout
 
 CHOICES = (
-    Choice("VECTOR_BITS", (128, 256, 512), "vector width in bits"),
-    Choice("THREADS", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128), "threads that share the work"),
+    VECTOR_BITS,
+    THREADS,
     Choice("SWAP", (0, 1), "1 computes C^T = B^T A^T, so that B feeds the broadcasts"),
     Choice("SPLIT_COLUMNS", (0, 1), "threads share rows (0) or columns (1)"),
     Choice("NV", (1, 2, 3, 4), "vectors in a row of the register tile"),
@@ -30,29 +29,55 @@ class CpuGemm(Family):
     """Goto-style blocked matmul in C with vector extensions."""
 
     name = "cpu_gemm"
+    suffix = ".c"
     choices = CHOICES
-
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("cpu_gemm.c")
 
     def serves(self, gemm: Gemm, target: Target) -> bool:
         return isinstance(target, CpuTarget)
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
-        assert isinstance(target, CpuTarget)
-        return _fits(name, value, chosen, gemm, target)
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CpuTarget) -> bool:
+        """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
+        match name:
+            case "VECTOR_BITS":
+                return (
+                    target.vector_bits // 2 <= value <= target.vector_bits if value > 128 else target.vector_bits == 128
+                )
+            case "THREADS":
+                return value <= target.cores
+            case "SPLIT_COLUMNS":
+                return not value or chosen["THREADS"] > 1
+            case "NV":
+                columns = gemm.m if chosen["SWAP"] else gemm.n
+                vector = chosen["VECTOR_BITS"] // 32
+                return value == 1 or (value - 1) * vector < columns
+            case "MR":
+                rows = gemm.n if chosen["SWAP"] else gemm.m
+                # accumulators, one row of Y and one broadcast must stay in registers
+                registers = 32 if target.vector_bits == 512 else REGISTERS[chosen["VECTOR_BITS"]]
+                fits = value * chosen["NV"] + chosen["NV"] + 1 <= registers
+                return value == 1 or (fits and value < 2 * rows)
+            case "KC":
+                return value == 128 or (value < 2 * gemm.k and 4 * value * chosen["MR"] <= MAX_TILE_BYTES)
+            case "NC":
+                columns = gemm.m if chosen["SWAP"] else gemm.n
+                return value == 32 or (
+                    value < 2 * columns and 4 * value * chosen["KC"] <= 4 * max(target.cache_bytes[1], 1 << 18)
+                )
+            case "WIDEN":
+                # in place only where the columns of Y lie next to each other
+                return value != 0 or (not chosen["SWAP"] and gemm.layout is Layout.NN)
+            case "PREFETCH":
+                return value < 32 or chosen["KC"] >= 256
+        return True
 
-    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
-        assert isinstance(target, CpuTarget)
+    def default(self, gemm: Gemm, target: CpuTarget) -> tuple[int, ...]:
         return self.nearest(self._wanted(gemm, target), gemm, target)
 
-    def defaults(self, gemm: Gemm, target: Target) -> list[tuple[int, ...]]:
+    def defaults(self, gemm: Gemm, target: CpuTarget) -> list[tuple[int, ...]]:
         """The default, then threads that share columns, where each gets a panel, with a wide and low register tile.
 
         Each thread then packs a part of Y alone, and X, which all widen, is read in long runs.
         """
-        assert isinstance(target, CpuTarget)
         wanted = self._wanted(gemm, target)
         vectors = 4 if target.vector_bits == 512 else 2
         columns = gemm.m if wanted["SWAP"] else gemm.n
@@ -79,8 +104,8 @@ class CpuGemm(Family):
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         return {
-            "BF16": int(schedule.gemm.dtype == "bfloat16"),
-            "LAYOUT_TN": int(schedule.gemm.layout is Layout.TN),
+            "BF16": int(schedule.task.dtype == "bfloat16"),
+            "LAYOUT_TN": int(schedule.task.layout is Layout.TN),
             "XPAD": X_PADDING,
         }
 
@@ -93,46 +118,12 @@ class CpuGemm(Family):
         rows = "n" if swap else "m"
         tiles = f"cdiv({rows}, {mr})" if choice["SPLIT_COLUMNS"] else f"cdiv(cdiv({rows}, {mr}), {threads})"
         panel_bytes = kc * columns * (4 if choice["WIDEN"] == 1 else 2)
-        stored_k_major = swap and schedule.gemm.layout is Layout.NN
+        stored_k_major = swap and schedule.task.layout is Layout.NN
         tile_bytes = 4 * (kc * (-(-mr // vector) * vector) if stored_k_major else mr * (kc + X_PADDING))
         partial = f"min(1, cdiv(max(k, {kc}) - {kc}, {kc})) * {tiles} * {mr * columns * 4}"
         task = f"cdiv({panel_bytes + tile_bytes} + {partial}, 4096) * 4096"
-        lines = ['target = "cpu"', *element(schedule.gemm), 'entry = "gemm"', f"threads = {threads}"]
+        lines = ['target = "cpu"', *element(schedule.task), 'entry = "gemm"', f"threads = {threads}"]
         return "\n".join([*lines, f'workspace = "{threads} * ({task})"'])
-
-
-def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CpuTarget) -> bool:
-    """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
-    match name:
-        case "VECTOR_BITS":
-            return target.vector_bits // 2 <= value <= target.vector_bits if value > 128 else target.vector_bits == 128
-        case "THREADS":
-            return value <= target.cores
-        case "SPLIT_COLUMNS":
-            return not value or chosen["THREADS"] > 1
-        case "NV":
-            columns = gemm.m if chosen["SWAP"] else gemm.n
-            vector = chosen["VECTOR_BITS"] // 32
-            return value == 1 or (value - 1) * vector < columns
-        case "MR":
-            rows = gemm.n if chosen["SWAP"] else gemm.m
-            # accumulators, one row of Y and one broadcast must stay in registers
-            registers = 32 if target.vector_bits == 512 else REGISTERS[chosen["VECTOR_BITS"]]
-            fits = value * chosen["NV"] + chosen["NV"] + 1 <= registers
-            return value == 1 or (fits and value < 2 * rows)
-        case "KC":
-            return value == 128 or (value < 2 * gemm.k and 4 * value * chosen["MR"] <= MAX_TILE_BYTES)
-        case "NC":
-            columns = gemm.m if chosen["SWAP"] else gemm.n
-            return value == 32 or (
-                value < 2 * columns and 4 * value * chosen["KC"] <= 4 * max(target.cache_bytes[1], 1 << 18)
-            )
-        case "WIDEN":
-            # in place only where the columns of Y lie next to each other
-            return value != 0 or (not chosen["SWAP"] and gemm.layout is Layout.NN)
-        case "PREFETCH":
-            return value < 32 or chosen["KC"] >= 256
-    return True
 
 
 FAMILY = CpuGemm()

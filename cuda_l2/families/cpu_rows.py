@@ -1,7 +1,6 @@
 """The schedule space of cpu_rows.c: vectors, threads, rows a task, exponentials kept or computed twice."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families._base import Choice
@@ -39,10 +38,6 @@ class CpuRows(CpuTaskFamily):
         "cosine_distance": Computed(14, TWO, out="row", dtypes=("float32",)),
         "kl_divergence": Computed(15, TWO, out="number", exponential=True, total=True),
     }
-
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("cpu_rows.c")
 
     def fits_work(self, name: str, value: int, task: Operation, chosen: dict[str, int]) -> bool:
         return name != "ROWS" or value == 1 or value * chosen["THREADS"] <= task.inputs[0].shape[0]

@@ -3,18 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
+from cuda_l2.families import _gpu_task as gpu
 from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._gpu_task import (
-    SPARE_SHARED_BYTES,
-    Computed,
-    GpuTaskFamily,
-    head,
-    launch,
-    operation,
-)
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
@@ -26,7 +18,7 @@ QKV = "batch heads length depth"
 
 
 @dataclass(frozen=True, slots=True)
-class Attending(Computed):
+class Attending(gpu.Computed):
     """What heads and queries are called; sharing: heads of q that have one of k and v."""
 
     heads: str = "heads"
@@ -34,7 +26,7 @@ class Attending(Computed):
     sharing: str = "1"
 
 
-class GpuAttention(GpuTaskFamily):
+class GpuAttention(gpu.GpuTaskFamily):
     """Attention in one pass, for types of 16 bits and depths that tensor cores take."""
 
     name = "gpu_attention"
@@ -57,10 +49,6 @@ class GpuAttention(GpuTaskFamily):
         ),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("gpu_attention.cu")
-
     def serves(self, task: Operation, target: Target) -> bool:
         if not super().serves(task, target) or task.dtype == "float32":
             return False
@@ -72,28 +60,28 @@ class GpuAttention(GpuTaskFamily):
         if name == "WARPS":
             return value == 1 or 16 * value < 2 * queries
         registers = value // 2 + depth // 2 + depth // 4  # scores, sums, queries
-        fits = registers <= 160 and _shared_bytes(value, depth) <= target.shared_bytes - SPARE_SHARED_BYTES
+        fits = registers <= 160 and _shared_bytes(value, depth) <= target.shared_bytes - gpu.SPARE_SHARED_BYTES
         return value == KEYS.values[0] or (value < 2 * length and fits)
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         return {"WARPS": 4, "KEYS": 64}
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        return {**super().macros(schedule), "DEPTH": operation(schedule).inputs[0].shape[-1]}
+        return {**super().macros(schedule), "DEPTH": schedule.task.inputs[0].shape[-1]}
 
     def contract(self, schedule: Schedule) -> str:
-        task, choice = operation(schedule), schedule.named
+        task, choice = schedule.task, schedule.named
         attending, depth = self.table[task.name], task.inputs[0].shape[-1]
         given = [tensor.name for tensor in task.inputs]
         names = {"no_deeper": f"{depth} - depth", "no_shallower": f"depth - {depth}"}
         sharing = ["sharing"] if attending.sharing == "sharing" else []
-        lines = [*head(names, sizes=sharing), *self.buffers(task)]
+        lines = [*gpu.head(names, sizes=sharing), *self.buffers(task)]
         extra = given[3] if len(given) > 3 else given[0]
         sizes = [f'int32 = "{size}"' for size in (attending.heads, attending.sharing, attending.queries)]
         args = [*given[:3], extra, task.outputs[0].name, *sizes, "length"]
         grid = [f"cdiv({attending.queries}, {16 * choice['WARPS']})", attending.heads, "batch"]
         shared = _shared_bytes(choice["KEYS"], depth)
-        return "\n".join([*lines, *launch("attend", grid, 32 * choice["WARPS"], args, shared)])
+        return "\n".join([*lines, *gpu.launch("attend", grid, 32 * choice["WARPS"], args, shared)])
 
 
 def _shared_bytes(keys: int, depth: int) -> int:

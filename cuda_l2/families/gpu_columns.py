@@ -2,25 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._gpu_task import (
-    LOAD,
-    TAIL,
-    THREADS,
-    VEC,
-    VECTOR_BYTES,
-    Computed,
-    GpuTaskFamily,
-    cdiv,
-    element_bytes,
-    head,
-    launch,
-    operation,
-    workspace,
-)
+from cuda_l2.families import _gpu_task as gpu
+from cuda_l2.families._base import Choice, Schedule, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
@@ -32,18 +17,18 @@ TABLE = "vocabulary columns"
 
 
 @dataclass(frozen=True, slots=True)
-class Columnwise(Computed):
+class Columnwise(gpu.Computed):
     """state_bytes: of what is reduced. bags: matrices of rows that the first input chooses from a table."""
 
     state_bytes: int = 4
     bags: bool = False
 
 
-class GpuColumns(GpuTaskFamily):
+class GpuColumns(gpu.GpuTaskFamily):
     """Means and choices by columns, bags of embeddings."""
 
     name = "gpu_columns"
-    choices = (VEC, THREADS, WIDE, ITEMS, SPLITS, TAIL, LOAD)
+    choices = (gpu.VEC, gpu.THREADS, WIDE, ITEMS, SPLITS, gpu.TAIL, gpu.LOAD)
     table: ClassVar[Mapping[str, Columnwise]] = {
         "mean_columns": Columnwise(0, ("rows columns", "columns")),
         "argmin_columns": Columnwise(1, ("rows columns", "columns"), state_bytes=8),
@@ -51,22 +36,18 @@ class GpuColumns(GpuTaskFamily):
         "embedding_bag_weighted": Columnwise(3, ("batch rows", "batch rows", TABLE, "batch columns"), bags=True),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("gpu_columns.cu")
-
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         (_, rows), columns = self._extent(task), task.outputs[0].shape[-1]
         match name:
             case "VEC":
-                return value * element_bytes(task) <= VECTOR_BYTES and columns % value == 0
+                return value <= gpu.widest(task) and columns % value == 0
             case "THREADS":
                 return value * choice["VEC"] * self.table[task.name].state_bytes <= MAX_STATIC_BYTES
             case "WIDE":
                 useful = value < 2 * columns // choice["VEC"] and choice["THREADS"] // value < 2 * rows
                 return value == WIDE.values[0] or (value <= choice["THREADS"] and useful)
             case "ITEMS":
-                registers = value * choice["VEC"] * element_bytes(task) // 4
+                registers = value * choice["VEC"] * gpu.element_bytes(task) // 4
                 useful = value * choice["THREADS"] // choice["WIDE"] < 2 * rows
                 return value == 1 or (registers <= min(64, 32768 // choice["THREADS"]) and useful)
             case "SPLITS":
@@ -82,30 +63,30 @@ class GpuColumns(GpuTaskFamily):
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         (matrices, rows), columns = self._extent(task), task.outputs[0].shape[-1]
-        vec = VECTOR_BYTES // element_bytes(task)
+        vec = gpu.widest(task)
         tiles = matrices * cdiv(columns, 32 * vec)
         splits = min(rows // 32, 8 * target.sms // tiles)
         wanted = {"VEC": vec, "THREADS": 256, "WIDE": 32, "ITEMS": 4}
         return {**wanted, "SPLITS": max(1, splits), "TAIL": 1}
 
     def contract(self, schedule: Schedule) -> str:
-        task, choice = operation(schedule), schedule.named
+        task, choice = schedule.task, schedule.named
         columnwise, splits = self.table[task.name], choice["SPLITS"]
         names = [tensor.name for tensor in (*task.inputs, *task.weights)]
         x, numbers, shares = (names[-1], names[0], names[1]) if columnwise.bags else (names[0], names[0], names[0])
         matrices, out = "batch" if columnwise.bags else "1", task.outputs[0].name
         tiles = f"cdiv(columns, {choice['WIDE'] * choice['VEC']})"
-        lines = [*head({"whole_vectors": f"0 - columns % {choice['VEC']}", "tiles": tiles}), *self.buffers(task)]
+        lines = [*gpu.head({"whole_vectors": f"0 - columns % {choice['VEC']}", "tiles": tiles}), *self.buffers(task)]
         if splits > 1:
-            lines += workspace("of_splits", f"{splits * columnwise.state_bytes} * {matrices} * columns")
+            lines += gpu.workspace("of_splits", f"{splits * columnwise.state_bytes} * {matrices} * columns")
         if choice["TAIL"]:
-            lines += workspace("ended", f"4 * {matrices} * tiles", persistent=True)
+            lines += gpu.workspace("ended", f"4 * {matrices} * tiles", persistent=True)
         of_splits, ended = "of_splits" if splits > 1 else x, "ended" if choice["TAIL"] else x
         args = [x, numbers, shares, out, of_splits, ended, "rows", "columns"]
-        lines += launch("by_columns", ["tiles", splits, matrices], choice["THREADS"], args)
+        lines += gpu.launch("by_columns", ["tiles", splits, matrices], choice["THREADS"], args)
         if splits > 1 and not choice["TAIL"]:
             args = ["of_splits", out, "rows", f'int32 = "{matrices} * columns"']
-            lines += launch("join_splits", [f"cdiv({matrices} * columns, 256)"], 256, args)
+            lines += gpu.launch("join_splits", [f"cdiv({matrices} * columns, 256)"], 256, args)
         return "\n".join(lines)
 
 

@@ -2,27 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._gpu_task import (
-    LOAD,
-    MAX_THREADS_PER_SM,
-    QUICK,
-    STORE,
-    THREADS,
-    VEC,
-    VECTOR_BYTES,
-    Computed,
-    GpuTaskFamily,
-    cdiv,
-    element_bytes,
-    head,
-    launch,
-    operation,
-    product,
-)
+from cuda_l2.families import _gpu_task as gpu
+from cuda_l2.families._base import Choice, Schedule, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
@@ -33,7 +16,7 @@ ROW = "rows 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Each(Computed):
+class Each(gpu.Computed):
     """matrices: operands of the output's shape. vectors: over columns, the task's last operands. unit: see source."""
 
     matrices: int = 1
@@ -56,11 +39,11 @@ def _flat(
     return Each(number, (shape,) * (inputs + outputs), quick=quick, matrices=inputs, unit=unit)
 
 
-class GpuElementwise(GpuTaskFamily):
+class GpuElementwise(gpu.GpuTaskFamily):
     """Activations, gates, fused chains, optimizer steps."""
 
     name = "gpu_elementwise"
-    choices = (VEC, THREADS, ITEMS, GRID, LOAD, STORE, QUICK)
+    choices = (gpu.VEC, gpu.THREADS, ITEMS, GRID, gpu.LOAD, gpu.STORE, gpu.QUICK)
     table: ClassVar[Mapping[str, Each]] = {
         "relu": _flat(0, 1),
         "add": _flat(1, 2),
@@ -95,24 +78,22 @@ class GpuElementwise(GpuTaskFamily):
         ),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("gpu_elementwise.cu")
-
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         each = self.table[task.name]
         _, columns = self._extent(task)
-        registers = choice["VEC"] * choice.get("ITEMS", 1) * each.matrices * element_bytes(task) // 4
+        registers = choice["VEC"] * choice.get("ITEMS", 1) * each.matrices * gpu.element_bytes(task) // 4
         match name:
             case "VEC":
-                fits = value * element_bytes(task) <= VECTOR_BYTES and value >= each.unit
+                fits = value <= gpu.widest(task) and value >= each.unit
                 return fits and not (each.by_columns and columns % value)
             case "ITEMS":
                 room = min(64, 32768 // choice["THREADS"])
                 return value == 1 or (registers <= room and self._blocks(choice, task) > 1)
             case "GRID":
                 blocks = self._blocks(choice, task)
-                return not value or (value * choice["THREADS"] <= MAX_THREADS_PER_SM and blocks > value * target.sms)
+                return not value or (
+                    value * choice["THREADS"] <= gpu.MAX_THREADS_PER_SM and blocks > value * target.sms
+                )
         return True
 
     def _blocks(self, choice: dict[str, int], task: Operation) -> int:
@@ -132,7 +113,7 @@ class GpuElementwise(GpuTaskFamily):
         return wide
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        task = operation(schedule)
+        task = schedule.task
         wide = {"WIDE": self._wide(schedule.named, task)} if self.table[task.name].by_columns else {}
         return {**super().macros(schedule), **wide}
 
@@ -143,13 +124,13 @@ class GpuElementwise(GpuTaskFamily):
         return out.elements // out.shape[-1], columns
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
-        each, vec = self.table[task.name], VECTOR_BYTES // element_bytes(task)
+        each, vec = self.table[task.name], gpu.widest(task)
         threads = task.outputs[0].elements // vec
-        items = 1 if threads < 2 * MAX_THREADS_PER_SM * target.sms else max(1, 4 // each.matrices)
+        items = 1 if threads < 2 * gpu.MAX_THREADS_PER_SM * target.sms else max(1, 4 // each.matrices)
         return {"VEC": vec, "THREADS": 256, "ITEMS": items, "GRID": 0}
 
     def contract(self, schedule: Schedule) -> str:
-        task, choice = operation(schedule), schedule.named
+        task, choice = schedule.task, schedule.named
         each, vec, threads, items = self.table[task.name], choice["VEC"], choice["THREADS"], choice["ITEMS"]
         outputs = [tensor.name for tensor in task.outputs]
         if each.by_columns:
@@ -162,14 +143,14 @@ class GpuElementwise(GpuTaskFamily):
             args = [*_padded(given[: each.matrices], 2), *_padded(vectors, 2), number, *outputs]
             args += [f'int32 = "{size}"' for size in (each.rows, each.columns, each.period)]
             names = {"whole_vectors": f"0 - {each.columns} % {vec}"}
-            started = launch("by_columns", [along, f"min({limit}, {down})"], threads, args)
+            started = gpu.launch("by_columns", [along, f"min({limit}, {down})"], threads, args)
         else:
-            count = product(each.shapes[0])
+            count = " * ".join(each.shapes[0].split())
             blocks = f"cdiv({count}, {vec * threads * items})"
             grid = f"min({choice['GRID']} * sms, {blocks})" if choice["GRID"] else blocks
             args = [*_padded([t.name for t in task.inputs], 4), *_padded(outputs, 3), f'int64 = "{count}"']
-            names, started = {}, launch("flat", [grid], threads, args)
-        return "\n".join([*head(names), *self.buffers(task), *started])
+            names, started = {}, gpu.launch("flat", [grid], threads, args)
+        return "\n".join([*gpu.head(names), *self.buffers(task), *started])
 
 
 def _padded(names: list[str], count: int) -> list[str]:

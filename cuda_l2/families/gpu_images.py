@@ -2,36 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
+from cuda_l2.families import _gpu_task as gpu
 from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._gpu_task import (
-    LOAD,
-    QUICK,
-    SPARE_SHARED_BYTES,
-    STORE,
-    VEC,
-    VECTOR_BYTES,
-    Computed,
-    GpuTaskFamily,
-    element_bytes,
-    head,
-    launch,
-    operation,
-)
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
 WIDE = Choice("WIDE", (8, 16, 32, 64, 128), "outputs of a block along a row, and threads")
 TALL = Choice("TALL", (1, 2, 4, 8, 16, 32), "threads down a block's tile")
 DOWN = Choice("DOWN", (1, 2, 4, 8, 16), "outputs below one another that a thread computes")
-MAX_STATIC_BYTES = (48 << 10) - SPARE_SHARED_BYTES
+MAX_STATIC_BYTES = (48 << 10) - gpu.SPARE_SHARED_BYTES
 PLANES = "batch channels height width"
 
 
 @dataclass(frozen=True, slots=True)
-class Windowed(Computed):
+class Windowed(gpu.Computed):
     """planes to channels: expressions of what the kernel is told. weights: whether the task has some."""
 
     window: int = 1  # rows and columns
@@ -42,11 +28,11 @@ class Windowed(Computed):
     channels: str = "channels"
 
 
-class GpuImages(GpuTaskFamily):
+class GpuImages(gpu.GpuTaskFamily):
     """Pooling and depthwise convolutions."""
 
     name = "gpu_images"
-    choices = (VEC, WIDE, TALL, DOWN, LOAD, STORE, QUICK)
+    choices = (gpu.VEC, WIDE, TALL, DOWN, gpu.LOAD, gpu.STORE, gpu.QUICK)
     table: ClassVar[Mapping[str, Windowed]] = {
         "max_pool2d": Windowed(
             0,
@@ -74,15 +60,11 @@ class GpuImages(GpuTaskFamily):
         ),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("gpu_images.cu")
-
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         out_height, out_width = task.outputs[0].shape[-2:]
         match name:
             case "VEC":
-                return value * element_bytes(task) <= VECTOR_BYTES and task.inputs[0].shape[-1] % value == 0
+                return value <= gpu.widest(task) and task.inputs[0].shape[-1] % value == 0
             case "WIDE":
                 return value == WIDE.values[0] or value < 2 * out_width
             case "TALL":
@@ -105,19 +87,19 @@ class GpuImages(GpuTaskFamily):
         wide = 8
         while wide < min(width, 64):
             wide *= 2
-        return {"VEC": VECTOR_BYTES // element_bytes(task), "WIDE": wide, "TALL": 256 // wide, "DOWN": 4}
+        return {"VEC": gpu.widest(task), "WIDE": wide, "TALL": 256 // wide, "DOWN": 4}
 
     def contract(self, schedule: Schedule) -> str:
-        task, choice = operation(schedule), schedule.named
+        task, choice = schedule.task, schedule.named
         windowed = self.table[task.name]
         (height, width), (out_height, out_width) = windowed.size, windowed.out
         given = [tensor.name for tensor in (*task.inputs, *task.weights)]
-        lines = [*head({"whole_vectors": f"0 - {width} % {choice['VEC']}"}), *self.buffers(task)]
+        lines = [*gpu.head({"whole_vectors": f"0 - {width} % {choice['VEC']}"}), *self.buffers(task)]
         sizes = [f'int32 = "{size}"' for size in (height, width, out_height, out_width, windowed.channels)]
         args = [given[0], given[-1], task.outputs[0].name, *sizes]
         down, along = choice["TALL"] * choice["DOWN"], choice["WIDE"]
         grid = [windowed.planes, f"cdiv({out_height}, {down})", f"cdiv({out_width}, {along})"]
-        return "\n".join([*lines, *launch("windows", grid, choice["WIDE"] * choice["TALL"], args)])
+        return "\n".join([*lines, *gpu.launch("windows", grid, choice["WIDE"] * choice["TALL"], args)])
 
 
 FAMILY = GpuImages()

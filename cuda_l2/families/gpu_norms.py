@@ -2,25 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._gpu_task import (
-    LOAD,
-    MAX_THREADS_PER_SM,
-    STORE,
-    THREADS,
-    VECTOR_BYTES,
-    Computed,
-    GpuTaskFamily,
-    cdiv,
-    element_bytes,
-    head,
-    launch,
-    operation,
-    workspace,
-)
+from cuda_l2.families import _gpu_task as gpu
+from cuda_l2.families._base import Choice, Schedule, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
@@ -32,38 +17,34 @@ LAYERS = ("small", "middle", "large", "small", "middle", "large")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Computed):
-    """operands: read at once. sums: of squares of every block that the second launch needs."""
+class Measured(gpu.Computed):
+    """operands: read at once. sums: of squares of every block that the second gpu.launch needs."""
 
     operands: int = 1
     sums: int = 1
 
 
-class GpuNorms(GpuTaskFamily):
+class GpuNorms(gpu.GpuTaskFamily):
     """Gradient clipping and LAMB: a norm of everything, then a step."""
 
     name = "gpu_norms"
-    choices = (VEC, THREADS, ITEMS, BLOCKS, BACKWARDS, LOAD, STORE)
+    choices = (VEC, gpu.THREADS, ITEMS, BLOCKS, BACKWARDS, gpu.LOAD, gpu.STORE)
     table: ClassVar[Mapping[str, Measured]] = {
         "clip_gradient_norm": Measured(0, LAYERS),
         "clip_gradient_value": Measured(1, LAYERS, sums=0),
         "lamb": Measured(2, ("count",) * 7, operands=4, sums=2),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("gpu_norms.cu")
-
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         measured = self.table[task.name]
         match name:
             case "ITEMS":
-                registers = value * choice["VEC"] * measured.operands * element_bytes(task) // 4
+                registers = value * choice["VEC"] * measured.operands * gpu.element_bytes(task) // 4
                 return value == 1 or registers <= min(64, 24576 // choice["THREADS"])
             case "BLOCKS":
                 largest = max(tensor.elements for tensor in task.inputs)
                 parts = cdiv(largest, choice["THREADS"] * choice["VEC"] * choice["ITEMS"])
-                fits = value * choice["THREADS"] <= MAX_THREADS_PER_SM
+                fits = value * choice["THREADS"] <= gpu.MAX_THREADS_PER_SM
                 return value == 1 or (fits and parts > value // 2 * target.sms)
             case "BACKWARDS":
                 return not value or measured.sums > 0
@@ -71,30 +52,30 @@ class GpuNorms(GpuTaskFamily):
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         items = 1 if self.table[task.name].operands > 1 else 4
-        wanted = {"VEC": VECTOR_BYTES // element_bytes(task), "THREADS": 256, "ITEMS": items}
+        wanted = {"VEC": gpu.widest(task), "THREADS": 256, "ITEMS": items}
         return {**wanted, "BLOCKS": 8, "BACKWARDS": 1}
 
     def contract(self, schedule: Schedule) -> str:
-        task, choice = operation(schedule), schedule.named
+        task, choice = schedule.task, schedule.named
         measured, threads = self.table[task.name], choice["THREADS"]
         given, out = [tensor.name for tensor in task.inputs], [tensor.name for tensor in task.outputs]
         sizes = [dim for shape in dict.fromkeys(measured.shapes) for dim in shape.split()]
         largest = sizes[0] if len(sizes) == 1 else f"max(max({sizes[0]}, {sizes[1]}), {sizes[2]})"
         parts = f"cdiv({largest}, {threads * choice['VEC'] * choice['ITEMS']})"
-        lines = [*head({"blocks": f"min({choice['BLOCKS']} * sms, {parts})"}), *self.buffers(task)]
+        lines = [*gpu.head({"blocks": f"min({choice['BLOCKS']} * sms, {parts})"}), *self.buffers(task)]
         counts = [f'int64 = "{size}"' for size in sizes]
         of_blocks = "of_blocks" if measured.sums else given[0]
         if measured.sums:
-            lines += workspace("of_blocks", f"{4 * measured.sums} * blocks")
+            lines += gpu.workspace("of_blocks", f"{4 * measured.sums} * blocks")
         if task.name == "lamb":
             parameter, (new, *moments) = given[0], out
-            lines += launch("measure", ["blocks"], threads, [*given, *moments, of_blocks, *counts])
+            lines += gpu.launch("measure", ["blocks"], threads, [*given, *moments, of_blocks, *counts])
             args = [parameter, *moments, new, of_blocks, 'int32 = "blocks"', *counts]
-            lines += launch("apply", ["blocks"], threads, args)
+            lines += gpu.launch("apply", ["blocks"], threads, args)
         else:
             if measured.sums:
-                lines += launch("measure", ["blocks"], threads, [*given, of_blocks, *counts])
-            lines += launch("apply", ["blocks"], threads, [*given, *out, of_blocks, 'int32 = "blocks"', *counts])
+                lines += gpu.launch("measure", ["blocks"], threads, [*given, of_blocks, *counts])
+            lines += gpu.launch("apply", ["blocks"], threads, [*given, *out, of_blocks, 'int32 = "blocks"', *counts])
         return "\n".join(lines)
 
 

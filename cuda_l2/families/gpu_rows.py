@@ -3,27 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._gpu_task import (
-    LOAD,
-    QUICK,
-    SPARE_SHARED_BYTES,
-    STORE,
-    TAIL,
-    VEC,
-    VECTOR_BYTES,
-    Computed,
-    GpuTaskFamily,
-    cdiv,
-    element_bytes,
-    head,
-    launch,
-    operation,
-    workspace,
-)
+from cuda_l2.families import _gpu_task as gpu
+from cuda_l2.families._base import Choice, Schedule, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
@@ -36,13 +19,13 @@ AGAIN, REGISTERS, SHARED = 0, 1, 2
 LEAST_CLUSTER_BYTES = 1 << 14
 """Of a row that several blocks share."""
 MANY_BLOCKS = 8
-"""A multiprocessor, beyond which a fence in each costs more than a second launch."""
+"""A multiprocessor, beyond which a fence in each costs more than a second gpu.launch."""
 MATRIX, COLUMN = "rows columns", "columns"
 IMAGES, GROUPS = "batch channels height width", "batch groups*channels height width"
 
 
 @dataclass(frozen=True, slots=True)
-class Rowwise(Computed):
+class Rowwise(gpu.Computed):
     """roles: what each of the task's tensors is to the source, in its order: x y z g h n out more row index total."""
 
     roles: str = "x out"
@@ -73,11 +56,11 @@ def _of(number: int, roles: str, shapes: str, *, quick: bool = False, columns: s
     return Rowwise(number, tuple(known[letter] for letter in shapes), quick, roles, columns=columns)
 
 
-class GpuRows(GpuTaskFamily):
+class GpuRows(gpu.GpuTaskFamily):
     """Softmaxes, norms, reductions, losses and choices by rows."""
 
     name = "gpu_rows"
-    choices = (VEC, LANES, CLUSTER, KEEP, ITEMS, ROWS, TAIL, LOAD, STORE, QUICK)
+    choices = (gpu.VEC, LANES, CLUSTER, KEEP, ITEMS, ROWS, gpu.TAIL, gpu.LOAD, gpu.STORE, gpu.QUICK)
     table: ClassVar[Mapping[str, Rowwise]] = {
         "softmax": _of(0, "x out", "MM", quick=True),
         "log_softmax": _of(1, "x out", "MM", quick=True),
@@ -139,22 +122,18 @@ class GpuRows(GpuTaskFamily):
         ),
     }
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("gpu_rows.cu")
-
     def fits_work(self, name: str, value: int, choice: dict[str, int], task: Operation, target: CudaTarget) -> bool:
         row, (rows, columns) = self.table[task.name], self.extent(task)
         vectors = columns // choice["VEC"]
-        bytes_a_vector = choice["VEC"] * element_bytes(task)
+        bytes_a_vector = choice["VEC"] * gpu.element_bytes(task)
         match name:
             case "VEC":
                 whole = columns if task.name != "group_norm" else math.prod(task.inputs[0].shape[2:])
-                return value * element_bytes(task) <= VECTOR_BYTES and whole % value == 0
+                return value <= gpu.widest(task) and whole % value == 0
             case "LANES":
                 return value == LANES.values[0] or value < 2 * vectors
             case "CLUSTER":
-                enough = vectors >= value * choice["LANES"] and columns * element_bytes(task) >= LEAST_CLUSTER_BYTES
+                enough = vectors >= value * choice["LANES"] and columns * gpu.element_bytes(task) >= LEAST_CLUSTER_BYTES
                 return value == 1 or (target.capability >= (9, 0) and choice["LANES"] >= 128 and enough)
             case "KEEP":
                 if value == REGISTERS:
@@ -193,7 +172,7 @@ class GpuRows(GpuTaskFamily):
     def _held(self, choice: dict[str, int], task: Operation) -> int:
         """The value of ITEMS with which a row stays in registers; 0 where it does not fit."""
         vectors = self.extent(task)[1] // choice["VEC"]
-        registers = choice["VEC"] * element_bytes(task) * self.table[task.name].matrices / 4
+        registers = choice["VEC"] * gpu.element_bytes(task) * self.table[task.name].matrices / 4
         room = min(96, 65536 // choice["LANES"] - 48)
         for items in ITEMS.values:
             if items * choice["LANES"] * choice["CLUSTER"] >= vectors:
@@ -207,7 +186,7 @@ class GpuRows(GpuTaskFamily):
         threads = lanes * value
         if choice["CLUSTER"] > 1 or threads > 1024 or value >= 2 * rows:
             return False
-        held = choice["ITEMS"] * choice["VEC"] * element_bytes(task) * self.table[task.name].matrices // 4
+        held = choice["ITEMS"] * choice["VEC"] * gpu.element_bytes(task) * self.table[task.name].matrices // 4
         if choice["KEEP"] == SHARED:
             return self._shared_bytes(choice, task) <= _shared_limit(target)
         return held + 48 <= 65536 // threads
@@ -216,11 +195,11 @@ class GpuRows(GpuTaskFamily):
         """Dynamic shared memory with KEEP 2."""
         vectors = self.extent(task)[1] // choice["VEC"]
         a_thread = cdiv(vectors, choice["LANES"] * choice["CLUSTER"]) * self.table[task.name].matrices
-        return a_thread * choice["LANES"] * choice["ROWS"] * choice["VEC"] * element_bytes(task)
+        return a_thread * choice["LANES"] * choice["ROWS"] * choice["VEC"] * gpu.element_bytes(task)
 
     def wanted(self, task: Operation, target: CudaTarget) -> dict[str, int]:
         row, (rows, columns) = self.table[task.name], self.extent(task)
-        vec = VECTOR_BYTES // element_bytes(task)
+        vec = gpu.widest(task)
         while not self.fits_work("VEC", vec, {"VEC": vec}, task, target):
             vec //= 2
         vectors = columns // vec
@@ -238,7 +217,7 @@ class GpuRows(GpuTaskFamily):
         return {**choice, "KEEP": REGISTERS, "ITEMS": 4, "ROWS": max(1, 128 // lanes), "TAIL": int(not many)}
 
     def contract(self, schedule: Schedule) -> str:
-        task, choice, target = operation(schedule), schedule.named, schedule.target
+        task, choice, target = schedule.task, schedule.named, schedule.target
         row, cluster = self.table[task.name], choice["CLUSTER"]
         assert isinstance(target, CudaTarget)
         tensors = (*task.inputs, *task.weights, *task.outputs)
@@ -250,28 +229,28 @@ class GpuRows(GpuTaskFamily):
         if choice["KEEP"] == REGISTERS:
             rules["row_fits"] = f"{choice['ITEMS'] * stride * choice['VEC']} - {row.columns}"
         if choice["KEEP"] == SHARED:
-            a_round = stride // cluster * choice["ROWS"] * choice["VEC"] * element_bytes(task) * row.matrices
+            a_round = stride // cluster * choice["ROWS"] * choice["VEC"] * gpu.element_bytes(task) * row.matrices
             shared = f"cdiv({row.columns}, {stride * choice['VEC']}) * {a_round}"
             rules["row_fits"] = f"{_shared_limit(target)} - {shared}"
-        lines = [*head(rules, target.arch if cluster > 1 else "sm_80", row.own_sizes), *self.buffers(task)]
+        lines = [*gpu.head(rules, target.arch if cluster > 1 else "sm_80", row.own_sizes), *self.buffers(task)]
         if row.total:
-            lines += workspace("of_rows", f"4 * {row.rows}")
+            lines += gpu.workspace("of_rows", f"4 * {row.rows}")
         if choice["TAIL"]:
-            lines += workspace("ended", "4", persistent=True)
+            lines += gpu.workspace("ended", "4", persistent=True)
         sizes = [f'int32 = "{size}"' for size in (row.rows, row.columns, row.period, row.plane)]
         of_rows = "of_rows" if row.total else role.get("row", role["x"])
         names = [role.get(name, role["x"]) for name in ("x", "y", "z", "g", "h", "n", "out", "more")]
         ended = "ended" if choice["TAIL"] else role["x"]
         args = [*names, of_rows, role.get("index", role["x"]), ended, role.get("total", role["x"]), *sizes]
         blocks = f"cdiv({row.rows}, {choice['ROWS']}) * {cluster}"
-        lines += launch("by_rows", [blocks], choice["LANES"] * choice["ROWS"], args, shared, cluster)
+        lines += gpu.launch("by_rows", [blocks], choice["LANES"] * choice["ROWS"], args, shared, cluster)
         if row.total and not choice["TAIL"]:
-            lines += launch("add_up", [1], 1024, ["of_rows", role["total"], sizes[0]])
+            lines += gpu.launch("add_up", [1], 1024, ["of_rows", role["total"], sizes[0]])
         return "\n".join(lines)
 
 
 def _shared_limit(target: CudaTarget) -> int:
-    return target.shared_bytes - SPARE_SHARED_BYTES
+    return target.shared_bytes - gpu.SPARE_SHARED_BYTES
 
 
 FAMILY = GpuRows()

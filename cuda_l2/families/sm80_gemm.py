@@ -4,7 +4,6 @@ Its contract, its macros, its default schedule and a model that ranks schedules.
 """
 
 import math
-from pathlib import Path
 
 from cuda_l2.contract.cuda import ARCHITECTURES
 from cuda_l2.families import _sm80_space as space
@@ -37,24 +36,17 @@ class Sm80Gemm(Family):
     name = "sm80_gemm"
     choices = CHOICES
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("sm80_gemm.cu")
-
     def serves(self, gemm: Gemm, target: Target) -> bool:
         return isinstance(target, CudaTarget) and target.capability >= (8, 0)
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
-        assert isinstance(target, CudaTarget)
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         return space.fits(name, value, chosen, gemm, target)
 
-    def default(self, gemm: Gemm, target: Target) -> tuple[int, ...]:
-        assert isinstance(target, CudaTarget)
+    def default(self, gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
         return self.nearest(_wanted(gemm, target), gemm, target)
 
-    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
+    def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
         """Roughly: what a launch costs, the trips of a block one after the other, and what all blocks read."""
-        assert isinstance(target, CudaTarget)
         tiles = math.ceil(gemm.m / chosen["BM"]) * math.ceil(gemm.n / chosen["BN"])
         trips = math.ceil(gemm.k / chosen["BK"] / chosen["SPLIT_K"])
         blocks = tiles * chosen["SPLIT_K"]
@@ -70,7 +62,7 @@ class Sm80Gemm(Family):
         return first_us + add_us + max(rounds * (trips - 1) * trip_us, read_us, multiply_us)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        gemm, choice = schedule.gemm, schedule.named
+        gemm, choice = schedule.task, schedule.named
         return {
             "BF16": int(gemm.dtype == "bfloat16"),
             "LAYOUT_TN": int(gemm.layout is Layout.TN),
@@ -83,7 +75,7 @@ class Sm80Gemm(Family):
         }
 
     def contract(self, schedule: Schedule) -> str:
-        gemm, choice, macros = schedule.gemm, schedule.named, self.macros(schedule)
+        gemm, choice, macros = schedule.task, schedule.named, self.macros(schedule)
         bm, bn, split = choice["BM"], choice["BN"], choice["SPLIT_K"]
         along, across = ("m", "n") if choice["RASTER"] else ("n", "m")
         sides = {"m": f"cdiv(m, {bm})", "n": f"cdiv(n, {bn})"}

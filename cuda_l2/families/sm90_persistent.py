@@ -1,13 +1,12 @@
 """The schedule space of sm90_persistent.cu: tile, warpgroups, cluster, staging of C, order, dependent launch."""
 
 import functools
-from pathlib import Path
+import itertools
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Choice, Schedule, element
-from cuda_l2.families._sm90 import cdiv
+from cuda_l2.families._base import Choice, Schedule, cdiv, element
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
@@ -54,10 +53,6 @@ class Tile(NamedTuple):
     BM: int
     BN: int
 
-    def has(self, wanted: dict[str, int]) -> bool:
-        """Whether these choices, by name, have these values."""
-        return all(getattr(self, name) == value for name, value in wanted.items())
-
 
 class Persistent(_sm90.HopperFamily):
     """TMA and wgmma, several tiles a block."""
@@ -66,30 +61,52 @@ class Persistent(_sm90.HopperFamily):
     choices = CHOICES
     warpgroups = WARPGROUPS
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("sm90_persistent.cu")
-
     def serves(self, gemm: Gemm, target: Target) -> bool:
         hopper = _sm90.hopper(target)
         return hopper is not None and _sm90.addressable(gemm) and gemm.n % 8 == 0 and bool(_tiles(gemm, hopper))
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
-        assert isinstance(target, CudaTarget)
-        return _fits(name, value, chosen, gemm, target)
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
+        """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
+        if name in Tile._fields:
+            return _sm90.among(_tiles(gemm, target), {**chosen, name: value})
+        x, y = _sm90.sides(gemm, chosen["SWAP"])
+        c = SimpleNamespace(**chosen)
+        chosen = {**chosen, name: value}
+        gm, gn = cdiv(x.rows, c.BM * chosen.get("CM", 1)), cdiv(y.rows, c.BN * chosen.get("CN", 1))
+        little = _waste(gemm, chosen) <= MAX_WASTE
+        match name:
+            case "CM":
+                return value == 1 or (little and cdiv(x.rows, c.BM) > 1 and c.BN // 2 % (64 if y.mn_major else 8) == 0)
+            case "CN":
+                many = cdiv(y.rows, c.BN) > 1 and c.CM == 1
+                return value == 1 or (little and many and c.BM // 2 % (64 if x.mn_major else 8) == 0)
+            case "WGSTORE":
+                return value == 0 or (c.BN % 64 == 0 and not c.SWAP and _stages(chosen, target) > 0)
+            case "OUT":
+                return value == 1 or _stages(chosen, target) > 0
+            case "STAGES":
+                most = _stages(c.__dict__, target)
+                return value in (most, most - 1)
+            case "COLUMNS":
+                return value == 0 or (gm > 1 and gn > 1)
+            case "BAND":
+                return value == 1 or value // 2 < (gn if c.COLUMNS else gm)
+            case "GPC":
+                return value == 0 or c.CM * c.CN == 2
+            case "EDGE":
+                return value == 0 or c.PDL > 0
+        return True
 
-    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
-        assert isinstance(target, CudaTarget)
+    def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
         return _estimate_us(Tile(*(chosen[name] for name in Tile._fields)), gemm, target)
 
-    def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+    def launches(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> list[dict[str, int]]:
         walks = ((0, 4), (1, 4), (0, 1), (0, 8), (1, 8), (0, 16), (0, 2), (1, 16), (1, 1), (1, 2))
         pair = chosen["CM"] * chosen["CN"] == 2
         by_gpc = (1, 0) if pair else (0,)
         return [{"COLUMNS": columns, "BAND": band, "GPC": gpc} for columns, band in walks for gpc in by_gpc]
 
-    def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
-        assert isinstance(target, CudaTarget)
+    def ranked(self, gemm: Gemm, target: CudaTarget, count: int) -> list[tuple[int, ...]]:
         tiles = _tiles(gemm, target)
         usual = [tile for tile in tiles if (tile.ACC, tile.SWAP, tile.PINGPONG) == (tiles[0].ACC, 0, 1)] or tiles
         common = [tile for tile in usual if (tile.BM, tile.BN) in COMMON] or usual
@@ -119,7 +136,7 @@ class Persistent(_sm90.HopperFamily):
         return self.nearest(wanted, gemm, target)
 
     def contract(self, schedule: Schedule) -> str:
-        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        gemm, c = schedule.task, SimpleNamespace(**schedule.named)
         x, y = _sm90.sides(gemm, c.SWAP)
         length, total = ("gm", "gn") if c.COLUMNS else ("gn", "gm")
         cluster, threads = c.CM * c.CN, 128 * WARPGROUPS[c.BM] + 128
@@ -177,57 +194,16 @@ def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:
 def _tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
     """Every tile that gives half the multiprocessors work and wastes little."""
     found = []
-    for acc in _sm90.accumulators(gemm):
-        for swap in (0, 1):
-            x, y = _sm90.sides(gemm, swap)
-            for pingpong in (0, 1):
-                for bm, widest in WIDEST[acc, pingpong].items():
-                    for bn in WIDTHS:
-                        chosen = {"SWAP": swap, "BM": bm, "BN": bn}
-                        aligned = bn % (64 if y.mn_major else 16 if swap else 8) == 0
-                        many = cdiv(x.rows, bm) * cdiv(y.rows, bn) >= target.sms // 2
-                        if (
-                            aligned
-                            and many
-                            and bn <= widest
-                            and _waste(gemm, chosen) <= MAX_WASTE
-                            and _stages(chosen, target)
-                        ):
-                            found.append(Tile(acc, swap, pingpong, bm, bn))
+    for acc, swap, pingpong in itertools.product(_sm90.accumulators(gemm), (0, 1), (0, 1)):
+        x, y = _sm90.sides(gemm, swap)
+        for (bm, widest), bn in itertools.product(WIDEST[acc, pingpong].items(), WIDTHS):
+            chosen = {"SWAP": swap, "BM": bm, "BN": bn}
+            aligned = bn % (64 if y.mn_major else 16 if swap else 8) == 0
+            many = cdiv(x.rows, bm) * cdiv(y.rows, bn) >= target.sms // 2
+            little = bn <= widest and _waste(gemm, chosen) <= MAX_WASTE
+            if aligned and many and little and _stages(chosen, target):
+                found.append(Tile(acc, swap, pingpong, bm, bn))
     return tuple(found)
-
-
-def _fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
-    """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
-    if name in Tile._fields:
-        return any(tile.has({**chosen, name: value}) for tile in _tiles(gemm, target))
-    x, y = _sm90.sides(gemm, chosen["SWAP"])
-    c = SimpleNamespace(**chosen)
-    chosen = {**chosen, name: value}
-    gm, gn = cdiv(x.rows, c.BM * chosen.get("CM", 1)), cdiv(y.rows, c.BN * chosen.get("CN", 1))
-    little = _waste(gemm, chosen) <= MAX_WASTE
-    match name:
-        case "CM":
-            return value == 1 or (little and cdiv(x.rows, c.BM) > 1 and c.BN // 2 % (64 if y.mn_major else 8) == 0)
-        case "CN":
-            many = cdiv(y.rows, c.BN) > 1 and c.CM == 1
-            return value == 1 or (little and many and c.BM // 2 % (64 if x.mn_major else 8) == 0)
-        case "WGSTORE":
-            return value == 0 or (c.BN % 64 == 0 and not c.SWAP and _stages(chosen, target) > 0)
-        case "OUT":
-            return value == 1 or _stages(chosen, target) > 0
-        case "STAGES":
-            most = _stages(c.__dict__, target)
-            return value in (most, most - 1)
-        case "COLUMNS":
-            return value == 0 or (gm > 1 and gn > 1)
-        case "BAND":
-            return value == 1 or value // 2 < (gn if c.COLUMNS else gm)
-        case "GPC":
-            return value == 0 or c.CM * c.CN == 2
-        case "EDGE":
-            return value == 0 or c.PDL > 0
-    return True
 
 
 def _estimate_us(tile: Tile, gemm: Gemm, target: CudaTarget) -> float:

@@ -1,13 +1,11 @@
 """The family of sm90_wave.cu: its contract, the order of tiles, and a model that ranks schedules."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 from cuda_l2.families import _sm90
 from cuda_l2.families import _sm90_wave_space as space
-from cuda_l2.families._base import Schedule, element
-from cuda_l2.families._sm90 import cdiv
+from cuda_l2.families._base import Schedule, cdiv, element, toml_list
 from cuda_l2.families._sm90_wave_space import CHOICES, GPC, MAX_TILES, ORDERS, WARPGROUPS, Shape
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
@@ -21,16 +19,11 @@ class Wave(_sm90.HopperFamily):
     choices = CHOICES
     warpgroups = WARPGROUPS
 
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("sm90_wave.cu")
-
     def serves(self, gemm: Gemm, target: Target) -> bool:
         hopper = _sm90.hopper(target)
         return hopper is not None and _sm90.addressable(gemm) and bool(space.tiles(gemm, hopper))
 
-    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Target) -> bool:
-        assert isinstance(target, CudaTarget)
+    def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
         return space.fits(name, value, chosen, gemm, target)
 
     def _completed(self, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
@@ -52,27 +45,25 @@ class Wave(_sm90.HopperFamily):
                     values.append(wanted.get(choice.name, valid[0]))
         return tuple(values)
 
-    def estimate_us(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> float:
-        assert isinstance(target, CudaTarget)
+    def estimate_us(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> float:
         return _estimate_us(chosen, gemm, target)
 
-    def launches(self, gemm: Gemm, target: Target, chosen: dict[str, int]) -> list[dict[str, int]]:
+    def launches(self, gemm: Gemm, target: CudaTarget, chosen: dict[str, int]) -> list[dict[str, int]]:
         orders = sorted(ORDERS.values, key=lambda order: _footprint(order, chosen, gemm))
         return [{"ORDER": order} for order in orders]
 
-    def ranked(self, gemm: Gemm, target: Target, count: int) -> list[tuple[int, ...]]:
-        assert isinstance(target, CudaTarget)
+    def ranked(self, gemm: Gemm, target: CudaTarget, count: int) -> list[tuple[int, ...]]:
         guesses = sorted(_guesses(gemm, target), key=lambda chosen: _estimate_us(chosen, gemm, target))
         return [self._completed(chosen, gemm, target) for chosen in guesses[:count]]
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
-        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        gemm, c = schedule.task, SimpleNamespace(**schedule.named)
         x, y = _sm90.sides(gemm, c.SWAP)
         whole = x.rows % (c.BM * c.CM) == 0 and y.rows % (c.BN * c.CN) == 0 and gemm.n % 8 == 0
         return {**super().macros(schedule), "EDGES": 0 if whole else 1 if gemm.n % 8 == 0 else 2}
 
     def contract(self, schedule: Schedule) -> str:
-        gemm, c = schedule.gemm, SimpleNamespace(**schedule.named)
+        gemm, c = schedule.task, SimpleNamespace(**schedule.named)
         x, y = _sm90.sides(gemm, c.SWAP)
         shape = Shape(schedule.named)
         parts, cluster = c.CK * c.SL, shape.cluster
@@ -110,7 +101,7 @@ class Wave(_sm90.HopperFamily):
         text.append(
             f'[[launch]]\nkernel = "gemm"\ngrid = ["gm * gn * {cluster}", {c.SL}]\nblock = [{shape.threads}]\n'
             f"cluster = [{cluster}]\nshared_bytes = {shape.shared_bytes(c.STAGES)}\n"
-            f"args = {_sm90.toml_list(arguments)}\n"
+            f"args = {toml_list(arguments)}\n"
             f"coresident = {'true' if c.SL > 1 else 'false'}\n"
             f'edge = "{"programmatic" if c.EDGE else "plain"}"'
         )

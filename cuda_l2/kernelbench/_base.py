@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.kernelbench.opened import ForeignCase
 from cuda_l2.kernelbench.process import Module
 from cuda_l2.tasks._base import Tensors
-from cuda_l2.verify._base import CheckOf, checks_in
+from cuda_l2.verify._base import CheckOf, Judged, checks_in
 
 
 @dataclass
-class ModuleSession:
+class ModuleSession(Judged):
     """One candidate in its process.
 
     allowed: PyTorch's operators that it may call, without `aten::`, `torch.compile`, or `all`. own_weights: its weights
@@ -26,9 +25,6 @@ class ModuleSession:
     own_weights: bool = False
     timed: bool = False
     notes: list[str] = field(default_factory=list)
-    rms_error: float = float("nan")
-    max_error: float = float("nan")
-    baseline_deviation: float = float("nan")
 
     def note(self, text: str) -> None:
         """Say this with the verdict, once."""
@@ -58,12 +54,6 @@ class ModuleSession:
     def unnamed(self, case: ForeignCase) -> list[str]:
         """Weights of the module that the candidate has under no such name."""
         return sorted(set(case.keys.values()) - self.module.state)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class ModuleCheck(CheckOf[ModuleSession]):

@@ -8,9 +8,9 @@ from cuda_l2.kernelbench.arms import ModelBaselines
 from cuda_l2.kernelbench.cases import ForeignCases
 from cuda_l2.kernelbench.checkout import effort_for, foreign, read
 from cuda_l2.kernelbench.opened import ForeignCase
-from cuda_l2.records import Task
-from cuda_l2.tasks.cases import CACHE_BYTES, Cases
-from cuda_l2.tasks.kinds import FileKind, Libraries
+from cuda_l2.records import Operation, Task
+from cuda_l2.tasks.cases import Cases
+from cuda_l2.tasks.kinds import FileKind, Home
 from cuda_l2.tasks.words import limits_words, shown
 
 REFERENCE_PROCESSES = 2
@@ -22,15 +22,8 @@ class KernelBenchFiles(FileKind):
     single_launches = False  # the Model runs in a process of its own, where they cannot be traced
     reference_processes = REFERENCE_PROCESSES
 
-    def cases(
-        self,
-        task: Task,
-        seed: int,
-        device: str = "cpu",
-        cache_bytes: int = CACHE_BYTES,
-        libraries: Libraries | None = None,
-    ) -> Cases:
-        return ForeignCases(task, seed, device, cache_bytes)
+    def cases(self, task: Operation, seed: int, home: Home = Home()) -> Cases:
+        return ForeignCases(task, seed, home.device, home.cache_bytes)
 
     def read(self, text: str, target: str, checkout: Path | None) -> Task:
         return read(text, checkout, effort_for(gpu=target == "cuda"))

@@ -237,7 +237,7 @@ class _Fit:
         # all of a kernel's text that may depend on the shape
         same = (
             self._family.macros(schedule) == self._family.macros(self._own)
-            and gemm.layout is self._own.gemm.layout
+            and gemm.layout is self._own.task.layout
             and self._family.generated(schedule) == self._family.generated(self._own)
         )
         return schedule if same else None

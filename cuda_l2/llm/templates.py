@@ -1,13 +1,8 @@
-"""Prompt templates from the package or the user's folder, and text of others in a prompt."""
+"""Prompt templates from the package or the user's folder."""
 
-import re
 from pathlib import Path
 
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.text import counted, plain
-
-MESSAGE_CHARS = 2_000
-"""Limit of a message of a compiler or checker."""
 
 
 def read_template(packaged: Path, folder: Path | None) -> str:
@@ -23,14 +18,3 @@ def read_template(packaged: Path, folder: Path | None) -> str:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the template {path}: {error}") from None
-
-
-def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> str:
-    """A text of others between fences that it cannot close, without invisible characters, cut in its middle."""
-    text = plain(text).strip("\n")
-    if len(text) > limit_chars:
-        head, tail = limit_chars * 3 // 4, limit_chars // 4
-        text = f"{text[:head]}\n... {counted(len(text) - head - tail, 'character')} left out ...\n{text[-tail:]}"
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}"

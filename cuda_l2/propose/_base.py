@@ -82,8 +82,9 @@ class UnionSpace:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        family = Choice("FAMILY", tuple(range(len(self.families))), "which kernel")
-        return (family, *(_or_absent(family, choice) for family in self.families for choice in family.choices))
+        named = [(f"{family.name}.{choice.name}", choice) for family in self.families for choice in family.choices]
+        others = [Choice(name, (ABSENT, *choice.values), choice.help) for name, choice in named]
+        return (Choice("FAMILY", tuple(range(len(self.families))), "which kernel"), *others)
 
     def valid(self, prefix: Sequence[int]) -> Values:
         if not prefix:
@@ -107,8 +108,7 @@ class UnionSpace:
         names = [family.name for family in self.families]
         if trial.candidate.family not in names:
             return ()
-        chosen = names.index(trial.candidate.family)
-        return self._whole(chosen, tuple(value for _, value in trial.candidate.schedule))
+        return self._whole(names.index(trial.candidate.family), tuple(value for _, value in trial.candidate.schedule))
 
     def defaults(self) -> list[Values]:
         """The schedules of each family that an engineer would try first."""
@@ -118,10 +118,6 @@ class UnionSpace:
     def _whole(self, chosen: int, own: Values) -> Values:
         parts = [own if i == chosen else (ABSENT,) * len(family.choices) for i, family in enumerate(self.families)]
         return (chosen, *(value for part in parts for value in part))
-
-
-def _or_absent(family: Family, choice: Choice) -> Choice:
-    return Choice(f"{family.name}.{choice.name}", (ABSENT, *choice.values), choice.help)
 
 
 def space_for(families: Sequence[Family], task: Task, target: Target) -> "FamilySpace | UnionSpace":

@@ -59,13 +59,13 @@ class ModelPolicy(Policy):
     ) -> LlmProposer:
         if self._anew:
             self._client.count_answered(str(task), target.machine)
-        sources = Sources(trials, lambda query: self._excerpts(target, query), profile)
-
-        def on_wait() -> None:
-            on_stage(f"waiting for {self.name}")
-
-        client, templates = self._client, self._templates
-        return LlmProposer(task, target, client, templates, sources, rng, on_wait=on_wait, one_round=self._anew)
+        return LlmProposer(
+            *(task, target, self._client, self._templates),
+            Sources(trials, lambda query: self._excerpts(target, query), profile),
+            rng,
+            on_wait=lambda: on_stage(f"waiting for {self.name}"),
+            one_round=self._anew,
+        )
 
     def summary(self) -> str:
         return self._client.summary()

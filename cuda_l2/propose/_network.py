@@ -3,27 +3,22 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from cuda_l2.families._base import Choice
 from cuda_l2.propose._base import Exemplar, Space, Values
-from cuda_l2.records import Accumulate, Gemm, Layout, Task
+from cuda_l2.records import Task
+from cuda_l2.tasks.kinds import kind_of
 
 MAX_EXEMPLARS = 3
 TASK_FEATURES = 13
 TARGET_FEATURES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Size of the network: small enough that proposing costs a few milliseconds a candidate."""
-
-    width: int = 64
-    layers: int = 2
-    heads: int = 4
+WIDTH, LAYERS, HEADS = 64, 2, 4
+"""Size of the network: small enough that proposing costs a few milliseconds a candidate."""
 
 
 class Vocabulary:
@@ -54,9 +49,9 @@ class Vocabulary:
 class ScheduleTransformer(nn.Module):
     """A causal transformer over: task, target, exemplars (score, then its tokens), start, then the answer's tokens."""
 
-    def __init__(self, vocabulary: Vocabulary, shape: Shape = Shape()) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
-        width, length = shape.width, len(vocabulary.choices)
+        width, length = WIDTH, len(vocabulary.choices)
         self.vocabulary = vocabulary
         self.tokens = nn.Embedding(vocabulary.size, width)
         self.task = nn.Linear(TASK_FEATURES, width)
@@ -65,16 +60,17 @@ class ScheduleTransformer(nn.Module):
         self.start = nn.Parameter(torch.zeros(width))
         self.positions = nn.Embedding(3 + MAX_EXEMPLARS * (length + 1) + length, width)
         block = nn.TransformerEncoderLayer(
-            width, shape.heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width, HEADS, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.blocks = nn.TransformerEncoder(block, shape.layers, enable_nested_tensor=False)
+        self.blocks = nn.TransformerEncoder(block, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(width, vocabulary.size)
         nn.init.zeros_(self.head.weight)  # uniform over valid values until it has learnt
         nn.init.zeros_(self.head.bias)
 
     def context(self, space: Space, exemplars: Sequence[Exemplar]) -> torch.Tensor:
         """The prompt as vectors, P x width."""
-        parts = [self.task(task_features(space.task))[None], self.target(target_features(space))[None]]
+        target_features = torch.tensor(space.target.features)
+        parts = [self.task(task_features(space.task))[None], self.target(target_features)[None]]
         for exemplar in exemplars[:MAX_EXEMPLARS]:
             tokens = [self.vocabulary.token(i, value) for i, value in enumerate(exemplar.values)]
             parts.append(self.score(torch.tensor([exemplar.score]))[None])
@@ -106,20 +102,8 @@ def log_probabilities(
 
 def task_features(task: Task) -> torch.Tensor:
     """Sizes, their logarithms and remainders, layout and accumulator or type, all of order one."""
-    if isinstance(task, Gemm):
-        sizes = (task.m, task.n, task.k)
-        kind = [float(task.layout is Layout.TN), float(task.accumulate is Accumulate.FP16), 1.0]
-    else:  # rows and columns of the first tensor, and how much there is beside it
-        first = (*task.inputs, *task.weights)[0]
-        columns = max(1, first.shape[-1] if first.shape else 1)
-        sizes = (max(1, first.elements // columns), columns, max(1, task.bytes // max(1, first.bytes)))
-        kind = [float(task.dtype == "float16"), float(task.dtype == "bfloat16"), 0.0]
+    sizes, marks = kind_of(task).policy_features(task)
     logs = [math.log2(size) / 8 - 1 for size in sizes]
     tails = [float(size % 16 == 0) for size in sizes] + [float(size % 128 == 0) for size in sizes]
     ratio = (math.log2(sizes[0]) - math.log2(sizes[1])) / 8
-    return torch.tensor([*logs, *tails, ratio, *kind])
-
-
-def target_features(space: Space) -> torch.Tensor:
-    """The machine's features that a schedule depends on, of order one."""
-    return torch.tensor(space.target.features)
+    return torch.tensor([*logs, *tails, ratio, *marks])

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from cuda_l2.llm._base import Message, Messages
-from cuda_l2.llm.templates import fenced, read_template
+from cuda_l2.llm.templates import read_template
 from cuda_l2.machine._base import Target
 from cuda_l2.records import BuildStatus, Task, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import fenced
 
 PACKAGED = Path(__file__).with_name("prompts")
 IRRELEVANT = ("sandbox", "system", "python")
@@ -64,7 +65,8 @@ class Templates:
         def render() -> Messages:
             texts = {item.name: getattr(parts, item.name) for item in fields(Parts)}
             texts |= {name: "\n\n".join(found) for name, found in chosen.items()}
-            return self._conversation(_filled(self._texts["ask.md"], texts))
+            question = _filled(self._texts["ask.md"], texts)
+            return Message("system", self._texts["system.md"]), Message("user", question)
 
         used = sum(count_tokens(message.text) for message in render())
         if used > limit_tokens:
@@ -116,9 +118,6 @@ class Templates:
     def check(self, **texts: str) -> Messages:
         """The question to a checker about a kernel. texts: one for every place of check.md."""
         return (Message("user", _filled(self._texts["check.md"], texts)),)
-
-    def _conversation(self, text: str) -> Messages:
-        return Message("system", self._texts["system.md"]), Message("user", text)
 
 
 def copy_templates(folder: Path, others: Sequence[Path] = ()) -> list[Path]:

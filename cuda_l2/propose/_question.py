@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_l2.contract.text import contract_text
-from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._exemplars import sample_exemplars
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Task, TimingStatus, Trial
+from cuda_l2.system.text import fenced
+from cuda_l2.tasks import describe
 
 FAILURES_SHOWN = 3
 
@@ -51,7 +51,7 @@ def parts(
     return _prompt.Parts(
         contract=contract_text(target.name, task),
         machine=_prompt.describe_machine(target, task),
-        task=describe_task(task),
+        task=describe(task),
         standing=_prompt.describe_standing(best, target),
         profile=fenced(text) if best and (text := profile(best)) else "",
         exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cuda_l2.families._base import Choice, Family, Schedule
@@ -18,25 +19,22 @@ from cuda_l2.system.errors import UserError
 class RecordedSpace:
     """The schedules that were recorded for one task: only they are valid. Implements Space."""
 
-    gemm: Gemm
+    task: Gemm
     target: Target
     choices: tuple[Choice, ...]
     rewards: Mapping[Values, float]
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _children(self) -> dict[Values, set[int]]:
+        """Recorded values of the next choice, by those before."""
         children: dict[Values, set[int]] = {}
         for values in self.rewards:
             for i, value in enumerate(values):
                 children.setdefault(values[:i], set()).add(value)
-        object.__setattr__(self, "_children", {prefix: tuple(sorted(values)) for prefix, values in children.items()})
-
-    @property
-    def task(self) -> Gemm:
-        return self.gemm
+        return children
 
     def valid(self, prefix: Sequence[int]) -> Values:
-        children: Mapping[Values, Values] = self._children  # type: ignore[attr-defined]
-        return children[tuple(prefix)]
+        return tuple(sorted(self._children[tuple(prefix)]))
 
     def render(self, values: Values, proposer: str) -> Candidate:
         named = tuple((choice.name, value) for choice, value in zip(self.choices, values, strict=True))
@@ -49,7 +47,7 @@ class RecordedSpace:
         """The recorded outcome of a candidate, with its reward."""
         values = tuple(value for _, value in candidate.schedule)
         build = Build(candidate.id, BuildStatus.BUILT, artifact="recorded")
-        return Trial(self.gemm, candidate, "recorded", "recorded", build, reward=self.rewards[values])
+        return Trial(self.task, candidate, "recorded", "recorded", build, reward=self.rewards[values])
 
 
 def grid(
@@ -88,7 +86,7 @@ def save(path: Path, space: RecordedSpace, environment: Mapping[str, object]) ->
     target = {"model": space.target.model, "cores": space.target.cores, "vector_bits": space.target.vector_bits}
     target["cache_bytes"] = list(space.target.cache_bytes)
     head = {
-        "gemm": str(space.gemm),
+        "gemm": str(space.task),
         "target": target,
         "choices": [[choice.name, list(choice.values)] for choice in space.choices],
         "environment": environment,

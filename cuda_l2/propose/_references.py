@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from cuda_l2.llm._base import one_line
-from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.propose._task import code_words
-from cuda_l2.records import Gemm, Task, Trial
+from cuda_l2.records import Task, Trial
 from cuda_l2.retrieve.index import Index
 from cuda_l2.retrieve.sources import USER
+from cuda_l2.system.text import fenced
+from cuda_l2.tasks.kinds import operation_kind
 
 PIECES = 12
 """Largest number of pieces looked up; tokens usually allow fewer."""
@@ -30,8 +30,8 @@ _TASK_TOPICS = {"cpu": "", "cuda": "kernel block threads"}
 
 def query(task: Task, target: Target, failures: Sequence[Trial]) -> str:
     """The instruction in the headers' own words, and the last failure."""
-    if not isinstance(task, Gemm):
-        topic = f"{code_words(task)} {_TASK_TOPICS[target.name]}".strip()
+    if not task.product:
+        topic = f"{operation_kind(task).code_words(task)} {_TASK_TOPICS[target.name]}".strip()
     elif isinstance(target, CudaTarget):
         major = target.capability[0]
         instructions = _TOPICS["sm80" if major == 8 else "sm90" if major == 9 else "later"]
@@ -52,9 +52,7 @@ def excerpts(
 ) -> list[str]:
     """Pieces of headers for a query, fenced and named, the nearest first.
 
-    tokens: limit of all excerpts together.
-
-    hidden: whether a piece must not be shown.
+    tokens: limit of all excerpts together. hidden: whether a piece must not be shown.
     """
     chosen: list[str] = []
     left = tokens

@@ -19,11 +19,12 @@ import torch
 from cuda_l2.propose._base import Exemplar, Proposer, Space, Values
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._grpo import GrpoSettings, grpo_loss
-from cuda_l2.propose._network import ScheduleTransformer, Shape, Vocabulary, log_probabilities
+from cuda_l2.propose._network import ScheduleTransformer, Vocabulary, log_probabilities
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth
 from cuda_l2.system.text import counted
 
+SETTINGS = GrpoSettings()
 EXEMPLARS = 2
 NOVELTY_TRIES = 8
 HEATING = 1.5
@@ -65,19 +66,17 @@ class SchedulePolicy(Proposer):
         space: Space,
         trials: Callable[[], list[Trial]],
         rng: np.random.Generator,
-        settings: GrpoSettings = GrpoSettings(),
-        shape: Shape = Shape(),
         learns: bool = True,
     ) -> None:
-        self._space, self._trials, self._rng, self._settings, self._learns = space, trials, rng, settings, learns
+        self._space, self._trials, self._rng, self._learns = space, trials, rng, learns
         self._vocabulary = Vocabulary(space.choices)
         seed = int(rng.integers(1 << 62))
         self._generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._network = ScheduleTransformer(self._vocabulary, shape)
+            self._network = ScheduleTransformer(self._vocabulary)
         self._reference = copy.deepcopy(self._network).requires_grad_(False)
-        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=SETTINGS.learning_rate, weight_decay=0.0)
         self._group: _Group | None = None
         self._known: set[Values] = set()
         self.updates = 0
@@ -188,13 +187,13 @@ class SchedulePolicy(Proposer):
         with torch.no_grad():
             context = self._reference.context(self._space, group.exemplars)
             reference = log_probabilities(self._reference, context, group.answer_GT, group.masks_GTV)
-        for _ in range(self._settings.epochs):
+        for _ in range(SETTINGS.epochs):
             context = self._network.context(self._space, group.exemplars)
             log_probs = log_probabilities(self._network, context, group.answer_GT, group.masks_GTV)
-            loss = grpo_loss(log_probs, group.log_probs_GT, reference, advantages_G, self._settings)
+            loss = grpo_loss(log_probs, group.log_probs_GT, reference, advantages_G, SETTINGS)
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self._network.parameters(), self._settings.max_gradient_norm)
+            torch.nn.utils.clip_grad_norm_(self._network.parameters(), SETTINGS.max_gradient_norm)
             self._optimizer.step()
         self.updates += 1
 

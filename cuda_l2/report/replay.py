@@ -71,7 +71,7 @@ def table(space: RecordedSpace, curves: dict[str, list[Curve]]) -> str:
     best = max(space.rewards.values())
     names = list(curves)
     lines = [
-        f"{space.gemm}: {counted(len(space.rewards), 'recorded schedule')}, best reward {best:.3f},"
+        f"{space.task}: {counted(len(space.rewards), 'recorded schedule')}, best reward {best:.3f},"
         f" mean {statistics.fmean(space.rewards.values()):.3f}; {len(curves[names[0]])} seeds",
         "",
         f"| policy | late mean reward | best so far, mean over the search | {names[0]} minus it, late | best so far |",

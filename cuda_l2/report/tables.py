@@ -18,7 +18,6 @@ from cuda_l2.records import (
     Arm,
     Build,
     Candidate,
-    Gemm,
     Interval,
     Review,
     ReviewStatus,
@@ -71,7 +70,7 @@ def print_result(result: Result) -> None:
         marks = [mark for t in timings for mark in (" *" if name == t.reference else "", "")]
         table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
     console.print(table)
-    laid_out = " that reads B as the shape lays it out" if isinstance(result.task, Gemm) else ""
+    laid_out = " that reads B as the shape lays it out" if result.task.product else ""
     console.print(
         f"* the strongest baseline{laid_out}. Times are medians; a baseline left out of the"
         " rounds for slowness has no interval."
@@ -110,7 +109,7 @@ def _reached(result: Result, timing: Timing) -> str:
     assert timing.candidate
     latency_us = timing.candidate.latency_us.estimate
     peak, gbytes_per_s = result.target.ceilings()
-    if isinstance(result.task, Gemm):
+    if result.task.product:
         unit, gflops_a_unit = result.target.unit
         reached = result.task.flops / latency_us * 1e-3 / gflops_a_unit
         return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
@@ -120,7 +119,7 @@ def _reached(result: Result, timing: Timing) -> str:
 
 def _call_cost(result: Result, timing: Timing) -> str:
     """What a call from Python leaves of the speedup, where it costs much beside the kernel; empty elsewhere."""
-    if result.target.name != "cpu" or not isinstance(result.task, Gemm):
+    if result.target.name != "cpu" or not result.task.product:
         return ""
     assert timing.candidate and timing.speedup
     kernel_us, call_us = timing.candidate.latency_us.estimate, overhead_us(result.task)

@@ -11,15 +11,15 @@ from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._prompt import Templates
-from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Trial
 from cuda_l2.review._base import Checker, Opinion
 from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import fenced
+from cuda_l2.tasks import describe
 
 PURPOSE = "check"
 CHEATS_SHOWN = 3
@@ -53,7 +53,7 @@ class ModelChecker(Checker):
             if target.name not in self._cheats:
                 self._cheats[target.name] = Cheats(self._folders, target.name)
             messages = self._templates.check(
-                task=describe_task(task),
+                task=describe(task),
                 machine="\n".join(f"- {name}: {value}" for name, value in target.environment().items()),
                 figures=_figures(trial),
                 cheats="\n\n".join(self._nearest(target, source)),

@@ -36,7 +36,7 @@ from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks.cases import in_full_precision
-from cuda_l2.tasks.kinds import kind_of
+from cuda_l2.tasks.kinds import Home, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
 from cuda_l2.verify import all_checks, deviation, verify
 from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
@@ -216,7 +216,8 @@ class CudaBench(Bench):
         self._generator = torch.Generator(DEVICE).manual_seed(seed)
         need = needed_bytes(task, rig.target.l2_bytes, rig.rotated(task))
         cached = int(min(MOST_CACHED, max(LEAST_CACHED, (rig.free_bytes() - need) / 2)))
-        self._cases = kind_of(task).cases(task, seed, DEVICE, cached, partial(library_outputs, rig.libraries))
+        home = Home(DEVICE, cached, partial(library_outputs, rig.libraries))
+        self._cases = kind_of(task).cases(task, seed, home)
         self._arena(rotates=False)
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:

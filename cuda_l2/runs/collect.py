@@ -20,7 +20,6 @@ from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import for_task
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm._base import Messages
-from cuda_l2.llm.templates import fenced
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
@@ -32,6 +31,7 @@ from cuda_l2.settings import Limits
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
+from cuda_l2.system.text import fenced
 
 FORMAT = "cuda-l2 collect 1"
 TRIES = "tries.jsonl"

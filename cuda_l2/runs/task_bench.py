@@ -66,7 +66,7 @@ def read_tasks(text: str, target: Target, checkout: Path | None = None) -> list[
             found += named
             continue
         task = tasks.parse(part, target.name, checkout)
-        if not isinstance(task, Operation):
+        if task.product:
             raise UserError(f"{part} is a matrix product: `cuda-l2 bench {part}`")
         found.append(task)
     if not found:

@@ -51,6 +51,8 @@ def _restore(kind: Any, value: Any) -> Any:
     """Rebuild `value` (plain JSON) as `kind` from its type annotations."""
     if value is None:
         return None
+    if dataclasses.is_dataclass(typing.get_origin(kind)):  # its parameters are plain
+        kind = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = _hints(kind)
         fields = {stored: name for name, stored in getattr(kind, "STORED_AS", {}).items()}

@@ -44,3 +44,10 @@ def identity(text: str, target: str = "cpu") -> Task:
         return parse(text, target)
     name, revision, sizes, dtype = Operation.read_identity(text.strip())
     return Operation(name, tuple(sizes.items()), dtype, revision)
+
+
+def describe(task: Task) -> str:
+    """The instruction of a task, as its kind has it. UserError where nothing is known of the task."""
+    from cuda_l2.tasks.kinds import kind_of  # noqa: PLC0415
+
+    return kind_of(task).describe(task)

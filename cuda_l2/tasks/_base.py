@@ -5,7 +5,7 @@ import inspect
 import pkgutil
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -122,7 +122,7 @@ class Definition:
     def other_sizes(
         self,
         rng: np.random.Generator,
-        factors: tuple[float, float] = LARGER,
+        factors: tuple[float, float],
         *,
         sizes: Mapping[str, int] | None = None,
         multiple: int = 1,
@@ -217,6 +217,6 @@ def _mistake(known: Definition) -> str:
     return ""
 
 
-def _choose(names: Iterator[str] | Mapping[str, object] | list[str]) -> str:
+def _choose(names: Iterable[str]) -> str:
     shown = list(names)
     return f"choose from {', '.join(shown[:12])}" + (", ...: `cuda-l2 tasks` lists them all" if len(shown) > 12 else "")

@@ -16,7 +16,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
 from cuda_l2.tasks.values import Distribution, Domain
-from cuda_l2.tasks.warm import set_full_precision
+from cuda_l2.tasks.warm import PRECISION_SWITCHES, set_full_precision
 
 CACHE_BYTES = 2 << 30
 OTHER_MULTIPLES = {"cpu": (1,), "cuda": (1, 32)}
@@ -310,15 +310,13 @@ class OwnCases(Cases):
 @contextlib.contextmanager
 def in_full_precision() -> Iterator[None]:
     """As `set_full_precision` has it, for a while."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, products.allow_fp16_reduced_precision_reduction, convolutions.allow_tf32
-    bf16 = products.allow_bf16_reduced_precision_reduction
+    before = [getattr(*switch) for switch in PRECISION_SWITCHES]
     set_full_precision()
     try:
         yield
     finally:
-        products.allow_tf32, products.allow_fp16_reduced_precision_reduction, convolutions.allow_tf32 = before
-        products.allow_bf16_reduced_precision_reduction = bf16
+        for (backend, switch), value in zip(PRECISION_SWITCHES, before, strict=True):
+            setattr(backend, switch, value)
 
 
 @contextlib.contextmanager

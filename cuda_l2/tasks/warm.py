@@ -10,6 +10,12 @@ FUNCTIONS = (
 )
 ELEMENTS = 1 << 18
 """Enough for every thread to take part."""
+PRECISION_SWITCHES = (
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    (torch.backends.cudnn, "allow_tf32"),
+)
 
 
 @functools.cache
@@ -27,6 +33,5 @@ def warm_vector_math() -> None:
 
 def set_full_precision() -> None:
     """No TF32, no fp16 sums: on a GPU PyTorch's convolutions would use the one, its products of halves the other."""
-    products = torch.backends.cuda.matmul
-    products.allow_tf32 = products.allow_fp16_reduced_precision_reduction = False
-    products.allow_bf16_reduced_precision_reduction = torch.backends.cudnn.allow_tf32 = False
+    for backend, switch in PRECISION_SWITCHES:
+        setattr(backend, switch, False)

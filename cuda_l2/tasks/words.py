@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from cuda_l2.contract.expressions import evaluate
-from cuda_l2.records import Operation, Tensor
+from cuda_l2.records import SHORT_DTYPES, Accumulate, Gemm, Layout, Operation, Tensor
 from cuda_l2.tasks._base import definition
-from cuda_l2.tasks.kinds import file_kind
 from cuda_l2.tasks.tolerance import Bounds, bounds
 from cuda_l2.tasks.values import Domain, Values
 
@@ -24,10 +23,20 @@ _DOMAINS = {
 }
 
 
+def product_words(gemm: Gemm) -> str:
+    """The instruction for a matrix product."""
+    tn, fp32 = gemm.layout is Layout.TN, gemm.accumulate is Accumulate.FP32
+    b = "N x K row-major, that is column-major B (layout tn)" if tn else "K x N row-major (layout nn)"
+    sums = "fp32; sums in less precision fail" if fp32 else "fp16 or better"
+    return (
+        f"C = A B with M = {gemm.m}, N = {gemm.n}, K = {gemm.k}. A is M x K row-major, B is {b}, C is M x N row-major;"
+        f" all {SHORT_DTYPES[gemm.dtype]}. Products are summed in {sums}. {gemm.flops:,} floating-point operations,"
+        f" {gemm.bytes:,} bytes that must move. The kernel is timed for this shape alone and need serve no other."
+    )
+
+
 def tensor_lines(task: Operation) -> list[str]:
     """Each tensor's name, part, type, shape and values, a line each."""
-    if kind := file_kind(task.name):
-        return kind.tensor_lines(task)
     known = definition(task.name)
     lines = []
     for tensor in task.inputs:
@@ -41,8 +50,6 @@ def tensor_lines(task: Operation) -> list[str]:
 @cache
 def tolerance_words(task: Operation) -> str:
     """How far each output may be off, in figures for usual values."""
-    if kind := file_kind(task.name):
-        return kind.tolerance_words(task)
     known = definition(task.name)
     small = task.bytes <= SMALL_BYTES and task.flops <= SMALL_FLOPS
     shown = task if small else known.task(known.cpu, task.dtype)

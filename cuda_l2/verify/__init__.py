@@ -7,26 +7,14 @@ references never enter it.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 from cuda_l2.contract import ContractError
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import Verdict, VerdictStatus
-from cuda_l2.verify._base import CheckFailed, CheckOf, Session, all_checks
+from cuda_l2.verify._base import CheckFailed, CheckOf, Judged, Session, all_checks
 
-
-class _Session(Protocol):
-    """What a verdict takes from a session."""
-
-    rms_error: float
-    max_error: float
-    baseline_deviation: float
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-S = TypeVar("S", bound=_Session)
+S = TypeVar("S", bound=Judged)
 
 
 def verify(

@@ -35,16 +35,27 @@ class CheckFailed(Exception):
         self.status, self.reason, self.element = status, reason, element
 
 
-class Session(ABC):
-    """One candidate in its process, ready to be launched on cases. A context manager."""
+class Judged:
+    """One candidate in its process, and what checks find out about its errors. A context manager."""
+
+    rms_error: float = float("nan")
+    max_error: float = float("nan")
+    baseline_deviation: float = float("nan")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class Session(Judged, ABC):
+    """A candidate under the launch contract, ready to be launched on cases."""
 
     device = "cpu"
     task: Task
     build: Build
     cases: Cases
-    rms_error: float = float("nan")
-    max_error: float = float("nan")
-    baseline_deviation: float = float("nan")
 
     @abstractmethod
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
@@ -66,17 +77,11 @@ class Session(ABC):
             return False
         return True
 
-    def as_timed(self) -> None:  # noqa: B027 - see below
+    def as_timed(self) -> None:
         """From now on tensors lie where timed launches have them: a kernel must not behave there alone.
 
         On the CPU they always do.
         """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 class GpuSession(Session):

@@ -74,7 +74,7 @@ def failed(tool: Tool, at: Task, own: Task, finding: str) -> CheckFailed:
 def smaller(session: GpuSession) -> Task:
     """The session's task at its own sizes, or where they are large at smaller ones."""
     task = session.task
-    if isinstance(task, Gemm):
+    if task.product:
         return task if task.flops <= LARGE_FLOPS else _smaller_product(session, task)
     if task.bytes <= LARGE_BYTES and task.flops <= LARGE_FLOPS:
         return task

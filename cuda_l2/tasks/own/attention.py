@@ -79,11 +79,7 @@ TASKS = (
     Definition(
         "attention_grouped_query",
         _grouped,
-        {
-            "q": normal("batch sharing*heads length depth"),
-            "k": normal("batch heads length depth"),
-            "v": normal("batch heads length depth"),
-        },
+        {**_QKV, "q": normal("batch sharing*heads length depth")},
         {**_CPU, "sharing": 2},
         {**_GPU, "heads": 4, "sharing": 4},
         flops="4*batch*heads*sharing*length*length*depth",
@@ -92,11 +88,7 @@ TASKS = (
     Definition(
         "attention_cross",
         lambda q, k, v: _attend(q, k, v),
-        {
-            "q": normal("batch heads queries depth"),
-            "k": normal("batch heads length depth"),
-            "v": normal("batch heads length depth"),
-        },
+        {**_QKV, "q": normal("batch heads queries depth")},
         {**_CPU, "queries": 20},
         {**_GPU, "queries": 256},
         flops="4*batch*heads*queries*length*depth",

@@ -87,10 +87,7 @@ TASKS = (
     Definition(
         "kl_divergence",
         lambda x, y: F.kl_div(x, y, reduction="batchmean", log_target=True),
-        {
-            "x": Values("rows columns", Domain.LOG_PROBABILITIES),
-            "y": Values("rows columns", Domain.LOG_PROBABILITIES),
-        },
+        dict.fromkeys(_PAIR, Values("rows columns", Domain.LOG_PROBABILITIES)),
         **_PAIRS,
         flops="4*rows*columns",
     ),
@@ -111,11 +108,5 @@ TASKS = (
     Definition(
         "cosine_distance", lambda x, y: 1 - F.cosine_similarity(x, y, -1), _PAIR, **_PAIRS, flops="6*rows*columns"
     ),
-    Definition(
-        "contrastive",
-        _contrastive,
-        {"x": normal("rows columns"), "y": normal("rows columns")},
-        **_PAIRS,
-        flops="2*rows*rows*columns",
-    ),
+    Definition("contrastive", _contrastive, _PAIR, **_PAIRS, flops="2*rows*rows*columns"),
 )

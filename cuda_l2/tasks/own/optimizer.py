@@ -10,7 +10,9 @@ from cuda_l2.tasks.values import Domain, Values, normal
 _SIZES: Fields = {"cpu": {"count": 10000}, "gpu": {"count": 1 << 26}, "dtypes": ("float32",)}
 _STEP = {"parameter": normal("count"), "gradient": normal("count")}
 _MOMENTUM = {**_STEP, "momentum": normal("count")}
-_MOMENTS = {**_MOMENTUM, "variance": Values("count", Domain.POSITIVE)}
+_VARIANCE = {"variance": Values("count", Domain.POSITIVE)}
+_MOMENTS = {**_MOMENTUM, **_VARIANCE}
+_ADAM: Fields = {**_SIZES, "outputs": ("new", "new_momentum", "new_variance")}
 _LAYERS: Fields = {
     "cpu": {"small": 300, "middle": 2000, "large": 9000},
     "gpu": {"small": 4096, "middle": 1 << 20, "large": 1 << 25},
@@ -95,30 +97,12 @@ TASKS = (
         dtypes=("float32",),
     ),
     Definition("sgd_momentum", _sgd, _MOMENTUM, **_SIZES, outputs=("new", "new_momentum"), flops="6*count"),
-    Definition(
-        "adam", _adam(0.0), _MOMENTS, **_SIZES, outputs=("new", "new_momentum", "new_variance"), flops="14*count"
-    ),
-    Definition(
-        "adamw", _adam(0.1), _MOMENTS, **_SIZES, outputs=("new", "new_momentum", "new_variance"), flops="15*count"
-    ),
-    Definition("lamb", _lamb, _MOMENTS, **_SIZES, outputs=("new", "new_momentum", "new_variance"), flops="16*count"),
+    Definition("adam", _adam(0.0), _MOMENTS, **_ADAM, flops="14*count"),
+    Definition("adamw", _adam(0.1), _MOMENTS, **_ADAM, flops="15*count"),
+    Definition("lamb", _lamb, _MOMENTS, **_ADAM, flops="16*count"),
     Definition("lion", _lion, _MOMENTUM, **_SIZES, outputs=("new", "new_momentum"), flops="9*count"),
-    Definition(
-        "rmsprop",
-        _rmsprop,
-        {**_STEP, "variance": Values("count", Domain.POSITIVE)},
-        **_SIZES,
-        outputs=("new", "new_variance"),
-        flops="8*count",
-    ),
-    Definition(
-        "adagrad",
-        _adagrad,
-        {**_STEP, "variance": Values("count", Domain.POSITIVE)},
-        **_SIZES,
-        outputs=("new", "new_variance"),
-        flops="6*count",
-    ),
+    Definition("rmsprop", _rmsprop, {**_STEP, **_VARIANCE}, **_SIZES, outputs=("new", "new_variance"), flops="8*count"),
+    Definition("adagrad", _adagrad, {**_STEP, **_VARIANCE}, **_SIZES, outputs=("new", "new_variance"), flops="6*count"),
     Definition(
         "moving_average",
         lambda parameter, average: torch.lerp(average, parameter, 0.01),
