@@ -15,7 +15,7 @@ import torch
 from cuda_l2.contract import CpuContract
 from cuda_l2.contract.buffers import PRODUCTS
 from cuda_l2.machine.fills import GUARD_BYTE, POISONS, SCRATCH_BYTE
-from cuda_l2.machine.tensors import Tensors, stored, view
+from cuda_l2.machine.tensors import Tensors, rounded_up, stored, view
 from cuda_l2.records import Task, Tensor
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
@@ -70,14 +70,14 @@ class Arena(Closing):
         words = len(task.sizes) + sum(len(tensor.shape) for tensor in task.tensors) + len(task.tensors) + 1
         self._end, self._guards = 0, list[slice]()
         self._table = self._region(8 * words * self.slots)
-        self._strides = {tensor.name: _up(tensor.bytes + GAP_BYTES, LINE) for tensor in task.tensors}
+        self._strides = {tensor.name: rounded_up(tensor.bytes + GAP_BYTES, LINE) for tensor in task.tensors}
         self._regions = {name: self._region(self.slots * stride) for name, stride in self._strides.items()}
         self._workspace = self._region(self.workspace_bytes)
         self._guards.append(slice(self._end, self._end + GUARD_BYTES))
-        return _up(self._end + GUARD_BYTES, ALIGN)
+        return rounded_up(self._end + GUARD_BYTES, ALIGN)
 
     def _region(self, size: int) -> slice:
-        offset = _up(self._end + GUARD_BYTES, ALIGN)
+        offset = rounded_up(self._end + GUARD_BYTES, ALIGN)
         self._guards.append(slice(self._end, offset))
         self._end = offset + size
         return slice(offset, self._end)
@@ -144,7 +144,7 @@ class Arena(Closing):
         What lies behind is given back to the system: a page of it that is there afterwards was written to.
         """
         start = self.workspace_offset
-        os.ftruncate(self.fd, _up(start + used_bytes + GUARD_BYTES, ALIGN))
+        os.ftruncate(self.fd, rounded_up(start + used_bytes + GUARD_BYTES, ALIGN))
         os.ftruncate(self.fd, self.size)
         self._bytes[start : start + used_bytes] = SCRATCH_BYTE
         self._workspace_guard = slice(start + used_bytes, min(start + used_bytes + GUARD_BYTES, self._end))
@@ -194,8 +194,3 @@ class CandidateMemory:
         sizes = self.interface.bind(arena.task).values()
         places = [[arena.offset(name, slot) for name in names] for slot in slots]
         return arena.write_table([[*sizes, *offsets, arena.workspace_offset] for offsets in places])
-
-
-def _up(value: int, multiple: int) -> int:
-    """The next multiple from here."""
-    return -(-value // multiple) * multiple

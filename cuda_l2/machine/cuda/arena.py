@@ -5,7 +5,6 @@ The same memory is laid out anew for other sizes of the task.
 
 import enum
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from cuda_l2.machine.cuda import buffers
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.segments import Segment
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, SCRATCH_BYTE
-from cuda_l2.machine.tensors import Tensors, stored, view
+from cuda_l2.machine.tensors import Tensors, rounded_up, stored, view
 from cuda_l2.records import Task, Tensor
 from cuda_l2.system import scratch
 from cuda_l2.system.closing import Closing
@@ -59,10 +58,10 @@ class Sharing(enum.StrEnum):
                 first = task.inputs[0]
                 return math.lcm(tensor.bytes // first.shape[0], WINDOW_ALIGN) if tensor == first else 0
             case Sharing.PACKED:
-                return _up(tensor.bytes, WINDOW_ALIGN)
+                return rounded_up(tensor.bytes, WINDOW_ALIGN)
             case Sharing.SEPARATE if tensor in task.outputs:
                 return 0
-        return _up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
+        return rounded_up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
 
 
 class CudaArena(Closing):
@@ -194,7 +193,7 @@ class CudaArena(Closing):
         found, start = {}, number * self.record_stride
         for output in self.task.outputs:
             found[output.name] = view(self._whole("record")[start : start + output.bytes], output)
-            start += _up(output.bytes, TENSOR_ALIGN)
+            start += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
     def written(self, window: int = 0) -> list[list[Any]]:
@@ -206,7 +205,7 @@ class CudaArena(Closing):
         for output in self.task.outputs:
             place = self.place(output, window)
             found.append([place.buffer, place.offset, output.bytes, POISON_WORDS[output.dtype], at])
-            at += _up(output.bytes, TENSOR_ALIGN)
+            at += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
     def place(self, tensor: Tensor, window: int = 0) -> Place:
@@ -319,7 +318,7 @@ class CudaArena(Closing):
         """A slot's workspaces, each with its 32-bit words and the guard bytes behind them."""
         found, memory = [], self._whole("workspace")
         for start, workspace in self._workspaces[slot]:
-            end = start + _up(workspace.bytes, 4)
+            end = start + rounded_up(workspace.bytes, 4)
             found.append((workspace, memory[start:end].view(torch.int32), memory[end : end + GUARD_BYTES // 2]))
         return found
 
@@ -345,15 +344,12 @@ def given_file(task: Task, tensors: Tensors | None) -> Iterator[str]:
     if tensors is None:
         yield ""
         return
-    folder = scratch.make_folder()
-    try:
+    with scratch.folder() as folder:
         path = folder / "given"
         with path.open("wb") as file:
             for tensor in task.given:
                 file.write(stored(tensors[tensor.name].cpu(), tensor).numpy().tobytes())
         yield str(path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing) -> int:
@@ -365,7 +361,7 @@ def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing
 
 
 def _record_stride(task: Task) -> int:
-    return sum(_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
+    return sum(rounded_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
 
 
 def _records(stride: int) -> int:
@@ -374,7 +370,7 @@ def _records(stride: int) -> int:
 
 def _behind(start: int, workspace: WorkspacePlan) -> int:
     """Where what follows a workspace and its guard begins."""
-    return start + _up(workspace.bytes, WORKSPACE_ALIGN) + GUARD_BYTES
+    return start + rounded_up(workspace.bytes, WORKSPACE_ALIGN) + GUARD_BYTES
 
 
 def _held(memory: torch.Tensor, word: int) -> Segment:
@@ -385,8 +381,3 @@ def _held(memory: torch.Tensor, word: int) -> Segment:
 def _signed(word: int) -> int:
     """A 32-bit word as an int32 has it."""
     return word - (1 << 32) if word >> 31 else word
-
-
-def _up(value: int, multiple: int) -> int:
-    """The next multiple from here."""
-    return -(-value // multiple) * multiple

@@ -199,10 +199,9 @@ def compiled_helpers(arch: str) -> Path:
         code = Program(text, "c++", ProgramOptions(arch=arch, std="c++17")).compile("cubin").code
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            folder = scratch.make_folder()
-            (folder / "helpers.cubin").write_bytes(bytes(code))
-            (folder / "helpers.cubin").rename(target)
-            folder.rmdir()
+            with scratch.folder() as folder:
+                (folder / "helpers.cubin").write_bytes(bytes(code))
+                (folder / "helpers.cubin").rename(target)
         except OSError as error:
             raise scratch.unwritable(error) from None
     return target
