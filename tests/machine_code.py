@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cuda_l2 import contract
 from cuda_l2.build import cubin
-from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
+from cuda_l2.build.cuda_compiler import compile_source, toolchain
 from cuda_l2.library.table import Row, read_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
@@ -62,7 +62,7 @@ def kernels(rows: Iterable[Row]) -> Iterator[tuple[Row, str, str]]:
 
 def machine_code(source: str) -> str:
     """Hash, 16 hex digits, of all that the GPU executes of a source."""
-    compiled = compile_source(contract.code(source), TARGET.arch, toolchain(Compiler.NVRTC), with_cutlass=False)
+    compiled = compile_source(contract.code(source), TARGET.arch, toolchain(), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.reason
     words = hashlib.sha256()
     for kernel, facts in _functions(compiled.cubin, compiled.log):
@@ -106,7 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="record the kernels' new ids where the code is the same")
     arguments = parser.parse_args()
-    version = toolchain(Compiler.NVRTC).version
+    version = toolchain().version
     if version != NVRTC:
         sys.exit(f"NVRTC {version} is installed; the machine code was recorded with {NVRTC}")
     table = read_table(TABLE)

@@ -19,7 +19,7 @@ from linear import require_linear
 
 from cuda_l2.build import cubin, cuda_compiler, cuda_rules
 from cuda_l2.build import cuda as cuda_build
-from cuda_l2.build.cuda import Compiler, build_all
+from cuda_l2.build.cuda import build_all
 from cuda_l2.contract import kernel_id
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate
@@ -43,8 +43,8 @@ def source(body: str, arch: str = "sm_80", args: str = "a b c m n k", extra: str
     return f'/* cuda-l2\ntarget = "cuda"\narch = "{arch}"\n{launch}\n*/\n#include <cuda_fp16.h>\n{body}\n'
 
 
-def build(text: str, arch: str = "sm_90a", compiler: Compiler = Compiler.NVRTC) -> Build:
-    return build_all([Candidate(text)], target(arch), compiler)[0]
+def build(text: str, arch: str = "sm_90a") -> Build:
+    return build_all([Candidate(text)], target(arch))[0]
 
 
 def statement(text: str) -> str:
@@ -214,20 +214,6 @@ def test_check_compiles_for_an_architecture_without_a_gpu(tmp_path: Path) -> Non
     assert done.returncode == 2 and "no architecture" in done.stderr
 
 
-def test_nvcc_builds_the_same_kernels() -> None:
-    try:
-        cuda_compiler.toolchain(Compiler.NVCC)
-    except UserError as error:
-        pytest.skip(str(error))
-    for text in (mma("f32"), source(WGMMA.replace("BETWEEN", ""), "sm_90a", "a c")):
-        ours, theirs = build(text), build(text, compiler=Compiler.NVCC)
-        assert theirs.status is BuildStatus.BUILT, theirs.reason + theirs.log
-        assert theirs.compiler.startswith("nvcc 1") and ours.artifact != theirs.artifact
-        assert theirs.kernels[0].tensor_instructions == ours.kernels[0].tensor_instructions
-    assert build(statement("long long t = clock64(); c[0] = t;"), compiler=Compiler.NVCC).status is BuildStatus.REFUSED
-    assert build(statement("c[0] = nothing;"), compiler=Compiler.NVCC).status is BuildStatus.FAILED
-
-
 @pytest.mark.corpus(4)
 @pytest.mark.parametrize("header", sorted(cuda_rules.HEADERS - {"mma.h"}))
 def test_every_allowed_header_compiles(header: str) -> None:
@@ -236,7 +222,7 @@ def test_every_allowed_header_compiles(header: str) -> None:
 
 
 def test_wmma_compiles() -> None:
-    if not any((folder / "crt" / "mma.h").exists() for folder in cuda_compiler.toolchain(Compiler.NVRTC).headers):
+    if not any((folder / "crt" / "mma.h").exists() for folder in cuda_compiler.toolchain().headers):
         pytest.skip("nvidia-cuda-crt, which holds crt/mma.h, is not installed")
     body = "{ nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, half> f; c[0] = f.x[0]; }"
     assert build(source(f"#include <mma.h>\n{KERNEL} {body}")).status is BuildStatus.BUILT
@@ -482,7 +468,7 @@ def test_the_sandbox_keeps_files_from_a_source_that_no_rule_read(tmp_path: Path)
     if sandbox.kind() is sandbox.Kind.LIMITS:
         pytest.skip("no sandbox works here")
     (tmp_path / "secret").write_text("hidden treasure\n")
-    tools = cuda_compiler.toolchain(Compiler.NVRTC)
+    tools = cuda_compiler.toolchain()
     result = cuda_compiler.compile_source(f'#include "{tmp_path}/secret"', "sm_90a", tools, with_cutlass=False)
     assert result.status is BuildStatus.FAILED and "treasure" not in result.log and "cannot open" in result.log
 
@@ -658,14 +644,12 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UserError, match="nvidia-cuda-nvdisasm"):
-        cuda_compiler.toolchain.__wrapped__(Compiler.NVRTC)
-    with pytest.raises(UserError, match="nvcc was not found"):
-        cuda_compiler.toolchain.__wrapped__(Compiler.NVCC)
+        cuda_compiler.toolchain.__wrapped__()
 
 
 def test_an_unwritable_cache_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cuda_compiler.toolchain(Compiler.NVRTC)
+    cuda_compiler.toolchain()
     monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(UserError, match="CUDA_L2_CACHE"):
         build(source(SIMPLE + "// nowhere"))

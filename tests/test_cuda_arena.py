@@ -56,12 +56,12 @@ def test_windows_have_inputs_of_their_own_and_one_output(arena: CudaArena) -> No
         arena.tensor(x, window).fill_(window)
         arena.tensor(gain, window).fill_(window + 10)
     assert [float(arena.tensor(x, window).sum()) for window in range(3)] == [0, 120, 240]
-    assert arena.damage(plan) == OUTSIDE  # workspaces have no guards yet
-    arena.fill_workspaces(plan, persistent=True)
-    assert arena.damage(plan) == ""
+    assert arena.damage() == OUTSIDE  # workspaces have no guards yet
+    arena.fill_workspaces(persistent=True)
+    assert arena.damage() == ""
     gap = arena.tensor(x, 0).numel() * 4 + arena.places(plan, 0)["x"].offset
-    arena.buffers[buffer_name(x)].tensor(gap, (1,), torch.uint8).fill_(0)
-    assert arena.damage(plan) == OUTSIDE
+    arena.buffers[buffer_name(x)].bytes[gap].fill_(0)
+    assert arena.damage() == OUTSIDE
     assert out.bytes == 480
 
 
@@ -81,7 +81,7 @@ def test_snug_tensors_end_where_their_mapping_ends(arena: CudaArena) -> None:
         whole = arena.buffers[buffer_name(tensor)].size
         place = arena.places(plan_cuda(RMS_NORM, TASK, 132))[tensor.name]
         assert 0 <= whole - (place.offset + tensor.bytes) < 16
-        before = arena.buffers[place.buffer].tensor(place.offset - GUARD_BYTES, (GUARD_BYTES,), torch.uint8)
+        before = arena.buffers[place.buffer].bytes[place.offset - GUARD_BYTES : place.offset]
         assert (before == GUARD_BYTE).all()
 
 

@@ -169,7 +169,7 @@ ENTER = (
 def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, rig, before, after) -> None:
     gemm = Gemm(32, 24, 16)
     with Evaluator(gemm, rig) as evaluator:
-        offset, table = evaluator._bench._arena.offsets(0)[0], evaluator._bench._arena._table.offset
+        offset, table = evaluator._bench._arena.offsets(0)[0], evaluator._bench._arena._table.start
         code = TAKEN_OVER.replace("BEFORE", before).replace("AFTER", after)
         enter = ENTER.replace("{a_offset}", str(offset)).replace("{table}", str(table))
         candidate = Candidate('/* cuda-l2\ntarget = "cpu"\n*/' + before + after)
@@ -182,7 +182,7 @@ def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, ri
 def test_guards_and_gaps_see_single_bytes(arena) -> None:
     assert arena.guards_intact()
     for region in [*arena._guards, arena._workspace_guard]:
-        for at in (region.offset, region.offset + region.size - 1):
+        for at in (region.start, region.stop - 1):
             arena._bytes[at] ^= 1
             assert not arena.guards_intact()
             arena._bytes[at] ^= 1
@@ -195,8 +195,8 @@ def test_every_byte_of_the_arena_outside_regions_is_guarded(arena) -> None:
     covered = np.zeros(arena.size, dtype=bool)
     regions = [arena._table, *arena._regions.values(), arena._workspace, *arena._guards]
     for region in regions:
-        covered[region.offset : region.offset + region.size] = True
-    assert covered[: arena._workspace.offset + arena._workspace.size + 4096].all()
+        covered[region] = True
+    assert covered[: arena._workspace.stop + 4096].all()
 
 
 def test_a_killed_parent_leaves_no_stopped_process_behind(tmp_path) -> None:

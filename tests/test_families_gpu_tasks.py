@@ -13,7 +13,7 @@ from cuda_on_cpu import Compiled
 
 from cuda_l2 import contract, tasks
 from cuda_l2.build.cuda import build_all
-from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
+from cuda_l2.build.cuda_compiler import compile_source, toolchain
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.evaluator import Evaluator
@@ -124,7 +124,7 @@ def test_every_value_of_every_choice_is_valid_somewhere() -> None:
 @pytest.mark.corpus(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
-    compiled = compile_source(inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
+    compiled = compile_source(inlined(family.source), "sm_80", toolchain(), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.log
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cuda_l2.build.cuda import build_all
-from cuda_l2.build.cuda_compiler import Compiler, toolchain
+from cuda_l2.build.cuda_compiler import toolchain
 from cuda_l2.contract import ContractError, code, evaluate, kernel_id, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
@@ -223,7 +223,7 @@ def test_random_schedules_are_correct(gpu, shape) -> None:
 
 def test_machine_code_of_the_tables_kernels_is_as_recorded() -> None:
     """A kernel of each family and kind of sum; machine_code.py compares all of them."""
-    if toolchain(Compiler.NVRTC).version != machine_code.NVRTC:
+    if toolchain().version != machine_code.NVRTC:
         pytest.skip(f"the machine code was recorded with NVRTC {machine_code.NVRTC}")
     table = read_table(machine_code.TABLE)
     rows = {(str(row.gemm), row.edge): row for row in table}

@@ -7,7 +7,6 @@ starts them shares nothing with them but that pipe: Python's threads would share
 import json
 import math
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, replace
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, Candidate, from_json
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.line_process import LineProcess
 
 CORES_A_SERVER = 2
 AT_ONCE = 4
@@ -35,7 +35,7 @@ class BuildServers:
         self._count = max(1, target.cores // CORES_A_SERVER)
         self._pool = ThreadPoolExecutor(self._count)
         self._local, self._lock = threading.local(), threading.Lock()
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[LineProcess] = []
         self._under_way: dict[str, Future[dict[str, Build]]] = {}
         """By source: the batch that it is built in."""
 
@@ -55,37 +55,19 @@ class BuildServers:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
-            process.kill()
-            process.wait()
+            process.close()
 
     def _send(self, sources: Sequence[str]) -> dict[str, Build]:
-        process = self._process()
-        assert process.stdin and process.stdout
-        message = {"target": asdict(self._target), "sources": sources}
-        try:
-            process.stdin.write(json.dumps(message) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except (BrokenPipeError, ValueError):
-            line = ""
-        if not line:
+        if not hasattr(self._local, "process"):
+            self._local.process = LineProcess("cuda_l2.build.build_server")
+            self._processes.append(self._local.process)
+        answer = self._local.process.ask({"target": asdict(self._target), "sources": sources})
+        if not answer:
             del self._local.process  # the next batch gets a new one
             raise UserError("a build process ended before its answer; run the command again")
-        answer = json.loads(line)
         if "error" in answer:
             raise UserError(answer["error"])
         return {source: from_json(Build, text) for source, text in zip(sources, answer["builds"], strict=True)}
-
-    def _process(self) -> "subprocess.Popen[str]":
-        """This thread's process."""
-        if not hasattr(self._local, "process"):
-            command = [sys.executable, "-P", "-m", "cuda_l2.build.build_server"]
-            self._local.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-            )
-            self._processes.append(self._local.process)
-        process: subprocess.Popen[str] = self._local.process
-        return process
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import resource
 import select
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,12 +88,6 @@ def in_child(connection: socket.socket, limits: dict[int, int], work: Callable[[
 
 def _compile(job: dict[str, Any]) -> int:
     os.chdir(str(job["folder"]))
-    command = job.get("command")
-    if isinstance(command, list):  # nvcc
-        with Path(LOG).open("wb") as log:
-            environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "TMPDIR": str(Path.cwd()), "LC_ALL": "C"}
-            done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False)
-        return done.returncode
     try:
         cubin, ptx, log_text = _nvrtc(Path(SOURCE).read_text(), job["options"])
     except Exception as error:  # noqa: BLE001 - the compiler's own error among others, with its log as text

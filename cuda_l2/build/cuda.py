@@ -6,7 +6,7 @@ The contract is no part of what is compiled: one kernel under several contracts 
 """
 
 import concurrent.futures
-import shutil
+import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,11 @@ from pathlib import Path
 
 from cuda_l2 import contract
 from cuda_l2.build import cache, compile_server, cubin, cuda_rules, lexing, sass, unpaired
-from cuda_l2.build.cuda_compiler import Compiled, Compiler, Toolchain, compile_source, cutlass, toolchain
+from cuda_l2.build.cuda_compiler import Compiled, Toolchain, compile_source, cutlass, toolchain
 from cuda_l2.contract import CudaContract
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.records import Build, BuildStatus, Candidate
+from cuda_l2.records import Build, BuildStatus, Candidate, KernelFacts
 from cuda_l2.system import sandbox, scratch
-
-__all__ = ["Compiler", "build_all"]
 
 ARTIFACT = "kernel.cubin"
 GROUP = 16
@@ -29,30 +27,34 @@ MAX_LOG = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
-    """One candidate on its way: finished, or compiled and still to be judged by its machine code."""
+class _Compiled:
+    """A candidate that is compiled, and still to be judged by its machine code."""
 
     candidate: Candidate
     entry: Path
-    build: Build | None = None
-    contract: CudaContract | None = None
-    compiled: Compiled = Compiled(BuildStatus.FAILED, "not compiled")
-    machine_code: cubin.Cubin | None = None
+    contract: CudaContract
+    compiled: Compiled
+    machine_code: cubin.Cubin
 
 
-def build_all(candidates: Sequence[Candidate], target: CudaTarget, compiler: Compiler = Compiler.NVRTC) -> list[Build]:
+def build_all(candidates: Sequence[Candidate], target: CudaTarget) -> list[Build]:
     """Build several candidates, as many at once as the target has cores; order is kept."""
-    tools = toolchain(compiler)
+    tools = toolchain()
     entries = [_entry(candidate.source, target, tools) for candidate in candidates]
     distinct = dict(zip(entries, candidates, strict=True))
+    builds: dict[Path, Build] = {}
+    waiting: list[_Compiled] = []
     try:
         with concurrent.futures.ThreadPoolExecutor(max_workers=max(1, target.cores)) as pool:
-            attempts = list(pool.map(lambda item: _compile(item[1], item[0], target, tools), distinct.items()))
-            builds = {attempt.entry: attempt.build for attempt in attempts if attempt.build}
-            waiting = [attempt for attempt in attempts if not attempt.build]
+            attempts = pool.map(lambda entry: _compile(distinct[entry], entry, target, tools), distinct)
+            for entry, attempt in zip(distinct, attempts, strict=True):
+                if isinstance(attempt, Build):
+                    builds[entry] = attempt
+                else:
+                    waiting.append(attempt)
             groups = [waiting[i : i + GROUP] for i in range(0, len(waiting), GROUP)]
-            for group, judged in zip(groups, pool.map(lambda g: _judge(g, target, tools), groups), strict=True):
-                builds |= {attempt.entry: build for attempt, build in zip(group, judged, strict=True)}
+            for judged in pool.map(lambda group: _judge(group, target, tools), groups):
+                builds |= judged
     except OSError as error:
         raise scratch.unwritable(error) from None
     return [
@@ -74,29 +76,28 @@ def _with_cutlass(text: str) -> bool:
     return any(name.startswith(cuda_rules.CUTLASS_FOLDERS) for name in cuda_rules.includes(text))
 
 
-def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolchain) -> _Attempt:
+def _compile(candidate: Candidate, entry: Path, target: CudaTarget, tools: Toolchain) -> Build | _Compiled:
     """Everything up to the compiler and what its words and PTX tell."""
     found = cache.find(entry)
     if found:
-        return _Attempt(candidate, entry, found)
-    attempt = _Attempt(candidate, entry)
+        return found
+    finish = functools.partial(_finish, candidate, entry, tools)
     reason = cuda_rules.refuse_text(candidate.source)
     if reason:
-        return _finished(attempt, tools, BuildStatus.REFUSED, reason)
+        return finish(BuildStatus.REFUSED, reason)
     try:
         terms = contract.parse_cuda(candidate.source)
     except contract.ContractError as error:
-        return _finished(attempt, tools, BuildStatus.REFUSED, str(error))
+        return finish(BuildStatus.REFUSED, str(error))
     if not target.runs(terms.arch):
-        return _finished(attempt, tools, BuildStatus.REFUSED, f"needs {terms.arch}; the target is {target.arch}")
+        return finish(BuildStatus.REFUSED, f"needs {terms.arch}; the target is {target.arch}")
     compiled = _compile_once(candidate.source, target, tools)
-    attempt = replace(attempt, contract=terms, compiled=compiled)
     if compiled.status is not BuildStatus.BUILT:
-        return _finished(attempt, tools, compiled.status, compiled.reason)
+        return finish(compiled.status, compiled.reason, compiled)
     try:
-        return replace(attempt, machine_code=cubin.read(compiled.cubin))
+        return _Compiled(candidate, entry, terms, compiled, cubin.read(compiled.cubin))
     except cubin.CubinError as error:
-        return _finished(attempt, tools, BuildStatus.FAILED, str(error))
+        return finish(BuildStatus.FAILED, str(error), compiled)
 
 
 def _compile_once(source: str, target: CudaTarget, tools: Toolchain) -> Compiled:
@@ -133,43 +134,42 @@ def _judge_ptx(compiled: Compiled) -> Compiled:
     return replace(compiled, status=BuildStatus.REFUSED, reason=reason) if reason else compiled
 
 
-def _judge(group: Sequence[_Attempt], target: CudaTarget, tools: Toolchain) -> list[Build]:
+def _judge(group: Sequence[_Compiled], target: CudaTarget, tools: Toolchain) -> dict[Path, Build]:
     """The machine code of several candidates, read at once; alone where one of them cannot be read."""
-    kernels = [kernel for attempt in group if attempt.machine_code for kernel in attempt.machine_code.kernels]
+    words = (word for each in group for kernel in each.machine_code.kernels for word in kernel.words)
     try:
-        texts = sass.disassemble((word for kernel in kernels for word in kernel.words), target.arch, tools.nvdisasm)
+        texts = sass.disassemble(words, target.arch, tools.nvdisasm)
     except sass.SassError as error:
         if len(group) > 1:
-            return [build for attempt in group for build in _judge([attempt], target, tools)]
-        return [_finish(group[0], tools, BuildStatus.FAILED, str(error))]
-    builds = []
-    for attempt in group:
-        assert attempt.machine_code is not None and attempt.contract is not None
-        reason = cubin.refuse(attempt.machine_code, texts, attempt.contract, target.capability[0])
-        if reason:
-            builds.append(_finish(attempt, tools, BuildStatus.REFUSED, reason))
-        else:
-            builds.append(_finish(attempt, tools, BuildStatus.BUILT, "", texts))
+            return {entry: build for each in group for entry, build in _judge([each], target, tools).items()}
+        (each,) = group
+        return {each.entry: _finish(each.candidate, each.entry, tools, BuildStatus.FAILED, str(error), each.compiled)}
+    builds = {}
+    for each in group:
+        reason = cubin.refuse(each.machine_code, texts, each.contract, target.capability[0])
+        status = BuildStatus.REFUSED if reason else BuildStatus.BUILT
+        kernels = () if reason else cubin.facts(each.machine_code, texts, each.compiled.log)
+        builds[each.entry] = _finish(each.candidate, each.entry, tools, status, reason, each.compiled, kernels)
     return builds
 
 
-def _finished(attempt: _Attempt, tools: Toolchain, status: BuildStatus, reason: str) -> _Attempt:
-    return replace(attempt, build=_finish(attempt, tools, status, reason))
-
-
 def _finish(
-    attempt: _Attempt, tools: Toolchain, status: BuildStatus, reason: str, texts: dict[bytes, str] | None = None
+    candidate: Candidate,
+    entry: Path,
+    tools: Toolchain,
+    status: BuildStatus,
+    reason: str,
+    compiled: Compiled = Compiled(BuildStatus.FAILED, "not compiled"),
+    kernels: tuple[KernelFacts, ...] = (),
 ) -> Build:
     """The candidate's record, published unless the machine may be the cause of a failure."""
-    compiled = attempt.compiled
     built = status is BuildStatus.BUILT
-    kernels = cubin.facts(attempt.machine_code, texts, compiled.log) if attempt.machine_code and texts else ()
     build = Build(
-        candidate_id=attempt.candidate.id,
+        candidate_id=candidate.id,
         status=status,
         reason=reason,
         log=compiled.log[-MAX_LOG:],
-        artifact=str(attempt.entry / ARTIFACT) if built else "",
+        artifact=str(entry / ARTIFACT) if built else "",
         compiler=str(tools),
         sandbox=str(sandbox.kind()),
         seconds=compiled.seconds,
@@ -177,16 +177,13 @@ def _finish(
         warnings=cubin.warnings(compiled.log),
     )
     if compiled.repeatable:
-        _publish(attempt.entry, build, attempt.candidate.source, compiled.cubin if built else b"")
+        _publish(entry, build, candidate.source, compiled.cubin if built else b"")
     return build
 
 
 def _publish(entry: Path, build: Build, source: str, kernel: bytes) -> None:
-    work = scratch.make_folder()
-    try:
+    with scratch.folder() as work:
         (work / compile_server.SOURCE).write_text(source, errors="replace")
         if kernel:
             (work / ARTIFACT).write_bytes(kernel)
         cache.publish(work, entry, build)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

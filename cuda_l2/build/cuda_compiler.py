@@ -1,4 +1,4 @@
-"""NVRTC, or nvcc, on one CUDA source at a time: finds them and their headers, runs them through the compile server.
+"""NVRTC on one CUDA source at a time: finds it and its headers, runs it through the compile server.
 
 A server is one sandboxed process that has NVRTC loaded (compile_server.py), so that a small kernel costs its compile
 time and no start of Python. It compiles one source at a time; as many servers run as sources are compiled at once, and
@@ -9,7 +9,6 @@ this process.
 import atexit
 import concurrent.futures
 import contextlib
-import enum
 import errno
 import functools
 import importlib.util
@@ -44,24 +43,17 @@ NVRTC_HEADERS = Path(__file__).with_name("nvrtc_headers")
 INSTALL = "pip install 'cuda-l2[cuda]', or set CUDA_HOME to a CUDA toolkit of version 13"
 
 
-class Compiler(enum.StrEnum):
-    NVRTC = "nvrtc"
-    NVCC = "nvcc"
-
-
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """What compiles, and where its headers lie."""
 
-    compiler: Compiler
-    version: str  # as in 13.0.88
-    nvcc: Path | None
+    version: str  # NVRTC's, as in 13.0.88
     nvdisasm: Path
     headers: tuple[Path, ...]
     identity: str  # changes with any of them
 
     def __str__(self) -> str:
-        return f"{self.compiler} {self.version}"
+        return f"nvrtc {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +70,23 @@ class Compiled:
 
 
 @functools.cache
-def toolchain(compiler: Compiler) -> Toolchain:
+def toolchain() -> Toolchain:
     """What is installed here, or a UserError that says how to get it."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
         raise UserError(f"cuda-core is not installed: {INSTALL}")
-    nvcc: Path | None = None
-    headers: tuple[Path, ...] = ()
-    if compiler is Compiler.NVCC:  # which knows its own headers
-        nvcc = _utility("nvcc")
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-        flags = json.dumps(_nvcc_command(nvcc, "", []))
-    else:
-        headers = (NVRTC_HEADERS, *_toolkit_headers())
-        flags = json.dumps(_nvrtc_options("", list(headers)))
-        with _server() as server:
-            said = server.compiler
+    headers = (NVRTC_HEADERS, *_toolkit_headers())
+    flags = json.dumps(_nvrtc_options("", list(headers)))
+    with _server() as server:
+        said = server.compiler
     version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
-    nvdisasm = _utility("nvdisasm")
+    nvdisasm = _nvdisasm()
     marks = [nvdisasm, *sorted(NVRTC_HEADERS.iterdir())]
     marks += [folder / "cuda.h" for folder in headers if (folder / "cuda.h").exists()]
     return Toolchain(
-        compiler=compiler,
         version=version.group(1) if version else "unknown",
-        nvcc=nvcc,
         nvdisasm=nvdisasm,
         headers=headers,
-        identity="\n".join([compiler, said, flags, *map(_stamp, marks)]),
+        identity="\n".join(["nvrtc", said, flags, *map(_stamp, marks)]),
     )
 
 
@@ -138,14 +121,20 @@ def _headers(library: str) -> Path:
     return Path(found)
 
 
-def _utility(name: str) -> Path:
+def _nvdisasm() -> Path:
+    found = _utility("nvdisasm")
+    if not found:
+        raise UserError(
+            "nvdisasm was not found: install a CUDA toolkit of version 13 (or pip install nvidia-cuda-nvdisasm)"
+        )
+    return found
+
+
+def _utility(name: str) -> Path | None:
     from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415
 
     found = find_nvidia_binary_utility(name) or shutil.which(name)
-    if not found:
-        package = " (or pip install nvidia-cuda-nvdisasm)" if name == "nvdisasm" else ""
-        raise UserError(f"{name} was not found: install a CUDA toolkit of version 13{package}")
-    return Path(found).resolve()
+    return Path(found).resolve() if found else None
 
 
 def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bool) -> Compiled:
@@ -160,10 +149,7 @@ def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bo
     timeout_s = CUTLASS_TIMEOUT_S if with_cutlass else TIMEOUT_S
     memory_bytes = CUTLASS_MEMORY_BYTES if with_cutlass else MEMORY_BYTES
     job: dict[str, Any] = {"memory": memory_bytes, "cpu_s": int(2 * timeout_s), "file": FILE_BYTES, "core": 0}
-    if tools.nvcc:
-        job["command"] = _nvcc_command(tools.nvcc, arch, headers)
-    else:
-        job["options"] = _nvrtc_options(arch, headers)
+    job["options"] = _nvrtc_options(arch, headers)
     for _ in range(2):
         try:
             with _server() as server:
@@ -182,13 +168,6 @@ def _nvrtc_options(arch: str, headers: list[Path]) -> dict[str, object]:
         "include_path": [str(path) for path in headers],
         "ptxas_options": ["-v"],
     }
-
-
-def _nvcc_command(nvcc: Path, arch: str, headers: list[Path]) -> list[str]:
-    code = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
-    includes = [f"-I{path}" for path in headers]
-    keep = ["--keep", "--keep-dir", "."]  # the PTX
-    return [str(nvcc), "-cubin", "-std=c++17", "-DNDEBUG", "-Xptxas=-v", code, *includes, *keep, SOURCE, "-o", CUBIN]
 
 
 class ServerEnded(Exception):
@@ -286,8 +265,7 @@ def _make_folder() -> Path:
 def _result(folder: Path, status: int, seconds: float) -> Compiled:
     log = (sandbox.read_left(folder / LOG, MAX_LOG_BYTES) or b"").decode(errors="replace")
     if status == 0:
-        ptx = next(iter(sorted(folder.glob("*.ptx"))), folder / PTX)
-        cubin, text = (sandbox.read_left(path, FILE_BYTES) or b"" for path in (folder / CUBIN, ptx))
+        cubin, text = (sandbox.read_left(folder / name, FILE_BYTES) or b"" for name in (CUBIN, PTX))
         if cubin and text and len(log) < MAX_LOG_BYTES:
             return Compiled(BuildStatus.BUILT, "", log, cubin, text.decode(errors="replace"), seconds=seconds)
         return Compiled(BuildStatus.FAILED, "the compiler wrote nothing, or too much", log, seconds=seconds)
@@ -362,18 +340,15 @@ def _nvrtc() -> Path:
 
 @functools.cache
 def _readable() -> list[Path]:
-    """What a server must read beside the system's folders: Python, its packages, NVRTC, headers, nvcc's toolkit."""
-    from cuda.pathfinder import find_nvidia_binary_utility  # noqa: PLC0415
-
+    """What a server must read beside the system's folders: Python, its packages, NVRTC, headers, a toolkit."""
     folders = [Path(sys.prefix), Path(sys.base_prefix), Path(compile_server.__file__).parent, _nvrtc().parent]
     folders += [Path(path).resolve() for path in sys.path if path.endswith("-packages")]
-    with contextlib.suppress(UserError):  # nvcc knows its own
+    with contextlib.suppress(UserError):  # said where the toolchain is asked for
         folders += _toolkit_headers()
     found = cutlass()
     folders += [found[0]] if found else []
-    nvcc = find_nvidia_binary_utility("nvcc") or shutil.which("nvcc")
-    if nvcc:
-        folders.append(Path(nvcc).resolve().parent.parent)
+    if nvcc := _utility("nvcc"):
+        folders.append(nvcc.parent.parent)
     folders += [path.resolve() for path in folders]
     system = (Path("/"), Path("/usr"))
     return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]

@@ -38,7 +38,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_HEADER = re.compile(r"\s*<(\w+(?:/\w+)*(?:\.\w+)?)>\s*")
 _PRAGMA = re.compile(r"\s*(unroll|nounroll|once|(nv_)?diag_\w+|nv_diagnostic|nv_exec_check_disable)\b")
 _PRAGMA_OPERATOR = re.compile(r'\b_Pragma\b\s*(?:\(\s*"((?:\\[^\n]|[^"\\\n])*)"\s*\))?')
 _ESCAPE = re.compile(r"\\([ntrvf])")
@@ -95,27 +94,16 @@ def refuse_text(source: str) -> str:
         return "outside comments and strings the source must be ASCII"
     if "%:" in text:
         return "digraphs are not allowed"
-    for directive, rest in lexing.directives(lexing.blank(joined, lexing.CPP_TOKEN, strings=False)):
-        if directive == "include":
-            header = _HEADER.fullmatch(rest)
-            if not header or not _allowed(header.group(1)):
-                folders = ", ".join(f"{folder}*" for folder in HEADER_FOLDERS)
-                known = ", ".join(sorted(HEADERS))
-                return f"#include{rest.rstrip()[:200]} is not allowed; the headers are {known}, {folders}"
-        elif directive == "pragma" and not _PRAGMA.match(rest):
-            return f"#pragma{rest.rstrip()[:200]} is not allowed"
-        elif directive not in lexing.DIRECTIVES:
-            return f"#{directive or rest.strip()[:200]} is not allowed"
-    for match in _PRAGMA_OPERATOR.finditer(lexing.blank(joined, lexing.CPP_TOKEN, strings=False)):
+    commentless = lexing.blank(joined, lexing.CPP_TOKEN, strings=False)
+    reason = lexing.refuse_directives(commentless, HEADERS, HEADER_FOLDERS, _PRAGMA)
+    if reason:
+        return reason
+    for match in _PRAGMA_OPERATOR.finditer(commentless):
         if match.group(1) is None or not _PRAGMA.match(match.group(1)):
             return "_Pragma is allowed with a plain string only, and for what #pragma may say"
     if re.search(r"\b__managed__\b", text):
         return "__managed__ variables are not allowed: a kernel may keep nothing from one launch to the next"
     return lexing.refuse_probes(text) or _refuse_literals(joined)
-
-
-def _allowed(header: str) -> bool:
-    return header in HEADERS or header.startswith(HEADER_FOLDERS)
 
 
 def _refuse_literals(joined: str) -> str:

@@ -24,7 +24,7 @@ _MULTIPLY = re.compile(r"wgmma\.mma_async\b")
 _COMMIT = re.compile(r"wgmma\.commit_group\b")
 _WAIT = re.compile(r"wgmma\.wait_group\.sync\.aligned\s+(%\d+|\d+)\s*;")
 _OPERAND = re.compile(r'"(l|n)"\s*\(')
-_SIDE_EFFECT = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")
+SIDE_EFFECT = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")
 
 
 def calls(source: str, assembly: list[tuple[int, int]], closing: dict[int, int]) -> list[tuple[int, str]]:
@@ -40,7 +40,7 @@ def calls(source: str, assembly: list[tuple[int, int]], closing: dict[int, int])
         template = next(iter(lexing.literals(inner)), "")
         if len(_MULTIPLY.findall(template)) == 1:
             descriptors = _operands(source, opens, closing, "l")
-            if not descriptors or any(_SIDE_EFFECT.search(each) for each in descriptors):
+            if not descriptors or any(SIDE_EFFECT.search(each) for each in descriptors):
                 return []
             found.append((begin, f"cuda_l2_issued({descriptors[0]}, {descriptors[-1]});"))
             kinds.add("multiply")

@@ -5,12 +5,14 @@ strings, quotes that no line closes) is refused rather than understood.
 """
 
 import re
+from collections.abc import Collection
 
 MAX_SOURCE_BYTES = 1 << 18
 _CONTROL = re.compile(r"[^\n\t -~\u00a0-\ud7ff\ue000-\U0010ffff]")
 _TRIGRAPH = re.compile(r"\?\?[=/'()!<>-]")
 _RAW_STRING = re.compile(r'\b(?:u8|u|U|L)?R"')
 _PROBES = re.compile(r"\b(__has_include|__has_include_next|__has_embed)\b")
+_HEADER = re.compile(r"\s*<(\w+(?:/\w+)*(?:\.\w+)?)>\s*")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)(.*)$", re.MULTILINE)
 DIRECTIVES = frozenset(
     {"include", "define", "undef", "if", "ifdef", "ifndef", "elif", "elifdef", "elifndef", "else", "endif", "pragma"}
@@ -57,6 +59,24 @@ def blank(text: str, token: re.Pattern[str] = C_TOKEN, strings: bool = True) -> 
 def directives(text: str) -> list[tuple[str, str]]:
     """Name and rest of every preprocessor directive in a text whose comments are blanked."""
     return [(match.group(1), match.group(2)) for match in _DIRECTIVE.finditer(text)]
+
+
+def refuse_directives(text: str, headers: Collection[str], folders: tuple[str, ...], pragmas: re.Pattern[str]) -> str:
+    """Why a text whose comments are blanked is refused: a header, a pragma or a directive that may not be there.
+
+    folders: with their slash; every header in them may be included.
+    """
+    for name, rest in directives(text):
+        if name == "include":
+            header = _HEADER.fullmatch(rest)
+            if not header or not (header.group(1) in headers or header.group(1).startswith(folders)):
+                known = ", ".join([*sorted(headers), *(f"{folder}*" for folder in folders)])
+                return f"#include{rest.rstrip()[:200]} is not allowed; the headers are {known}"
+        elif name == "pragma" and not pragmas.match(rest):
+            return f"#pragma{rest.rstrip()[:200]} is not allowed"
+        elif name not in DIRECTIVES:
+            return f"#{name or rest.strip()[:200]} is not allowed"
+    return ""
 
 
 def refuse_probes(text: str) -> str:

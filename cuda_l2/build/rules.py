@@ -35,15 +35,9 @@ def refuse_text(source: str) -> str:
     text = lexing.blank(joined)
     if _DIGRAPH.search(text):
         return "digraphs are not allowed"
-    for directive, rest in lexing.directives(lexing.blank(joined, strings=False)):
-        if directive == "include":
-            header = re.fullmatch(r"\s*<([\w./]+)>\s*", rest)
-            if not header or header.group(1) not in HEADERS:
-                return f"#include{rest.rstrip()} is not allowed; the headers are {', '.join(sorted(HEADERS))}"
-        elif directive == "pragma" and not PRAGMAS.match(rest):
-            return f"#pragma{rest.rstrip()} is not allowed"
-        elif directive not in lexing.DIRECTIVES:
-            return f"#{directive or rest.strip()} is not allowed"
+    reason = lexing.refuse_directives(lexing.blank(joined, strings=False), HEADERS, (), PRAGMAS)
+    if reason:
+        return reason
     if _ASSEMBLY.search(text):
         return "assembly is not allowed"
     return lexing.refuse_probes(text)

@@ -6,7 +6,6 @@ modifiers, registers, constants) does not depend on where the word stands.
 """
 
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,24 +26,19 @@ def disassemble(words: Iterable[bytes], arch: str, nvdisasm: Path) -> dict[bytes
     distinct = list(dict.fromkeys(words))
     if any(len(word) != WORD_BYTES for word in distinct):
         raise SassError("the machine code ends inside an instruction")
-    work = scratch.make_folder()
+    # raw words are no program: no flow of control to follow
+    command = [str(nvdisasm), "--no-dataflow", "--binary", arch.replace("sm_", "SM"), "words"]
+    shell = ["/bin/sh", "-c", 'exec "$@" > text', "sh", *command]
+    reads = [] if str(nvdisasm).startswith("/usr/") else [nvdisasm.parent]
     try:
-        (work / "words").write_bytes(b"".join(distinct))
-        # raw words are no program: no flow of control to follow
-        command = [str(nvdisasm), "--no-dataflow", "--binary", arch.replace("sm_", "SM"), "words"]
-        shell = ["/bin/sh", "-c", 'exec "$@" > text', "sh", *command]
-        done = sandbox.run(sandbox.wrap(shell, work, LIMITS, reads=_reads(nvdisasm)), TIMEOUT_S, cwd=work)
-        if done.status != 0:
-            raise SassError(f"nvdisasm: {(done.output.strip().splitlines() or ['no answer'])[0][:200]}")
-        lines = _LINE.findall((work / "text").read_text())
+        with scratch.folder() as work:
+            (work / "words").write_bytes(b"".join(distinct))
+            done = sandbox.run(sandbox.wrap(shell, work, LIMITS, reads=reads), TIMEOUT_S, cwd=work)
+            if done.status != 0:
+                raise SassError(f"nvdisasm: {(done.output.strip().splitlines() or ['no answer'])[0][:200]}")
+            lines = _LINE.findall((work / "text").read_text())
     except OSError as error:
         raise scratch.unwritable(error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     if [int(offset, 16) for offset, _ in lines] != list(range(0, WORD_BYTES * len(distinct), WORD_BYTES)):
         raise SassError(f"nvdisasm read {len(lines)} of {len(distinct)} instructions")
     return dict(zip(distinct, (text for _, text in lines), strict=True))
-
-
-def _reads(nvdisasm: Path) -> list[Path]:
-    return [] if str(nvdisasm).startswith("/usr/") else [nvdisasm.parent]

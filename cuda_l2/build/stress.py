@@ -63,7 +63,6 @@ _TENSOR_LOAD = re.compile(
 )
 _NO_OUTPUTS = re.compile(r"\s*:\s*:\s*\(")
 _ADDRESS = re.compile(r'"r"\s*\(\Z')
-_SIDE_EFFECT = re.compile(r"\+\+|--|(?<![=!<>])=(?!=)")
 _CALL = re.compile(r"(?<![\w.>:])(?:[A-Za-z_]\w*\s*(?:::|\.|->)\s*)*([A-Za-z_]\w*)\s*(?:<[^<>;(){}]*>)?\s*\(")
 _ORDERING_NAME = re.compile(r"sync|wait|arrive|barrier|fence|commit|release|acquire|expect|^atomic", re.IGNORECASE)
 _WGMMA_NAME = re.compile(r"wgmma|warpgroup|gmma", re.IGNORECASE)
@@ -151,7 +150,7 @@ def _overwritten(source: str, text: str, inner: int, closing: dict[int, int]) ->
     if not _ADDRESS.search(source, inner, operands.end()):
         return ""
     address = text[operands.end() : closing[operands.end() - 1]].strip()
-    return "" if _SIDE_EFFECT.search(address) else address
+    return "" if in_flight.SIDE_EFFECT.search(address) else address
 
 
 def _ordering(name: str) -> bool:

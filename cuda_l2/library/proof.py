@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.build.cuda_compiler import Compiler, toolchain
+from cuda_l2.build.cuda_compiler import toolchain
 from cuda_l2.library.kernels import INTERIOR, ProofTask, TableKernel
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
 from cuda_l2.system.closing import Closing
@@ -101,7 +101,7 @@ def rules_version() -> str:
     """Changes with the text of whatever verifies, and with the compiler."""
     files = sorted(path for name in VERIFIER for path in [PACKAGE / name, *(PACKAGE / name).rglob("*.*")])
     texts = [path.read_bytes() for path in files if path.is_file() and path.suffix != ".pyc"]
-    return hashlib.sha256(b"".join([toolchain(Compiler.NVRTC).version.encode(), *texts])).hexdigest()[:16]
+    return hashlib.sha256(b"".join([toolchain().version.encode(), *texts])).hexdigest()[:16]
 
 
 def proof_of(task: ProofTask, machine: str, created: str, build: Build | None, outcome: Verdict | str) -> Proof:

@@ -115,19 +115,17 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     }
     defined = [f"-D{macro}={value}" for macro, value in macros.items()]
     helper = compiled(EXPORTED, "-c", "-fPIC", "-pthread", "-fvisibility=hidden", *defined)
-    work = scratch.make_folder()
+    library = folder / f"lib{name}.so"
     try:
-        reason = cpu.link(kernel.candidate, detect(), helper, work)
-        if reason:
-            raise UserError(f"the library for {gemm} cannot be linked: {reason}")
-        folder.mkdir(parents=True, exist_ok=True)
-        library = folder / f"lib{name}.so"
-        shutil.copyfile(work / "library.so", library)
-        (folder / f"{name}.h").write_text(_header(name, kernel))
+        with scratch.folder() as work:
+            reason = cpu.link(kernel.candidate, detect(), helper, work)
+            if reason:
+                raise UserError(f"the library for {gemm} cannot be linked: {reason}")
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(work / "library.so", library)
+            (folder / f"{name}.h").write_text(_header(name, kernel))
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return library
 
 

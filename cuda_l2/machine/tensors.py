@@ -13,6 +13,11 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their size in bytes: tensors are compared bit for bit as these."""
 
 
+def rounded_up(value: int, multiple: int) -> int:
+    """The next multiple from here, of bytes."""
+    return -(-value // multiple) * multiple
+
+
 def dtype_of(tensor: Tensor | Task) -> torch.dtype:
     """torch's type for a tensor's elements, or for those whose type a task leaves open."""
     found: torch.dtype = getattr(torch, tensor.dtype)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.cupti import KernelTrace
 from cuda_l2.machine.cuda.driver import Replays, bus_id, check
@@ -147,7 +146,6 @@ class GraphRounds(Rounds):
         self._heated = False
         """Whether the heater was set to work behind the last sample."""
         self.slots = {name: slot for slot, name in enumerate(kernels)}
-        self._plans: dict[str, Plan] = {}
         if protocol.round_s:
             KernelTrace.detach()  # CUPTI slows what comes after it in the same process
         self._workers = gpu.workers
@@ -155,9 +153,9 @@ class GraphRounds(Rounds):
         self.timeout_s = START_S
         for name, kernel in kernels.items():  # bound to every window; workspaces are laid out in the arena already
             slot = self.slots[name]
-            self._plans[name] = plan = memory.plan(kernel, gpu.sms)
+            plan = memory.plan(kernel, gpu.sms)
             self.worker.load(Path(kernel.build.artifact), plan, memory.places(plan, kernel, slot), slot)
-            memory.arena.fill_workspaces(plan, persistent=True, slot=slot)
+            memory.arena.fill_workspaces(persistent=True, slot=slot)
         # once all is loaded single launches are traced, in both processes
         self.worker.call("traced", START_S, on=not protocol.round_s)
         self._trace: KernelTrace | None = None if protocol.round_s else KernelTrace()
@@ -225,7 +223,7 @@ class GraphRounds(Rounds):
         """
         self._memory.require_untouched()
         for name, slot in self.slots.items():
-            damage = self._memory.arena.damage(self._plans[name], slot)
+            damage = self._memory.arena.damage(slot)
             if damage:
                 raise WrongOutput(f"{damage} in a timed round")
             if self.protocol.round_s:
@@ -256,7 +254,7 @@ class GraphRounds(Rounds):
         """Fill an arm's outputs with what nothing computes, and a kernel's scratch with garbage."""
         if name in self.slots:
             self._memory.poison_outputs()
-            self._memory.arena.fill_workspaces(self._plans[name], persistent=False, slot=self.slots[name])
+            self._memory.arena.fill_workspaces(persistent=False, slot=self.slots[name])
         else:
             self._memory.poison_baselines()
 

@@ -5,20 +5,14 @@
 A worker that dies costs its item only, which is tried once more with nothing beside it.
 """
 
-import contextlib
 import datetime
-import json
-import os
 import queue
 import secrets
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from cuda_l2.build.build_server import BuildServers
 from cuda_l2.build.stress import stressed
@@ -31,6 +25,7 @@ from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, BuildStatus, Candidate, Verdict, VerdictStatus, from_json, to_json
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.line_process import LineProcess
 from cuda_l2.verify import races
 from cuda_l2.verify._base import CheckFailed
 from cuda_l2.verify._cuda import SANITIZER_TIMEOUT_S
@@ -211,45 +206,26 @@ class _Worker:
     """One verifying process."""
 
     def __init__(self, patience: float, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", MAIN, str(patience)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )
+        self._process = LineProcess(MAIN, str(patience), variables={"OMP_NUM_THREADS": str(threads)})
         self.alive = True
 
     def verify(self, item: _Item) -> _Answer:
         """Ask for a verdict; the item says where there is none, and the process is gone then."""
-        assert self._process.stdin and self._process.stdout and item.build
+        assert item.build
         candidate, task = item.task.candidate, item.task
         message = {"gemm": str(task.gemm), "source": candidate.source, "build": to_json(item.build)}
-        limit = threading.Timer(ANSWER_S, self._process.kill)
-        limit.start()
-        try:
-            self._process.stdin.write(json.dumps(message | {"seed": secrets.randbits(48)}) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except (OSError, ValueError):
-            line = ""
-        finally:
-            limit.cancel()
-        answer: dict[str, Any] = json.loads(line) if line.endswith("\n") else {}
+        answer = self._process.ask(message | {"seed": secrets.randbits(48)}, ANSWER_S)
         if "verdict" in answer:
             item.verdict, item.trouble = from_json(Verdict, answer["verdict"]), ""
             return _Answer(item, [(Tool(tool), from_json(Job, job)) for tool, job in answer["jobs"]])
-        self.close()
-        item.trouble = answer.get("error") or f"the verifying process ended with status {self._process.returncode}"
+        status = self.close()
+        item.trouble = answer.get("error") or f"the verifying process ended with status {status}"
         return _Answer(item)
 
-    def close(self) -> None:
-        """What it started ends with it."""
+    def close(self) -> int:
+        """Its exit status; what it started ends with it."""
         self.alive = False
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        self._process.wait()
+        return self._process.close()
 
 
 def _finding(tool: Tool, job: Job, task: ProofTask) -> CheckFailed | Fault | None:

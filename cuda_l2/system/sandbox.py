@@ -169,16 +169,20 @@ def start(arguments: Sequence[str], **options: object) -> "subprocess.Popen[byte
 def run(arguments: Sequence[str], timeout_s: float, cwd: Path) -> Finished:
     """Run a wrapped command to its end, or kill its whole process group at the time limit."""
     with tempfile.TemporaryFile() as file:
-        process = start(arguments, stdout=file, stderr=subprocess.STDOUT, cwd=cwd)
-        try:
-            status: int | None = process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            kill(process)
-            process.wait()
+        status = finish(start(arguments, stdout=file, stderr=subprocess.STDOUT, cwd=cwd), timeout_s)
         file.seek(0)
         return Finished(status, file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
+
+
+def finish(process: "subprocess.Popen[bytes]", timeout_s: float) -> int | None:
+    """The status of a process that leads a group, None where it outran its time; nothing of the group is left."""
+    try:
+        return process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        kill(process)
+        process.wait()
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,11 +1,13 @@
 """Short-lived folders under the cache. What a killed process left behind goes when a later one starts."""
 
+import contextlib
 import functools
 import os
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from cuda_l2.system import paths
@@ -23,6 +25,16 @@ def make_folder() -> Path:
         return Path(tempfile.mkdtemp(dir=parent))
     except OSError as error:
         raise unwritable(error) from None
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A new folder that is removed in the end, where it is still there; UserError where the cache cannot be written."""
+    made = make_folder()
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def remove(folder: Path) -> None:

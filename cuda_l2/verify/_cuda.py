@@ -75,7 +75,7 @@ class CudaSession(GpuSession):
         self.plan, self.places = plan, self.arena.places(plan)
         self.timeout_s = self._limit_s(slowest_s(task))
         self._use(self.build)
-        self.arena.fill_workspaces(plan, persistent=True)
+        self.arena.fill_workspaces(persistent=True)
 
     def _use(self, build: Build) -> None:
         """Launch this build of the candidate from now on."""
@@ -168,12 +168,12 @@ class CudaSession(GpuSession):
         if self.arena.task != case.task:
             self._load(case.task)
             keep = False
-        scratch = [] if keep else self.arena.scratch(self.plan)
+        scratch = [] if keep else self.arena.scratch()
         self._segments.fill([*self.arena.before_launch({**case.tensors, **(values or {})}, prefill), *scratch])
 
     def _result(self, case: Case) -> Outputs:
         """The outputs, once everything else is found as it must be."""
-        guards, persistent = self.arena.after_launch(self.plan)
+        guards, persistent = self.arena.after_launch()
         segments = [*guards, *persistent, *self.arena.held(case.tensors)]
         kept, found, complete = self._compared(segments, case.task)
         if not all(kept[: len(guards)]):

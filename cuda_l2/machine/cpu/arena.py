@@ -7,8 +7,6 @@ own, so that nothing computed for one launch is of use to another. The same memo
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +15,9 @@ import torch
 from cuda_l2.contract import CpuContract
 from cuda_l2.contract.buffers import PRODUCTS
 from cuda_l2.machine.fills import GUARD_BYTE, POISONS, SCRATCH_BYTE
-from cuda_l2.machine.tensors import Tensors, stored, view
+from cuda_l2.machine.tensors import Tensors, rounded_up, stored, view
 from cuda_l2.records import Task, Tensor
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 ALIGN = 4096
@@ -30,13 +29,7 @@ GAP_BYTES = LINE
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    offset: int  # bytes
-    size: int  # bytes
-
-
-class Arena:
+class Arena(Closing):
     """Shared memory for one task, at its own sizes and at others. A context manager; views die with it.
 
     tasks: the task, and the same at the other sizes. slots: launches that can have tensors at once at the first task's
@@ -65,7 +58,7 @@ class Arena:
         Every page up to the workspace is touched, so that a page more shows a stray write.
         """
         self._plan(task)
-        self._bytes[: self.touched_bytes : ALIGN] |= 0
+        self._bytes[: self.workspace_offset : ALIGN] |= 0
         for tensor in task.tensors:
             self.rows(tensor)[:, tensor.bytes :] = GUARD_BYTE
         self.poison_workspace(0)
@@ -75,32 +68,28 @@ class Arena:
         self.task, self.slots = task, self._most_slots[str(task)]
         # the most words a launch can have: sizes that a contract can name, pointers, the workspace
         words = len(task.sizes) + sum(len(tensor.shape) for tensor in task.tensors) + len(task.tensors) + 1
-        self._end, self._guards = 0, list[Region]()
+        self._end, self._guards = 0, list[slice]()
         self._table = self._region(8 * words * self.slots)
-        self._strides = {tensor.name: _up(tensor.bytes + GAP_BYTES, LINE) for tensor in task.tensors}
+        self._strides = {tensor.name: rounded_up(tensor.bytes + GAP_BYTES, LINE) for tensor in task.tensors}
         self._regions = {name: self._region(self.slots * stride) for name, stride in self._strides.items()}
         self._workspace = self._region(self.workspace_bytes)
-        self._guards.append(Region(self._end, GUARD_BYTES))
-        return _up(self._end + GUARD_BYTES, ALIGN)
+        self._guards.append(slice(self._end, self._end + GUARD_BYTES))
+        return rounded_up(self._end + GUARD_BYTES, ALIGN)
 
-    def _region(self, size: int) -> Region:
-        offset = _up(self._end + GUARD_BYTES, ALIGN)
-        self._guards.append(Region(self._end, offset - self._end))
+    def _region(self, size: int) -> slice:
+        offset = rounded_up(self._end + GUARD_BYTES, ALIGN)
+        self._guards.append(slice(self._end, offset))
         self._end = offset + size
-        return Region(offset, size)
-
-    @property
-    def touched_bytes(self) -> int:
-        """Bytes from the start to the workspace: every launch may use them."""
-        return self._workspace.offset
+        return slice(offset, self._end)
 
     @property
     def workspace_offset(self) -> int:
-        return self._workspace.offset
+        """Bytes from the start to the workspace: every launch may use them."""
+        return int(self._workspace.start)
 
     def offset(self, name: str, slot: int) -> int:
         """Where a tensor of a slot begins, in bytes."""
-        return self._regions[name].offset + slot * self._strides[name]
+        return int(self._regions[name].start) + slot * self._strides[name]
 
     def offsets(self, slot: int) -> list[int]:
         """Where each tensor of a slot begins, in the task's order."""
@@ -108,8 +97,7 @@ class Arena:
 
     def rows(self, tensor: Tensor) -> Bytes:
         """Bytes of a tensor, slots x its stride: first the tensor, then its gap."""
-        region = self._regions[tensor.name]
-        return self._bytes[region.offset : region.offset + region.size].reshape(self.slots, -1)
+        return self._bytes[self._regions[tensor.name]].reshape(self.slots, -1)
 
     def tensor(self, slot: int, tensor: Tensor) -> torch.Tensor:
         """A view of one tensor; as uint8 where it should be bool and holds something else."""
@@ -140,7 +128,7 @@ class Arena:
         for tensor in self.task.given:
             self.rows(tensor)[:, : tensor.bytes] = 0
         self.poison_outputs(range(self.slots))
-        self._bytes[self._table.offset : self._table.offset + self._table.size] = 0
+        self._bytes[self._table] = 0
 
     def poison_outputs(self, slots: Sequence[int], prefill: Tensors | None = None) -> None:
         """Fill these slots' outputs with what nothing computes, or with given values."""
@@ -155,20 +143,19 @@ class Arena:
 
         What lies behind is given back to the system: a page of it that is there afterwards was written to.
         """
-        start = self._workspace.offset
-        os.ftruncate(self.fd, _up(start + used_bytes + GUARD_BYTES, ALIGN))
+        start = self.workspace_offset
+        os.ftruncate(self.fd, rounded_up(start + used_bytes + GUARD_BYTES, ALIGN))
         os.ftruncate(self.fd, self.size)
         self._bytes[start : start + used_bytes] = SCRATCH_BYTE
-        self._workspace_guard = Region(start + used_bytes, min(GUARD_BYTES, self._end - start - used_bytes))
+        self._workspace_guard = slice(start + used_bytes, min(start + used_bytes + GUARD_BYTES, self._end))
         for guard in [*self._guards, self._workspace_guard]:
-            self._bytes[guard.offset : guard.offset + guard.size] = GUARD_BYTE
+            self._bytes[guard] = GUARD_BYTE
         self._blocks = os.fstat(self.fd).st_blocks
 
     def guards_intact(self) -> bool:
         """Whether nothing was written between the regions, nor behind the workspace that a candidate asked for."""
         return os.fstat(self.fd).st_blocks == self._blocks and all(
-            bool((self._bytes[guard.offset : guard.offset + guard.size] == GUARD_BYTE).all())
-            for guard in [*self._guards, self._workspace_guard]
+            bool((self._bytes[guard] == GUARD_BYTE).all()) for guard in [*self._guards, self._workspace_guard]
         )
 
     def gaps_intact(self) -> bool:
@@ -178,20 +165,14 @@ class Arena:
     def write_table(self, rows: Sequence[Sequence[int]]) -> int:
         """Put launches into the table that the runner reads; returns the table's offset."""
         words = np.asarray(rows, dtype=np.int64).ravel()
-        self._bytes[self._table.offset : self._table.offset + words.nbytes].view(np.int64)[:] = words
-        return self._table.offset
+        self._bytes[self._table].view(np.int64)[: len(words)] = words
+        return int(self._table.start)
 
     def close(self) -> None:
         """Give the memory back once no view is left."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class CandidateMemory:
@@ -204,27 +185,12 @@ class CandidateMemory:
         self.arena, self.interface = arena, contract.interface
         sizes = len(self.interface.bind(arena.task))
         product = self.interface in PRODUCTS.values()  # whose function has a signature of its own
-        self.arguments = () if product else (sizes, len(self.interface.buffers), arena.touched_bytes)
-
-    @property
-    def size(self) -> int:
-        return self.arena.size
-
-    @property
-    def fd(self) -> int:
-        return self.arena.fd
+        self.arguments = () if product else (sizes, len(self.interface.buffers), arena.workspace_offset)
+        """What the runner is told of a launch's arguments; nothing for a matrix product."""
 
     def write_calls(self, slots: Sequence[int]) -> int:
         """Put launches on these slots into the table; returns its offset."""
-        sizes, names, workspace = (
-            self.interface.bind(self.arena.task),
-            self.interface.names,
-            self.arena.workspace_offset,
-        )
-        places = [[self.arena.offset(name, slot) for name in names] for slot in slots]
-        return self.arena.write_table([[*sizes.values(), *offsets, workspace] for offsets in places])
-
-
-def _up(value: int, multiple: int) -> int:
-    """The next multiple from here."""
-    return -(-value // multiple) * multiple
+        arena, names = self.arena, self.interface.names
+        sizes = self.interface.bind(arena.task).values()
+        places = [[arena.offset(name, slot) for name in names] for slot in slots]
+        return arena.write_table([[*sizes, *offsets, arena.workspace_offset] for offsets in places])

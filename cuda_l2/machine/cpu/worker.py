@@ -15,11 +15,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from cuda_l2.contract import CpuContract
+from cuda_l2.machine.cpu.arena import CandidateMemory
 from cuda_l2.records import VerdictStatus
-from cuda_l2.system import sandbox, scratch
+from cuda_l2.system import process_tree, sandbox, scratch
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.native import compiled
 
 RUNNER = Path(__file__).with_name("runner.c")
@@ -37,26 +38,11 @@ class Fault(Exception):
         self.status, self.reason = status, reason
 
 
-class Memory(Protocol):
-    """What a worker asks of the memory it shares with a candidate."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def fd(self) -> int: ...
-    @property
-    def arguments(self) -> tuple[int, ...]:
-        """What the runner is told of a launch's arguments; nothing for a matrix product."""
-
-    def write_calls(self, slots: Sequence[int]) -> int:
-        """Put launches on these slots into the table that the runner reads; returns the table's offset."""
-
-
-class Worker:
+class Worker(Closing):
     """One sandboxed process with one candidate loaded. A context manager."""
 
-    def __init__(self, arena: Memory, artifact: Path, contract: CpuContract) -> None:
-        self.arena = arena
+    def __init__(self, memory: CandidateMemory, artifact: Path, contract: CpuContract) -> None:
+        self._memory, arena = memory, memory.arena
         runner = compiled(RUNNER, "-pthread", "-ldl")
         self._folder = scratch.make_folder()
         limits = sandbox.Limits(memory_bytes=arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
@@ -64,7 +50,7 @@ class Worker:
         self._ack, ack_write = os.pipe()
         arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
         arguments += [str(arena.fd), str(command_read), str(ack_write)]
-        arguments += [str(number) for number in arena.arguments]
+        arguments += [str(number) for number in memory.arguments]
         try:
             self._process = sandbox.start(
                 sandbox.wrap(arguments, self._folder, limits, reads=[artifact.parent, runner.parent]),
@@ -84,7 +70,7 @@ class Worker:
 
     def prepare(self, slots: Sequence[int]) -> None:
         """Write the launches of the next run; the worker must be frozen or idle."""
-        self._table, self._slots = self.arena.write_calls(slots), tuple(slots)
+        self._table, self._slots = self._memory.write_calls(slots), tuple(slots)
 
     def run(self, timeout_s: float) -> float:
         """Run the prepared launches; the wall time in seconds by our clock, or Fault."""
@@ -133,12 +119,6 @@ class Worker:
                 setattr(self, name, -1)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _start(self) -> None:
         """Wait until the candidate is loaded, and find its process, which may be a grandchild of the sandbox."""
         answer = self._read(START_TIMEOUT_S)
@@ -152,7 +132,7 @@ class Worker:
             raise Fault(VerdictStatus.CRASHED, f"did not load: {message.decode(errors='replace').strip()}")
         if answer[:1] != b"R":
             raise self._forbidden("wrote to the acknowledgement pipe while it was loaded")
-        self._pid = _innermost(self._process.pid)
+        self._pid = process_tree.processes(self._process.pid)[-1]  # each starts one child
         try:
             self._group = os.getpgid(self._pid)  # not the sandbox's own where that starts a session
         except ProcessLookupError:
@@ -214,15 +194,3 @@ class Worker:
         if name == "SIGSYS":
             return Fault(VerdictStatus.FORBIDDEN, "tried a system call that the runner does not allow")
         return Fault(VerdictStatus.CRASHED, f"ended by {name}")
-
-
-def _innermost(pid: int) -> int:
-    """The last descendant of a process whose sandbox starts one child each."""
-    while True:
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except OSError:
-            return pid
-        if not children:
-            return pid
-        pid = int(children[-1])

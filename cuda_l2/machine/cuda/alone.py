@@ -49,14 +49,7 @@ def run(tool: Sequence[str], jobs: Sequence[Job], folder: Path, timeout_s: float
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, process_group=0
         )
-        status: int | None = None
-        try:
-            status = process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            sandbox.kill(process)
-            process.wait()
+        status = sandbox.finish(process, timeout_s)
     result = json.loads(texts[1].read_text()) if texts[1].exists() else {}
     digests = tuple(tuple(found) for found in result.pop("digests", ()))
     return Ended(status, texts[2].read_text(errors="replace"), digests, **result)

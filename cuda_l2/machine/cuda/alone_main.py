@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from cuda_l2.machine.cuda.alone import Job
-from cuda_l2.machine.cuda.driver import DriverError, LaunchError, Loaded, check
+from cuda_l2.machine.cuda.driver import DriverError, LaunchError, Loaded, check, start
 from cuda_l2.machine.fills import POISONS, SCRATCH_BYTE
 from cuda_l2.records import Tensor, from_json
 
@@ -59,15 +59,6 @@ class _Memory:
             return
         for address in self._addresses:
             check("cuMemFree", driver.cuMemFree(address))
-
-
-def _start() -> int:
-    """A context, and a stream in it."""
-    check("cuInit", driver.cuInit(0))
-    device = check("cuDeviceGet", driver.cuDeviceGet(0))
-    context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
-    check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
-    return int(check("cuStreamCreate", driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
 
 def _given(job: Job) -> dict[str, npt.NDArray[np.uint8]]:
@@ -143,7 +134,7 @@ def main() -> None:
     digests: list[list[str]] = []
     result: dict[str, object] = {"digests": digests}
     try:
-        stream = _start()
+        (stream,) = start(streams=1)
         for job in jobs:
             with _Memory(kept=not job.fills_scratch) as memory:
                 digests.append(_launch(job, stream, memory))

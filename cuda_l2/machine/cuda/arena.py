@@ -5,22 +5,22 @@ The same memory is laid out anew for other sizes of the task.
 
 import enum
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from cuda_l2.contract import ContractError
-from cuda_l2.contract.cuda import Plan
+from cuda_l2.contract.cuda import Plan, Workspace
 from cuda_l2.machine.cuda import buffers
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.segments import Segment
 from cuda_l2.machine.fills import GUARD_BYTE, POISON_WORDS, SCRATCH_BYTE
-from cuda_l2.machine.tensors import Tensors, stored, view
+from cuda_l2.machine.tensors import Tensors, rounded_up, stored, view
 from cuda_l2.records import Task, Tensor
 from cuda_l2.system import scratch
+from cuda_l2.system.closing import Closing
 
 GUARD_BYTES = 4096
 GUARD_WORD, SCRATCH_WORD = 0x01010101 * GUARD_BYTE, 0x01010101 * SCRATCH_BYTE
@@ -58,13 +58,13 @@ class Sharing(enum.StrEnum):
                 first = task.inputs[0]
                 return math.lcm(tensor.bytes // first.shape[0], WINDOW_ALIGN) if tensor == first else 0
             case Sharing.PACKED:
-                return _up(tensor.bytes, WINDOW_ALIGN)
+                return rounded_up(tensor.bytes, WINDOW_ALIGN)
             case Sharing.SEPARATE if tensor in task.outputs:
                 return 0
-        return _up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
+        return rounded_up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
 
 
-class CudaArena:
+class CudaArena(Closing):
     """Shared device memory for a task, at its own sizes and at others. A context manager; views die with it.
 
     Tensors lie either snug, ending where their mapping ends, so that one step too far faults; or aligned as torch's
@@ -106,8 +106,8 @@ class CudaArena:
             raise
         self._guards: list[torch.Tensor] = []
         """Bands of bytes around what candidates are given."""
-        self._workspaces: list[dict[str, tuple[int, int]]] = []
-        """Offset and bytes of every kernel's workspaces by name."""
+        self._workspaces: list[list[tuple[int, Workspace[int]]]] = []
+        """Every slot's workspaces, each with its offset."""
         self.select(tasks[0])
 
     @property
@@ -193,7 +193,7 @@ class CudaArena:
         found, start = {}, number * self.record_stride
         for output in self.task.outputs:
             found[output.name] = view(self._whole("record")[start : start + output.bytes], output)
-            start += _up(output.bytes, TENSOR_ALIGN)
+            start += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
     def written(self, window: int = 0) -> list[list[Any]]:
@@ -205,7 +205,7 @@ class CudaArena:
         for output in self.task.outputs:
             place = self.place(output, window)
             found.append([place.buffer, place.offset, output.bytes, POISON_WORDS[output.dtype], at])
-            at += _up(output.bytes, TENSOR_ALIGN)
+            at += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
     def place(self, tensor: Tensor, window: int = 0) -> Place:
@@ -222,14 +222,13 @@ class CudaArena:
         Workspaces of later slots are forgotten. ContractError where there is not enough memory.
         """
         found: dict[str, Place] = {}
-        own: dict[str, tuple[int, int]] = {}
+        own: list[tuple[int, Workspace[int]]] = []
         self._workspaces = [*self._workspaces[:slot], own]
-        before = [place for kernel in self._workspaces for place in kernel.values()]
-        end = max((_behind(*place) for place in before), default=GUARD_BYTES)
+        end = max((_behind(*place) for kernel in self._workspaces for place in kernel), default=GUARD_BYTES)
         for workspace in plan.workspaces:
             found[workspace.name] = Place("workspace", end)
-            own[workspace.name] = (end, workspace.bytes)
-            end = _behind(*own[workspace.name])
+            own.append((end, workspace))
+            end = _behind(end, workspace)
         if end + GUARD_BYTES > self.buffers["workspace"].size:
             raise ContractError("the workspaces, with the guards around them, are more than a candidate may have")
         return found
@@ -276,43 +275,34 @@ class CudaArena:
         """Leave no output there: NaN where there is one."""
         self._whole("record").fill_(0xFF)
 
-    def fill_workspaces(self, plan: Plan, *, persistent: bool, slot: int = 0) -> None:
+    def fill_workspaces(self, *, persistent: bool, slot: int = 0) -> None:
         """Write garbage into scratch workspaces and guards behind all; the fill into persistent ones where asked."""
-        if not plan.workspaces:
-            return
-        buffer = self.buffers["workspace"]
-        for workspace in plan.workspaces:
-            start, size = self._workspaces[slot][workspace.name]
-            words = buffer.tensor(start, (-(-size // 4),), torch.int32)
+        for workspace, words, guard in self._laid_out(slot):
             if not workspace.persistent:
                 words.view(torch.uint8).fill_(SCRATCH_BYTE)
             elif persistent:
-                words.fill_(workspace.fill - (1 << 32) if workspace.fill >> 31 else workspace.fill)
-            buffer.tensor(start + 4 * words.numel(), (GUARD_BYTES // 2,), torch.uint8).fill_(GUARD_BYTE)
+                words.fill_(_signed(workspace.fill))
+            guard.fill_(GUARD_BYTE)
 
-    def scratch(self, plan: Plan) -> list[Segment]:
+    def scratch(self) -> list[Segment]:
         """What workspaces are to hold before a launch, the persistent ones apart: garbage, and guards behind all."""
-        garbage = [self._workspace_segment(w.name, SCRATCH_WORD) for w in plan.workspaces if not w.persistent]
-        return garbage + [self._guard_behind(workspace.name) for workspace in plan.workspaces]
+        places = self._laid_out()
+        garbage = [_held(words, SCRATCH_WORD) for workspace, words, _ in places if not workspace.persistent]
+        return garbage + [_held(guard, GUARD_WORD) for _, _, guard in places]
 
-    def after_launch(self, plan: Plan) -> tuple[list[Segment], list[Segment]]:
+    def after_launch(self) -> tuple[list[Segment], list[Segment]]:
         """What memory must hold after it: guards, and persistent workspaces as they were filled."""
-        guards = [Segment(band.data_ptr(), band.numel(), GUARD_WORD) for band in self._guards if band.numel()]
-        guards += [self._guard_behind(workspace.name) for workspace in plan.workspaces]
-        return guards, [self._workspace_segment(w.name, w.fill) for w in plan.workspaces if w.persistent]
+        places = self._laid_out()
+        guards = [band for band in self._guards if band.numel()] + [guard for _, _, guard in places]
+        persistent = [_held(words, workspace.fill) for workspace, words, _ in places if workspace.persistent]
+        return [_held(guard, GUARD_WORD) for guard in guards], persistent
 
-    def damage(self, plan: Plan, slot: int = 0) -> str:
+    def damage(self, slot: int = 0) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
-        bands = list(self._guards)
-        buffer, restored = self.buffers["workspace"], []
-        for workspace in plan.workspaces:
-            start, size = self._workspaces[slot][workspace.name]
-            words = -(-size // 4)
-            bands.append(buffer.tensor(start + 4 * words, (GUARD_BYTES // 2,), torch.uint8))
-            if workspace.persistent:
-                fill = workspace.fill - (1 << 32) if workspace.fill >> 31 else workspace.fill
-                restored.append((buffer.tensor(start, (words,), torch.int32) == fill).all())
-        intact, *found = torch.stack([(torch.cat(bands) == GUARD_BYTE).all(), *restored]).tolist()
+        places = self._laid_out(slot)
+        bands = [*self._guards, *(guard for _, _, guard in places)]
+        kept = [(words == _signed(workspace.fill)).all() for workspace, words, _ in places if workspace.persistent]
+        intact, *found = torch.stack([(torch.cat(bands) == GUARD_BYTE).all(), *kept]).tolist()
         if not intact:
             return OUTSIDE
         if not all(found):
@@ -324,19 +314,13 @@ class CudaArena:
             buffer.close()
         self.buffers = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _workspace_segment(self, name: str, word: int) -> Segment:
-        start, size = self._workspaces[0][name]
-        return Segment(self.buffers["workspace"].address + start, -(-size // 4) * 4, word)
-
-    def _guard_behind(self, name: str) -> Segment:
-        start, size = self._workspaces[0][name]
-        return Segment(self.buffers["workspace"].address + start + -(-size // 4) * 4, GUARD_BYTES // 2, GUARD_WORD)
+    def _laid_out(self, slot: int = 0) -> list[tuple[Workspace[int], torch.Tensor, torch.Tensor]]:
+        """A slot's workspaces, each with its 32-bit words and the guard bytes behind them."""
+        found, memory = [], self._whole("workspace")
+        for start, workspace in self._workspaces[slot]:
+            end = start + rounded_up(workspace.bytes, 4)
+            found.append((workspace, memory[start:end].view(torch.int32), memory[end : end + GUARD_BYTES // 2]))
+        return found
 
     def _address(self, tensor: Tensor, window: int = 0) -> int:
         return self.address(self.place(tensor, window))
@@ -346,8 +330,7 @@ class CudaArena:
 
     def _whole(self, name: str) -> torch.Tensor:
         """The bytes of a buffer."""
-        buffer = self.buffers[name]
-        return buffer.tensor(0, (buffer.size,), torch.uint8)
+        return self.buffers[name].bytes
 
 
 def buffer_name(tensor: Tensor) -> str:
@@ -361,15 +344,12 @@ def given_file(task: Task, tensors: Tensors | None) -> Iterator[str]:
     if tensors is None:
         yield ""
         return
-    folder = scratch.make_folder()
-    try:
+    with scratch.folder() as folder:
         path = folder / "given"
         with path.open("wb") as file:
             for tensor in task.given:
                 file.write(stored(tensors[tensor.name].cpu(), tensor).numpy().tobytes())
         yield str(path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing) -> int:
@@ -381,18 +361,23 @@ def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing
 
 
 def _record_stride(task: Task) -> int:
-    return sum(_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
+    return sum(rounded_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
 
 
 def _records(stride: int) -> int:
     return max(2, min(MAX_RECORDS, RECORD_BYTES // max(1, stride)))
 
 
-def _behind(start: int, size: int) -> int:
+def _behind(start: int, workspace: Workspace[int]) -> int:
     """Where what follows a workspace and its guard begins."""
-    return start + _up(size, WORKSPACE_ALIGN) + GUARD_BYTES
+    return start + rounded_up(workspace.bytes, WORKSPACE_ALIGN) + GUARD_BYTES
 
 
-def _up(value: int, multiple: int) -> int:
-    """The next multiple from here."""
-    return -(-value // multiple) * multiple
+def _held(memory: torch.Tensor, word: int) -> Segment:
+    """What memory is to hold, or must: a word over and over."""
+    return Segment(memory.data_ptr(), memory.nbytes, word)
+
+
+def _signed(word: int) -> int:
+    """A 32-bit word as an int32 has it."""
+    return word - (1 << 32) if word >> 31 else word

@@ -5,6 +5,7 @@ Around every buffer lies address space that is not mapped, so that running past 
 
 import os
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from cuda.bindings import driver
@@ -27,19 +28,14 @@ class SharedBuffer:
         self.grain = int(grain)
         self._mapping = MappedMemory(self._handle, self.size, grain)
         self.address = self._mapping.address
-        self._views: dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor] = {}
-
-    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous view; valid while the buffer is. Kept: making one takes longer than a small launch."""
-        key = (offset, shape, dtype)
-        if key not in self._views:
-            with torch.inference_mode(False):  # may be written to in either mode later
-                self._views[key] = torch.as_tensor(_View(self.address + offset, shape, dtype), device="cuda")
-        return self._views[key]
+        there = {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3, "strides": None}
+        with torch.inference_mode(False):  # may be written to in either mode later
+            self.bytes = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=there), device="cuda")
+            """The memory as torch's; valid while the buffer is."""
 
     def close(self) -> None:
         if self.fd >= 0:
-            self._views = {}
+            del self.bytes
             self._mapping.close()
             check("cuMemRelease", driver.cuMemRelease(self._handle))
             os.close(self.fd)
@@ -52,17 +48,3 @@ class Place:
 
     buffer: str
     offset: int
-
-
-class _View:
-    """Raw device memory as torch reads it in."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        kind = {torch.uint8: "|u1", torch.int32: "<i4"}[dtype]
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": kind,
-            "data": (address, False),
-            "version": 3,
-            "strides": None,
-        }

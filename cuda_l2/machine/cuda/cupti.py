@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.system import native
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.system.text import counted
 
@@ -34,10 +35,6 @@ class Span:
     name: str  # mangled
     start_ns: int
     end_ns: int
-    correlation: int  # launches in order; every kernel of one graph launch has the same
-    graph: int  # 0 outside graphs
-    graph_node: int
-    stream: int
 
 
 class _Span(ctypes.Structure):
@@ -53,7 +50,7 @@ class _Span(ctypes.Structure):
     )
 
 
-class KernelTrace:
+class KernelTrace(Closing):
     """Records from construction until `close`. A context manager; one at a time in a process."""
 
     _running = False
@@ -88,13 +85,7 @@ class KernelTrace:
             raise TraceError(f"CUPTI lost {counted(lost.value, 'record')}")
         if any(not 0 < span.start_ns <= span.end_ns for span in out[:found]):
             raise TraceError("CUPTI gave a kernel without times; wait for the device before asking")
-        spans = [
-            Span(
-                *(span.name.decode(errors="replace"), span.start_ns, span.end_ns, span.correlation),
-                *(span.graph, span.graph_node, span.stream),
-            )
-            for span in out[:found]
-        ]
+        spans = [Span(span.name.decode(errors="replace"), span.start_ns, span.end_ns) for span in out[:found]]
         return sorted(spans, key=lambda span: span.start_ns)
 
     def span_s(self) -> float:
@@ -126,12 +117,6 @@ class KernelTrace:
             if status:
                 raise TraceError(f"CUPTI cannot leave the process: {helper().trace_error(status).decode()}")
             cls._attached = False
-
-    def __enter__(self) -> "KernelTrace":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _call(self, what: str, status: int) -> None:
         if status:

@@ -6,6 +6,7 @@ the current CUDA context. PTX and driver names as in the CUDA driver API's refer
 
 import ctypes
 import functools
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,32 +18,6 @@ from cuda_l2.contract.cuda import MAX_CLUSTER, TENSOR_MAP_BYTES, LaunchPlan, Map
 from cuda_l2.system.errors import MachineError
 from cuda_l2.system.text import counted
 
-_DTYPES = {
-    "float16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-    "bfloat16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    "float32": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    "uint8": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-    "uint16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
-    "uint32": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT32,
-    "int32": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_INT32,
-}
-_SWIZZLES = {
-    "none": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
-    "32B": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
-    "64B": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
-    "128B": driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-}
-_INTERLEAVES = {
-    "none": driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-    "16B": driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_16B,
-    "32B": driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_32B,
-}
-_PROMOTIONS = {
-    "none": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-    "64B": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
-    "128B": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-    "256B": driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-}
 _FILLS = {
     "zeros": driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     "nan": driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA,
@@ -196,50 +171,55 @@ class _Kernel:
                 raise LaunchError(
                     f"{launch.kernel} asks for {launch.shared_bytes} bytes of shared memory, more than a block may have"
                 )
-        threads = launch.block[0] * launch.block[1] * launch.block[2]
-        most = check(
-            "cuFuncGetAttribute",
-            driver.cuFuncGetAttribute(attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function),
-        )
+        threads = math.prod(launch.block)
+        attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        most = check("cuFuncGetAttribute", driver.cuFuncGetAttribute(attribute, function))
         if threads > most:
             raise LaunchError(f"{launch.kernel} can run {most} threads a block, the contract asks for {threads}")
-        size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        size = math.prod(launch.cluster)
         assert size <= MAX_CLUSTER
         if size > PORTABLE_CLUSTER:
             attribute = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             check("cuFuncSetAttribute", driver.cuFuncSetAttribute(function, attribute, 1))
-        self.config = _config(launch)
-        blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        self.config = launch_config(
+            launch.grid, launch.block, launch.shared_bytes, cluster=launch.cluster, programmatic=launch.programmatic
+        )
+        blocks = math.prod(launch.grid)
         if size > 1:
             status, clusters = driver.cuOccupancyMaxActiveClusters(function, self.config)
             if status != driver.CUresult.CUDA_SUCCESS or not clusters:
                 raise LaunchError(f"{launch.kernel} cannot run in clusters of {size} blocks here")
             resident = clusters * size
         else:
-            sms = _multiprocessors()
-            per_sm = check(
-                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-                driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, launch.shared_bytes),
-            )
+            found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, launch.shared_bytes)
+            per_sm = check("cuOccupancyMaxActiveBlocksPerMultiprocessor", found)
             if not per_sm:
                 raise LaunchError(f"{launch.kernel} needs more registers or shared memory than a multiprocessor has")
-            resident = per_sm * sms
+            resident = per_sm * device_attribute("MULTIPROCESSOR_COUNT")
         if launch.coresident and blocks > resident:
             raise LaunchError(f"{launch.kernel} needs {blocks} blocks at once, {resident} fit")
 
 
-def _config(launch: LaunchPlan) -> driver.CUlaunchConfig:
+def launch_config(
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared_bytes: int,
+    *,
+    cluster: tuple[int, ...] = (1, 1, 1),
+    programmatic: bool = False,
+) -> driver.CUlaunchConfig:
+    """How a kernel is launched, but for the stream. Kept by who launches: making one takes longer than a launch."""
     config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-    config.sharedMemBytes = launch.shared_bytes
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes = shared_bytes
     attributes = []
-    if launch.cluster != (1, 1, 1):
-        cluster = driver.CUlaunchAttribute()
-        cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = launch.cluster
-        attributes.append(cluster)
-    if launch.programmatic:
+    if cluster != (1, 1, 1):
+        clusters = driver.CUlaunchAttribute()
+        clusters.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        clusters.value.clusterDim.x, clusters.value.clusterDim.y, clusters.value.clusterDim.z = cluster
+        attributes.append(clusters)
+    if programmatic:
         edge = driver.CUlaunchAttribute()
         edge.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         edge.value.programmaticStreamSerializationAllowed = 1
@@ -252,17 +232,18 @@ def _config(launch: LaunchPlan) -> driver.CUlaunchConfig:
 @functools.lru_cache(maxsize=4096)
 def _encode(tensor_map: MapPlan, address: int) -> bytes:
     """The 128 bytes of a CUtensorMap."""
+    promotion = tensor_map.l2_promotion if tensor_map.l2_promotion == "none" else f"L2_{tensor_map.l2_promotion}"
     status, encoded = driver.cuTensorMapEncodeTiled(
-        _DTYPES[tensor_map.dtype],
+        _member(driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE", tensor_map.dtype),
         len(tensor_map.dims),
         address,
         [driver.cuuint64_t(dim) for dim in tensor_map.dims],
         [driver.cuuint64_t(stride) for stride in tensor_map.strides],
         [driver.cuuint32_t(size) for size in tensor_map.box],
         [driver.cuuint32_t(step) for step in tensor_map.element_strides],
-        _INTERLEAVES[tensor_map.interleave],
-        _SWIZZLES[tensor_map.swizzle],
-        _PROMOTIONS[tensor_map.l2_promotion],
+        _member(driver.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE", tensor_map.interleave),
+        _member(driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE", tensor_map.swizzle),
+        _member(driver.CUtensorMapL2promotion, "CU_TENSOR_MAP_L2_PROMOTION", promotion),
         _FILLS[tensor_map.out_of_bounds],
     )
     if status != driver.CUresult.CUDA_SUCCESS:
@@ -270,10 +251,26 @@ def _encode(tensor_map: MapPlan, address: int) -> bytes:
     return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
 
-def _multiprocessors() -> int:
+def _member(kind: type, prefix: str, name: str) -> Any:
+    """The member of one of the driver's enums that a contract's word names."""
+    return getattr(kind, f"{prefix}_{name.upper()}")
+
+
+def device_attribute(name: str) -> int:
+    """An attribute of the context's device by its name in the driver's enum."""
     device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    attribute = _member(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE", name)
     return int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
+
+
+def start(streams: int) -> list[int]:
+    """Make the first GPU's primary context the current one; streams in it that do not wait for the default one."""
+    check("cuInit", driver.cuInit(0))
+    device = check("cuDeviceGet", driver.cuDeviceGet(0))
+    context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
+    check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+    flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    return [int(check("cuStreamCreate", driver.cuStreamCreate(flag))) for _ in range(streams)]
 
 
 class Replays(ABC):

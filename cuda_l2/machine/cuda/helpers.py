@@ -6,11 +6,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
-from cuda_l2.machine.cuda.driver import Graph, check
+from cuda_l2.machine.cuda.driver import Graph, check, device_attribute, launch_config
 from cuda_l2.system import paths, scratch
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ ROW_THREADS = 256
 SETTLING_LAUNCHES = 4
 SYSTEM_SHARED_BYTES = 1024
 """Of every block, taken from the multiprocessor beside what it asks for."""
-PROGRAMMATIC = (9, 0)
-"""Devices of this capability and later launch dependent kernels early."""
+PROGRAMMATIC = 9
+"""Devices of this major capability and later launch dependent kernels early."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,12 @@ class Helpers:
         self._functions = {
             name: check("cuModuleGetFunction", driver.cuModuleGetFunction(module, name.encode())) for name in NAMES
         }
-        device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
-        attributes = driver.CUdevice_attribute
-        self.sms, major, self._shared_bytes = (
-            int(check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(attribute, device)))
-            for attribute in (
-                attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-                attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-            )
-        )
+        self.sms = device_attribute("MULTIPROCESSOR_COUNT")
+        self._shared_bytes = device_attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         spoil_shared = self._functions["spoil_shared"]
         check("cuFuncSetAttribute", driver.cuFuncSetAttribute(spoil_shared, most, self._shared_bytes))
-        self._programmatic = major >= PROGRAMMATIC[0]
+        self._programmatic = device_attribute("COMPUTE_CAPABILITY_MAJOR") >= PROGRAMMATIC
         self._empties: Graph | None = None
         self._alone: Graph | None = None
         self._configs: dict[tuple[object, ...], driver.CUlaunchConfig] = {}
@@ -171,22 +163,10 @@ class Helpers:
         key = (stream, blocks, rows, threads, shared_bytes, programmatic)
         config = self._configs.get(key)
         if config is None:
-            config = self._configs[key] = _config(stream, (blocks, rows), threads, shared_bytes, programmatic)
+            grid, block = (blocks, rows, 1), (threads, 1, 1)
+            config = self._configs[key] = launch_config(grid, block, shared_bytes, programmatic=programmatic)
+            config.hStream = driver.CUstream(stream)
         check(name, driver.cuLaunchKernelEx(config, self._functions[name], ctypes.addressof(array), 0))
-
-
-def _config(stream: int, grid: tuple[int, int], threads: int, shared_bytes: int, programmatic: bool) -> Any:
-    """Kept by who launches: making one takes longer than a launch."""
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1)
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
-    if programmatic:
-        edge = driver.CUlaunchAttribute()
-        edge.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        edge.value.programmaticStreamSerializationAllowed = 1
-        config.attrs, config.numAttrs = [edge], 1
-    return config
 
 
 def _is_bf16(tensor: "torch.Tensor") -> bool:
@@ -219,10 +199,9 @@ def compiled_helpers(arch: str) -> Path:
         code = Program(text, "c++", ProgramOptions(arch=arch, std="c++17")).compile("cubin").code
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            folder = scratch.make_folder()
-            (folder / "helpers.cubin").write_bytes(bytes(code))
-            (folder / "helpers.cubin").rename(target)
-            folder.rmdir()
+            with scratch.folder() as folder:
+                (folder / "helpers.cubin").write_bytes(bytes(code))
+                (folder / "helpers.cubin").rename(target)
         except OSError as error:
             raise scratch.unwritable(error) from None
     return target

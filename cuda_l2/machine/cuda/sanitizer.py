@@ -98,11 +98,8 @@ def silent(tool: Tool, jobs: Sequence[Job], timeout_s: float) -> bool:
 
 
 def _watched(tool: Tool, jobs: Sequence[Job], timeout_s: float) -> Ended:
-    folder = scratch.make_folder()
-    try:
+    with scratch.folder() as folder:
         return cuda_alone.run([str(find()), *options(tool)], jobs, folder, timeout_s)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def judged(tool: Tool, ended: Ended, count: int = 1) -> str:

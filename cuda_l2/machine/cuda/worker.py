@@ -24,6 +24,7 @@ from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.helpers import Helpers, compiled_helpers
 from cuda_l2.records import Task, VerdictStatus, to_json
 from cuda_l2.system import variables
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import MachineError, UserError
 
 MAIN = "cuda_l2.machine.cuda.worker_main"
@@ -36,7 +37,7 @@ SLOWEST_GFLOPS, SLOWEST_PRODUCT_GFLOPS, SLOWEST_GBYTES_PER_S = 50.0, 200.0, 1.0
 """A launch that is slower than this is taken to hang."""
 
 
-class CudaWorker:
+class CudaWorker(Closing):
     """One process with one CUDA context. A context manager."""
 
     def __init__(self, helpers: Path) -> None:
@@ -110,12 +111,6 @@ class CudaWorker:
         if self._process.stderr:
             self._process.stderr.close()
 
-    def __enter__(self) -> "CudaWorker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         if not messages.wait(self._channel, timeout_s):
             self.alive = False
@@ -148,7 +143,7 @@ class CudaWorker:
         return Fault(VerdictStatus.CRASHED, reason or f"the worker ended with status {status}")
 
 
-class CudaWorkers:
+class CudaWorkers(Closing):
     """Workers that outlive candidates: one in use, the next already starting. A context manager."""
 
     def __init__(self, arch: str) -> None:
@@ -186,12 +181,6 @@ class CudaWorkers:
     def close(self) -> None:
         self._current.close()
         self._next.close()
-
-    def __enter__(self) -> "CudaWorkers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,7 +19,7 @@ from cuda.bindings import driver
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine import messages
 from cuda_l2.machine.cuda.cupti import KernelTrace
-from cuda_l2.machine.cuda.driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check
+from cuda_l2.machine.cuda.driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check, start
 from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.machine.fills import SCRATCH_BYTE
 from cuda_l2.records import from_json
@@ -39,17 +39,14 @@ ROUNDS_BEHIND = 16
 
 
 class Worker:
-    """One CUDA context. Candidates are loaded in slots: one, or several that are timed in turns."""
+    """One CUDA context. Candidates are loaded in slots: one, or several that are timed in turns.
+
+    Public methods are the operations that messages name. Those that return nothing are answered by an empty message.
+    """
 
     def __init__(self, helpers: Path) -> None:
-        check("cuInit", driver.cuInit(0))
-        device = check("cuDeviceGet", driver.cuDeviceGet(0))
-        context = check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
-        check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
-        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self.stream = int(check("cuStreamCreate", driver.cuStreamCreate(flag)))
-        self.beside, self.behind = (int(check("cuStreamCreate", driver.cuStreamCreate(flag))) for _ in range(2))
-        """More streams: for load beside the candidate, and for what takes its place."""
+        self.stream, self.beside, self.behind = start(streams=3)
+        """For the candidate, for load beside it, and for what takes its place."""
         self.helpers = Helpers(helpers)
         self.buffers: dict[str, MappedMemory] = {}
         self.loaded: list[Loaded] = []
@@ -64,7 +61,7 @@ class Worker:
         self.traffic: tuple[int, int] = (0, 0)
         self.words = 0  # of garbage
 
-    def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+    def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> None:
         """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps."""
         self._unload()
         for mapping in self.buffers.values():
@@ -73,9 +70,8 @@ class Worker:
         for (name, (size, grain)), descriptor in zip(sizes.items(), descriptors, strict=True):
             self.buffers[name] = MappedMemory.imported(descriptor, size, grain)
             os.close(descriptor)
-        return {}
 
-    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
+    def load(self, cubin: str, plan: str, places: list[dict[str, list[Any]]], slot: int = 0) -> None:
         """Load a candidate and bind it to several sets of addresses, given as buffer and offset.
 
         The first slot's throws away what was loaded before, unless it is the same; the next slot's is loaded beside it.
@@ -88,9 +84,8 @@ class Worker:
         if slot == 0:
             self.loaded_from = (cubin, plan)
         self.bind(places, slot)
-        return {}
 
-    def bind(self, places: list[dict[str, list[Any]]], slot: int = 0) -> dict[str, Any]:
+    def bind(self, places: list[dict[str, list[Any]]], slot: int = 0) -> None:
         """Bind what is loaded to other addresses."""
         self._drop_graphs()
         addresses = [
@@ -98,24 +93,21 @@ class Worker:
             for place in places
         ]
         self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
-        return {}
 
-    def launch(self, binding: int = 0, count: int = 1) -> dict[str, Any]:
+    def launch(self, binding: int = 0, count: int = 1) -> None:
         """Launch several times, each on garbage in shared memory."""
         for _ in range(count):
             self.helpers.spoil_shared(self.stream, self._garbage())
             self.bound[0][binding].launch(self.stream)
         self._wait()
-        return {}
 
-    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> dict[str, Any]:
+    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> None:
         """Launch behind a producer of A that lets dependents begin before it writes."""
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
         self.bound[0][0].launch(self.stream)
         self._wait()
-        return {}
 
-    def loaded_launches(self, count: int, occupied: float, ns: int) -> dict[str, Any]:
+    def loaded_launches(self, count: int, occupied: float, ns: int) -> None:
         """Launch several times in a row while another stream takes its share of multiprocessors, caches and memory."""
         self.helpers.spoil_shared(self.stream, self._garbage())
         self._occupy(occupied, ns, traffic=True)
@@ -123,7 +115,6 @@ class Worker:
             self.bound[0][0].launch(self.stream)
         self._wait()
         self._wait(self.beside)
-        return {}
 
     def record_loaded(
         self,
@@ -133,7 +124,7 @@ class Worker:
         scratch: list[list[Any]],
         occupied: float,
         ns: int,
-    ) -> dict[str, Any]:
+    ) -> None:
         """Launch several times, each on poisoned outputs and scratch and spoiled shared memory; record the outputs.
 
         Now and then another stream holds a share of the multiprocessors, for ns or a half, a quarter, an eighth of it,
@@ -158,7 +149,6 @@ class Worker:
                 self._keep(output, i * stride + output[4])
         for each in (self.stream, self.beside, self.behind):
             self._wait(each)
-        return {}
 
     def capture(self, bindings: list[int], slot: int = 0) -> dict[str, Any]:
         """A graph of one launch on each binding, in order; answers its index."""
@@ -172,7 +162,7 @@ class Worker:
 
     def record(
         self, bindings: list[int], kept: list[int], outputs: list[list[list[Any]]], stride: int, slot: int = 0
-    ) -> dict[str, Any]:
+    ) -> None:
         """Launch on each binding in order as one graph, and copy the outputs of some launches away as they come.
 
         kept: numbers of launches in ascending order; outputs: each one's, as `record_loaded` takes them; copies go to
@@ -190,7 +180,6 @@ class Worker:
         graph = Graph(self.stream, enqueue)
         graph.once()
         graph.destroy()
-        return {}
 
     def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]]) -> dict[str, Any]:
         """Seconds of a replay behind others of the graph `before`.
@@ -206,7 +195,7 @@ class Worker:
         device, host = self.graphs[graph].time(warm, poison if poisoned else None, self.graphs[before])
         return {"device_s": device, "host_s": host}
 
-    def evict(self, size: int) -> dict[str, Any]:
+    def evict(self, size: int) -> None:
         """Write so many bytes of our own, so that the next launch finds nothing of its operands in L2, and settle."""
         if self.evicted[1] < size:
             if self.evicted[0]:
@@ -218,16 +207,14 @@ class Worker:
             check("cuMemsetD8Async", written)
         self.helpers.settle(self.stream)
         self._wait()
-        return {}
 
-    def traced(self, on: bool) -> dict[str, Any]:
+    def traced(self, on: bool) -> None:
         """Start or end CUPTI's records; they cost every launch some time, later ones a little."""
         if on and self.trace is None:
             self.trace = KernelTrace()
         if not on and self.trace is not None:
             self.trace.close()
             self.trace = None
-        return {}
 
     def once(self, graph: int) -> dict[str, Any]:
         """One replay: host seconds, call to done; where traced the device's, first kernel's start to last one's end."""
@@ -301,14 +288,6 @@ def main() -> None:
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)  # also in the middle of a kernel that never ends
     channel = socket.socket(fileno=int(sys.argv[1]))
     worker = Worker(Path(sys.argv[2]))
-    operations = {
-        operation.__name__: operation
-        for operation in (
-            *(worker.attach, worker.load, worker.bind, worker.launch, worker.after_slow, worker.loaded_launches),
-            worker.record_loaded,
-            *(worker.capture, worker.record, worker.time, worker.evict, worker.traced, worker.once, worker.empty),
-        )
-    }
     channel.send(b"{}")
     while True:
         messages.wait(channel, AWAIT_S)
@@ -320,7 +299,7 @@ def main() -> None:
             message["descriptors"] = descriptors
         operation = message.pop("op")
         try:
-            answer = operations[operation](**message)
+            answer = getattr(worker, operation)(**message) or {}
         except LaunchError as error:
             answer = {"refused": str(error)}
         except DriverError as error:
