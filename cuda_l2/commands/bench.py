@@ -19,6 +19,7 @@ from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.text import counted
 from cuda_l2.system.values import seconds
 
@@ -105,7 +106,6 @@ def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
 def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.machine import detect
     from cuda_l2.optimizer import Optimizer
-    from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
     from cuda_l2.runs.task_bench import read_tasks, run
@@ -201,7 +201,7 @@ def _run_grid(settings: BenchSettings) -> None:
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
 
-    from cuda_l2.report.grid import write_tables, write_text
+    from cuda_l2.report.grid import KEPT, write_tables
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.report.grid_summary import summary
     from cuda_l2.runs.sweep import Sweep
@@ -224,7 +224,7 @@ def _run_grid(settings: BenchSettings) -> None:
                     finished = sweep.run(pending, results, line.stage, line.done)
             finally:  # also where an error ends the run
                 text = summary(results.header, results.records)
-                write_text(out / SUMMARY, text)
+                write_text(out / SUMMARY, text, KEPT)
                 missing = write_tables(out, results.header, results.records)
                 sweep.rig.keep_choices(gemms)
                 print(text)

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from cuda_l2.commands._options import end_interrupted, require_writable
 from cuda_l2.records import Accumulate, Gemm
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.values import member
 
 
@@ -60,7 +61,6 @@ def command(*, settings: ChoicesSettings | None = None) -> None:
 def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None:
     """Audit what `kept` does not hold yet, and write and print all that it holds then."""
     import cuda_l2
-    from cuda_l2.report.grid import write_text
     from cuda_l2.report.grid_live import GridProgress
     from cuda_l2.rigs import Request, open_rig
     from cuda_l2.runs.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cuda_l2.commands._options import require_cuda_packages, require_writable
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def _select(settings: SelectSettings, weights: tuple[float, ...]) -> None:
 
     from cuda_l2.library.table import joined, read_table, write_table
     from cuda_l2.machine.cuda import target as cuda
-    from cuda_l2.report.grid import write_text
     from cuda_l2.runs import selection
     from cuda_l2.runs.survey import Survey
 
@@ -80,7 +80,6 @@ def _timed(survey: "Survey") -> tuple[bool, bool]:
     """Every stage of a survey up to the times: whether it has all, and whether an interrupt ended it."""
     import json
 
-    from cuda_l2.report.grid import write_text
     from cuda_l2.report.grid_live import GridProgress
 
     survey.pool()

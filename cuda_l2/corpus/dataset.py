@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import whole, write_text
 from cuda_l2.system.text import counted
 
 CARD = "README.md"
@@ -24,34 +25,21 @@ def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
     Every file is whole or not there. UserError where it cannot be written.
     """
     parquet = _parquet()
-    try:
-        require_ours(folder)
-        for name, rows in parts.items():
-            path = folder / name / "train-00000-of-00001.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".new")
-            parquet.write_table(_table(rows), temporary)
-            temporary.replace(path)
-        for old in set(_parts(folder)) - set(parts):
-            shutil.rmtree(folder / old, ignore_errors=True)
-        temporary = folder / f"{CARD}.new"
-        temporary.write_text(_card(parts, about))
-        temporary.replace(folder / CARD)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
+    require_ours(folder)
+    for name, rows in parts.items():
+        with whole(folder / name / "train-00000-of-00001.parquet") as path:
+            parquet.write_table(_table(rows), path)
+    for old in {path.parent for path in folder.glob("*/train-*.parquet")}:
+        if old.name not in parts:
+            shutil.rmtree(old, ignore_errors=True)
+    write_text(folder / CARD, _card(parts, about))
 
 
 def write_lines(path: Path, lines: Rows) -> None:
     """JSON lines beside a dataset's parts, whole or as before, no file for none; UserError where that cannot be."""
-    try:
-        if not lines:
-            path.unlink(missing_ok=True)
-            return
-        temporary = path.with_suffix(".new")
-        temporary.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
+    write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    if not lines:
+        path.unlink()
 
 
 def read(folder: Path, part: str) -> list[dict[str, Any]]:
@@ -67,8 +55,7 @@ def read(folder: Path, part: str) -> list[dict[str, Any]]:
 
 def require_ours(folder: Path) -> None:
     """UserError where the folder holds something that is no dataset of ours, which must not be written over."""
-    parquet = _parquet()
-    assert parquet is not None
+    _parquet()
     if folder.is_dir() and any(folder.iterdir()):
         card = folder / CARD
         state = [path for path in folder.iterdir() if path.suffix == ".jsonl"]
@@ -97,10 +84,6 @@ def _card(parts: Mapping[str, Rows], about: str) -> str:
     counts = "\n".join(f"- `{name}`: {counted(len(rows), 'row')}" for name, rows in parts.items())
     head = json.dumps({"configs": configs}, indent=1)  # JSON is YAML
     return f"---\n{head}\n---\n\n# Dataset {MARK}\n\n{about.strip()}\n\n{counts}\n"
-
-
-def _parts(folder: Path) -> list[str]:
-    return [path.parent.name for path in folder.glob("*/train-*.parquet")]
 
 
 def _parquet() -> Any:

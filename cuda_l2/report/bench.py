@@ -3,14 +3,17 @@
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Interval, Timing
+from cuda_l2.system.files import markdown_table
+
+HEAD = (
+    *("shape", "ours", "strongest baseline", "offline speedup [95 %]", "server speedup [95 %]"),
+    "of measured peak",
+)
 
 
 def markdown(results: list[Result]) -> str:
     """The table in Markdown; shapes without a report are left out and named below."""
-    lines = [
-        "| shape | ours | strongest baseline | offline speedup [95 %] | server speedup [95 %] | of measured peak |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows: list[tuple[object, ...]] = []
     ratios: list[float] = []
     missing: list[str] = []
     for result in results:
@@ -24,12 +27,10 @@ def markdown(results: list[Result]) -> str:
         ours_us = timing.candidate.latency_us.estimate
         share = result.task.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
         ratios.append(timing.speedup.estimate)
-        lines.append(
-            f"| {result.task} | {ours_us:.3g} us | {_reference(timing)} | {_ratio(timing.speedup)}"
-            f" | {_ratio(server.timing.speedup)} | {share:.0%} |"
-        )
+        speedups = _ratio(timing.speedup), _ratio(server.timing.speedup)
+        rows.append((result.task, f"{ours_us:.3g} us", _reference(timing), *speedups, f"{share:.0%}"))
     if ratios:
-        lines.append(f"| geometric mean | | | **{geometric_mean(ratios):.3f}** | | |")
+        rows.append(("geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", "", ""))
     overhead = max((result.search.overhead for result in results), default=0.0)
     environment = next((trial.environment for result in results for trial in result.reports.values()), {})
     notes = [
@@ -40,7 +41,7 @@ def markdown(results: list[Result]) -> str:
     ]
     if missing:
         notes.append("Without a report: " + ", ".join(missing) + ".")
-    return "\n".join(lines + notes) + "\n"
+    return "\n".join([*markdown_table(HEAD, rows), *notes]) + "\n"
 
 
 def _reference(timing: Timing) -> str:

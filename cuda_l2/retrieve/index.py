@@ -21,6 +21,7 @@ from cuda_l2.retrieve.sources import File, Source, files
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.database import connect
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 
 VERSION = "1"
 """Version of how pieces and words are cut."""
@@ -235,9 +236,7 @@ def _fingerprint(db: sqlite3.Connection) -> str:
 
 def _publish(folder: Path, fingerprint: str) -> None:
     """Name the index that readers open; older ones go."""
-    temporary = folder / "current.json.new"
-    temporary.write_text(json.dumps({"version": VERSION, "index": fingerprint}))
-    temporary.replace(folder / "current.json")
+    write_text(folder / "current.json", json.dumps({"version": VERSION, "index": fingerprint}), "set CUDA_L2_CACHE")
     for other in folder.iterdir():
         if other.is_dir() and other.name != fingerprint:
             shutil.rmtree(other, ignore_errors=True)

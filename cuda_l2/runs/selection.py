@@ -13,6 +13,7 @@ from cuda_l2.library.choose import choose
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs.survey import Arm, Record
+from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
 
 MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN, PROGRAMMATIC))
@@ -100,9 +101,8 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
         "What is left of the speed of the best kernel known: mean over shapes, 5th percentile, least; shapes that no"
         " kept kernel serves.",
         "",
-        "| class | edge | layout | shapes | mean | 5 % | least | not served |",
-        "|---|---|---|---|---|---|---|---|",
     ]
+    shown: list[tuple[object, ...]] = []
     for accumulate, edge in (*MODES, *COLD_MODES):
         for layout in (None, *Layout):
             mode = (accumulate, edge, layout)
@@ -111,11 +111,11 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
                 ratios = np.array([selection.ratio(case) for case in cases])
                 served = ratios[ratios > 0]
                 least = served.min(initial=1)
-                figures = f"{ratios.mean():.4f} | {np.quantile(ratios, 0.05):.4f} | {least:.4f}"
+                figures = (f"{share:.4f}" for share in (ratios.mean(), np.quantile(ratios, 0.05), least))
                 lost = len(ratios) - len(served)
-                name = layout or "better of both"
-                lines.append(f"| {accumulate} | {edge} | {name} | {len(cases)} | {figures} | {lost} |")
-    return "\n".join(lines) + "\n"
+                shown.append((accumulate, edge, layout or "better of both", len(cases), *figures, lost))
+    head = ("class", "edge", "layout", "shapes", "mean", "5 %", "least", "not served")
+    return "\n".join([*lines, *markdown_table(head, shown)]) + "\n"
 
 
 def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
