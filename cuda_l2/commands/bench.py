@@ -186,7 +186,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
 
 
 def _run_grid(settings: BenchSettings) -> None:
-    budget_s = seconds(settings.budget or "") if settings.searches else 0.0
+    budget_s = settings.budget_s
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
     if settings.fallback and not settings.library:
@@ -202,7 +202,7 @@ def _run_grid(settings: BenchSettings) -> None:
     require_writable(out / RESULTS)
 
     from cuda_l2.report.grid import KEPT, write_tables
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.report.grid_summary import summary
     from cuda_l2.runs.sweep import Sweep
 

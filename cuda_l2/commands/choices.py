@@ -61,7 +61,7 @@ def command(*, settings: ChoicesSettings | None = None) -> None:
 def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None:
     """Audit what `kept` does not hold yet, and write and print all that it holds then."""
     import cuda_l2
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.rigs import Request, open_rig
     from cuda_l2.runs.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table
     from cuda_l2.runs.run_file import Header

@@ -59,7 +59,7 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
     from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
     from cuda_l2.machine.cuda.driver import bus_id
     from cuda_l2.machine.cuda.target import detect
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.runs.prover import CORES_A_WORKER, Prover, require_sanitizer
     from cuda_l2.system import lines
     from cuda_l2.system.lock import machine_lock

@@ -80,7 +80,7 @@ def _timed(survey: "Survey") -> tuple[bool, bool]:
     """Every stage of a survey up to the times: whether it has all, and whether an interrupt ended it."""
     import json
 
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
 
     survey.pool()
     survey.load()

@@ -6,7 +6,6 @@ A worker that dies costs its item only, which is tried once more with nothing be
 """
 
 import contextlib
-import datetime
 import json
 import os
 import queue
@@ -30,7 +29,9 @@ from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, BuildStatus, Candidate, Verdict, VerdictStatus, from_json, to_json
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import now
 from cuda_l2.verify import races
 from cuda_l2.verify._base import CheckFailed
 from cuda_l2.verify._cuda import SANITIZER_TIMEOUT_S
@@ -80,7 +81,7 @@ Event = _Item | _Answer | _Watched | Exception
 """A built item, a verified one, one that a tool has looked at, or what went wrong in a thread."""
 
 
-class Prover:
+class Prover(Closing):
     """The processes of a run on the GPU of this machine. A context manager."""
 
     def __init__(self, target: CudaTarget, jobs: int) -> None:
@@ -115,12 +116,6 @@ class Prover:
         for worker in list(self._workers):
             worker.close()
         self._watchers.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> "Prover":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _settle(self, count: int, on_proof: Callable[[Proof], None]) -> Iterator[_Item]:
         """Take so many items to their end; those whose worker died for the first time are given back instead."""
@@ -157,9 +152,8 @@ class Prover:
                 on_proof(self._proof(item))
 
     def _proof(self, item: _Item) -> Proof:
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         outcome = item.verdict or item.trouble or (item.build.reason if item.build else "")
-        return proof_of(item.task, self._target.machine, created, item.build, outcome)
+        return proof_of(item.task, self._target.machine, now(), item.build, outcome)
 
     def _start(self, work: Callable[[], None]) -> None:
         def run() -> None:

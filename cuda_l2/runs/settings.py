@@ -82,6 +82,11 @@ class SweepSettings:
         return self.budget is not None and self.budget.strip() not in NO_SEARCH
 
     @property
+    def budget_s(self) -> float:
+        """Seconds of search a shape of a grid, 0 for none; UserError where the text is no time."""
+        return seconds(self.budget or "") if self.searches else 0.0
+
+    @property
     def protocol_names(self) -> tuple[str, ...]:
         return listed(self.protocols)
 
