@@ -202,8 +202,8 @@ def _run_grid(settings: BenchSettings) -> None:
     require_writable(out / RESULTS)
 
     from cuda_l2.report.grid import KEPT, write_tables
-    from cuda_l2.report.live import GridProgress
     from cuda_l2.report.grid_summary import summary
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.runs.sweep import Sweep
 
     with Sweep(settings) as sweep:

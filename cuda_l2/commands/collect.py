@@ -130,10 +130,4 @@ def _making(policy: "Policy", seed: int) -> "Make":
 
 
 def _say(pair: "Pair") -> None:
-    if pair.failure:
-        text = pair.failure
-    else:
-        became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
-        best = f", best {pair.best:.3f}x" if pair.kept else ""
-        text = f"{counted(pair.tries, 'try', 'tries')} ({became}), {pair.kept} kept{best}"
-    print(f"{pair.task} {pair.model}: {text}", file=sys.stderr, flush=True)
+    print(f"{pair.task} {pair.model}: {pair.failure or pair}", file=sys.stderr, flush=True)
