@@ -70,7 +70,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
     from cuda_l2.runs.collect import Collection, collect
     from cuda_l2.system import paths
 
-    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    hold_out = HoldOut.read(settings.hold_out)
     held = [str(task) for task in wanted if hold_out.task(task)]
     if len(held) == len(wanted):
         raise UserError(f"every task is held out by {settings.hold_out}")

@@ -96,7 +96,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         raise UserError(f"--segment {settings.segment} asks a model: name it with --policy, as in openai:MODEL@URL")
     wanted = [tasks.parse(shape) for shape in settings.shape or []]
     dataset.require_ours(out)
-    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    hold_out = HoldOut.read(settings.hold_out)
     sources = user_sources(settings.folder or [])
     if not settings.only_folders:
         sources = [*installed_sources(), *sources]

@@ -119,7 +119,7 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
 def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, named: list[Task]) -> None:
     from cuda_l2.corpus.holdout import HoldOut
 
-    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    hold_out = HoldOut.read(settings.hold_out)
     if not named and stage.stage != ON_ALL:
         raise UserError("shapes are missing, as in 512x512x512: what should the model write kernels for?")
     if named and all(hold_out.task(task) for task in named):

@@ -55,8 +55,10 @@ class HoldOut:
     like: tuple["np.ndarray[tuple[int], np.dtype[np.uint64]]", ...] = field(default=(), compare=False)
 
     @classmethod
-    def read(cls, path: Path) -> "HoldOut":
-        """The file's entries; UserError with the line that cannot be read."""
+    def read(cls, path: Path | None) -> "HoldOut":
+        """The file's entries, none without a file; UserError with the line that cannot be read."""
+        if path is None:
+            return cls()
         ids, shapes, digests = set[str](), set[tuple[int, int, int]](), set[str]()
         tasks, names = set[str](), set[str]()
         schedules, like = [], []
@@ -171,13 +173,7 @@ def _names(name: str) -> list[str]:
 
 
 def _compiled(family: str) -> set[str]:
-    return {
-        choice.name
-        for member in all_families()
-        if member.name == family
-        for choice in member.choices
-        if choice.compiled
-    }
+    return {name for member in all_families() if member.name == family for name in member.compiled}
 
 
 def _choices(family: str, text: str, where: str) -> tuple[tuple[str, int], ...]:

@@ -42,11 +42,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class File:
-    """A cleaned file and the pieces that rules cut."""
+    """A cleaned file and the pieces that rules, or a model, cut."""
 
     name: str  # as a row's source
     text: str
     pieces: Sequence[Snippet]
+    license: str = ""
 
 
 @dataclass
