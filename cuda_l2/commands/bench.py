@@ -54,7 +54,7 @@ class BenchSettings(SweepSettings):
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
 
 
-def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | None = None) -> None:
+def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = BenchSettings()) -> None:
     """Search each shape, report the winners, print the table; or, with --grid or --sample, run arms over many shapes.
 
     With --tasks, search each task and tell mean, median, 75 %, largest speedup, what works and what is faster, by group
@@ -68,7 +68,6 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | Non
     shapes
         The six of the README by default.
     """
-    settings = settings or BenchSettings()
     require_target(settings.target)
     if settings.tasks is not None:
         _require_alone(settings, shapes)
@@ -115,24 +114,13 @@ def _run_tasks(settings: BenchSettings) -> None:
     budget_s = seconds(settings.budget or "20s")
     out = settings.out or Path("bench-tasks")
     require_writable(out / "tasks.md")
-    with contextlib.ExitStack() as stack:
-        optimizer = stack.enter_context(
-            Optimizer(
-                settings.search(
-                    budget_s,
-                    archive=settings.archive or out / "archive.db",
-                    protocol="offline",
-                    trials=settings.trials,
-                    model=settings.model,
-                )
-            )
-        )
+    archive, trials, model = settings.archive or out / "archive.db", settings.trials, settings.model
+    searched = settings.search(budget_s, archive=archive, protocol="offline", trials=trials, model=model)
+    with Optimizer(searched) as optimizer, contextlib.ExitStack() as shown:
         tell(
             f"{counted(len(wanted), 'task')}, {budget_s:g} s of search each; results go to {out};"
-            f" what {optimizer.archive.path} holds a report of is taken from there"
+            f" what {archive} holds a report of is taken from there"
         )
-        shown = contextlib.ExitStack()
-        stack.enter_context(shown)
 
         def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
             shown.close()  # the task before

@@ -1,5 +1,6 @@
 """cuda-l2 choices: whether the algorithms that cuBLASLt's autotuning chose are still the best of all returned."""
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +36,12 @@ class ChoicesSettings:
     """Move the results that are there aside and begin anew."""
 
 
-def command(*, settings: ChoicesSettings | None = None) -> None:
+def command(*, settings: ChoicesSettings = ChoicesSettings()) -> None:
     """Time every algorithm that cuBLASLt's heuristic returned for a shape again, interleaved, beside the one chosen.
 
     The baseline of every speedup is the choice, so a wrong one would flatter us. Prints how many are within 1 % of the
     best by size, and writes one row a shape and layout. An interrupted run goes on from the .jsonl file beside --out.
     """
-    settings = settings or ChoicesSettings()
     kind = member(Accumulate, settings.accumulate, "accumulator")
     from cuda_l2.runs import grid as grids
 
@@ -79,16 +79,17 @@ def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None
         with AuditFile(kept, Header(rig.target.machine, environment, fixed, kind=KIND)) as audits:
             pending = audits.pending(gemms)
             try:
-                with GridProgress(len(gemms), len(gemms) - len(pending)) as line:
+                with (
+                    contextlib.suppress(KeyboardInterrupt),
+                    GridProgress(len(gemms), len(gemms) - len(pending)) as line,
+                ):
                     for gemm in pending:
                         line.stage(gemm, "timing")
                         rig.require_feasible(gemm)
                         with machine_lock(rig.gpu):
                             audits.append(audit(rig.libraries, gemm))  # type: ignore[attr-defined] # a CudaRig's
                         line.done(gemm)
-                finished = True
-            except KeyboardInterrupt:
-                pass
+                    finished = True
             finally:  # also where an error ends the run
                 write_text(out, rows_csv(audits.choices))
     if audits.choices:

@@ -69,7 +69,7 @@ class CorpusSettings:
     model: Annotated[InstructionSettings, LANGUAGE_MODELS] = InstructionSettings()
 
 
-def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
+def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
     """Write a dataset of instruction-context-code triplets, and the same code as plain text.
 
     Interrupted, it begins anew, but pays for no answer twice.
@@ -87,7 +87,6 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.retrieve.sources import installed_sources, user_sources
 
-    settings = settings or CorpusSettings()
     if settings.rendered < 0 or settings.context_tokens < 0:
         raise UserError("--rendered and --context-tokens must not be negative")
     if bool(settings.rendered) != bool(settings.shape):

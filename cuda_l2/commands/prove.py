@@ -1,5 +1,6 @@
 """cuda-l2 prove: full verification of every distinct kernel of a library table."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,12 +80,12 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
             proofs.append(proof)
             line.done(f"{proof.kernel} at {proof.gemm}")
 
+        at_once = jobs or max(1, target.cores // CORES_A_WORKER)
         try:
-            with machine_lock(bus_id()), line, Prover(target, jobs or max(1, target.cores // CORES_A_WORKER)) as prover:
-                prover.run(pending, keep)
-            finished = True
-        except KeyboardInterrupt:
-            pass
+            with contextlib.suppress(KeyboardInterrupt), machine_lock(bus_id()), line:
+                with Prover(target, at_once) as prover:
+                    prover.run(pending, keep)
+                finished = True
         finally:  # also where an error ends the run
             (out / KERNELS).write_text(kernels_csv(kernels, tasks, proofs))
         left, wrong = len(proofs.pending(tasks)), failures(tasks, proofs)

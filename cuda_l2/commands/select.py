@@ -29,14 +29,13 @@ class SelectSettings(SurveySettings):
     """What the modes count: fp32 plain, fp32 dependent, fp16 plain, fp16 dependent."""
 
 
-def command(*, settings: SelectSettings | None = None) -> None:
+def command(*, settings: SelectSettings = SelectSettings()) -> None:
     """Time a pool of kernels on every shape, and keep the best few for all of them.
 
     Writes pool.csv and times.jsonl, from which an interrupted run goes on, builds.jsonl with what became of each build,
     then the dispatch table schedules.csv, summary.md and environment.json. These times choose; they are not for
     reporting.
     """
-    settings = settings or SelectSettings()
     settings.gemms()
     weights = _weights(settings.weights)
     if settings.most < 1:

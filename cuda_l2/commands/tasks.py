@@ -38,7 +38,7 @@ class CheckoutSettings:
 def command(
     *task: str,
     kernelbench: Path | None = None,
-    settings: CheckoutSettings | None = None,
+    settings: CheckoutSettings = CheckoutSettings(),
     baselines: Annotated[bool, Parameter(negative=())] = False,
     protocol: str = "offline",
     seed: int = 0,
@@ -63,7 +63,6 @@ def command(
     json
         Print JSON, one line a task.
     """
-    settings = settings or CheckoutSettings()
     if task and kernelbench:
         raise UserError("give tasks or a checkout, not both")
     if baselines and not task:

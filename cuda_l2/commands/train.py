@@ -60,7 +60,7 @@ class TrainSettings:
     """Print the stage's packaged settings and do nothing."""
 
 
-def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings | None = None) -> None:
+def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings = TrainSettings()) -> None:
     """Train a language model to write kernels, one stage at a time.
 
     Parameters
@@ -75,7 +75,6 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
     """
     from cuda_l2.learn.settings import packaged, read
 
-    settings = settings or TrainSettings()
     chosen = read(stage, settings.config, settings.set or [])
     if settings.show:
         print(packaged(stage).read_text(), end="")

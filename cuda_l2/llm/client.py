@@ -149,21 +149,13 @@ class Client:
         )
 
     def _keep(self, about: tuple[str, str, str], key: str, question: Question, reply: Reply) -> Exchange:
-        if reply.outcome is Outcome.TIMED_OUT or reply.billed:  # it may be paid for all the same
-            spent = (
-                reply.prompt_tokens or self._count(question.messages),
-                reply.answer_tokens or self.settings.answer_tokens,
-            )
-        elif reply.outcome is Outcome.ANSWERED:
-            spent = (
-                reply.prompt_tokens or self._count(question.messages),
-                reply.answer_tokens or self.model.count_tokens(reply.text),
-            )
-        else:
-            spent = (0, 0)
+        spent, answered = (0, 0), reply.outcome is Outcome.ANSWERED
+        if answered or reply.outcome is Outcome.TIMED_OUT or reply.billed:  # the latter may be paid for all the same
+            most = self.model.count_tokens(reply.text) if answered else self.settings.answer_tokens
+            spent = (reply.prompt_tokens or self._count(question.messages), reply.answer_tokens or most)
         self.budget.spend(*spent)
         self.outcomes[reply.outcome] += 1
-        if reply.outcome is Outcome.ANSWERED:
+        if answered:
             self.fastest_s = min(reply.seconds, self.fastest_s or reply.seconds)
         exchange = Exchange(
             key=key,

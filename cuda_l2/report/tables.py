@@ -38,6 +38,11 @@ LEVEL_B = (
 )
 MUCH = 0.1
 """Share of a kernel's time above which the cost of a call is reported."""
+SEARCHED = (
+    *("proposed", "built", "correct", "known", "repeated", "rejected", "reviews", "checker"),
+    *("seconds", "overhead", "interrupted"),
+)
+"""What the JSON of a result holds of the search."""
 REVIEWED = {
     ReviewStatus.CONFIRMED: "measured again and confirmed",
     ReviewStatus.LOWERED: "measured again and corrected",
@@ -49,7 +54,7 @@ REVIEWED = {
 
 def print_result(result: Result) -> None:
     """The winner against each baseline, what was rejected, where the source lies."""
-    console = _console()
+    console = open_console()
     best, search = result.best, result.search
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
     if best is None:
@@ -141,7 +146,7 @@ def launches_early(candidate: Candidate) -> bool:
 
 def print_trial(trial: Trial) -> None:
     """What became of one candidate, stage by stage."""
-    console = _console()
+    console = open_console()
     build, verdict, timing = trial.build, trial.verdict, trial.timing
     _print_stage(console, build)
     if verdict:
@@ -181,7 +186,7 @@ def _print_stage(console: Console, build: Build) -> None:
 
 def print_build(build: Build, plan: Plan | None, refused: str) -> None:
     """What compiling a CUDA kernel gave, and what is launched for a task, or why its contract refuses that."""
-    console = _console()
+    console = open_console()
     _print_stage(console, build)
     for kernel in build.kernels:
         tensor = f"; {', '.join(kernel.tensor_instructions)}" if kernel.tensor_instructions else ""
@@ -215,7 +220,7 @@ def _times(sizes: Sequence[int]) -> str:
 
 def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     """The best kernels of a shape and how they were measured, by machine; what may be long ends a line."""
-    console = _console()
+    console = open_console()
     console.print(f"{task} in {archive}")
     head = ("kernel", "protocol", "time", "speedup [95 %]")
     rows = [(trial, _known_cells(trial)) for trial in trials]
@@ -259,17 +264,7 @@ def result_json(result: Result) -> str:
             "gemm": str(result.task),
             "reports": {name: _plain(trial) for name, trial in result.reports.items()},
             "best": _plain(result.best) if result.best else None,
-            "proposed": result.search.proposed,
-            "built": result.search.built,
-            "correct": result.search.correct,
-            "known": result.search.known,
-            "repeated": result.search.repeated,
-            "rejected": dict(result.search.rejected),
-            "reviews": dict(result.search.reviews),
-            "checker": result.search.checker,
-            "seconds": result.search.seconds,
-            "overhead": result.search.overhead,
-            "interrupted": result.search.interrupted,
+            **{name: getattr(result.search, name) for name in SEARCHED},
             "policy": result.search.summary,
             "source": str(result.source_path) if result.source_path else None,
             "environment": result.best.environment if result.best else {},
@@ -294,12 +289,11 @@ def _plain(trial: Trial) -> object:
     return finite(json.loads(to_json(trial)))
 
 
-def _console() -> Console:
+def open_console(width: int = CONSOLE_WIDTH) -> Console:
+    """Standard output for tables. width: where it is no terminal, in characters."""
     # no markup: a compiler's words hold square brackets
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, soft_wrap=True, width=CONSOLE_WIDTH)
-    return console
+    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def _cells(pairs: list[tuple[Arm | None, Interval | None]]) -> list[str]:
