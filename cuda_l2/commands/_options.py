@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 
 TARGETS = ("auto", "cpu", "cuda")
 
@@ -36,10 +37,7 @@ def read_source(file: Path, contracted: bool = True) -> str:
     from cuda_l2 import contract
     from cuda_l2.contract.text import document
 
-    try:
-        text = file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(file)
     if not contracted or contract.states_contract(text):
         return text
     if file.suffix == ".py":

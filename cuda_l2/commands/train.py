@@ -14,6 +14,7 @@ from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.records import Gemm, Task
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -136,16 +137,17 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     from cuda_l2.learn.run import Run
     from cuda_l2.learn.selftaught import SelfSupervision
     from cuda_l2.learn.writer import Questions
-    from cuda_l2.machine import chosen
     from cuda_l2.propose._model_policy import require_sandbox
     from cuda_l2.propose._prompt import Templates
     from cuda_l2.reward import RewardSettings
     from cuda_l2.rigs import open_rig
     from cuda_l2.system import paths
+    from cuda_l2.tasks._base import definitions
 
     require_sandbox(settings.without_sandbox)
     templates = Templates(settings.prompts)
-    asked = [task for task in named or _own(chosen(settings.target)) if not hold_out.task(task)]
+    own = (known.task(target=machine.chosen(settings.target)) for known in definitions().values())
+    asked = [task for task in named or own if not hold_out.task(task)]
     decisive = _decisive(stage, settings, _digest(others)) | {
         "tasks": [str(task) for task in asked],
         "prompts": templates.fingerprint,
@@ -172,13 +174,6 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
         )
         with Judge(rig, archive, rewards, stage.stage) as judge:
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
-
-
-def _own(target: str) -> list[Task]:
-    """Every task of our own at its sizes for such a machine."""
-    from cuda_l2.tasks._base import definitions
-
-    return [known.task(target=target) for known in definitions().values()]
 
 
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
@@ -221,12 +216,8 @@ def _say(text: str) -> None:
 
 def _require_packages() -> None:
     """UserError where a package that training needs is missing."""
-    try:
-        import datasets  # noqa: F401
-        import peft  # noqa: F401
-        import trl  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(f"training needs the package {error.name}: pip install 'cuda-l2[train]'") from None
+    for package in ("datasets", "peft", "trl"):
+        imported(package, "training needs", "train")
 
 
 def _conversations(folders: Sequence[Path]) -> list[list[dict[str, str]]]:

@@ -12,8 +12,8 @@ from cuda_l2.build.lexing import CPP_TOKEN, blank
 
 LEAST_LINES, LEAST_CHARS = 3, 80
 MOST_CHARS = 12_000
-MOST_LINE_CHARS = 400
-"""Longer lines are tables, or written by programs."""
+MOST_LINE_CHARS, MOST_SIGNATURE = 400, 400
+"""Longer lines are tables, or written by programs; longer signatures are cut."""
 MOST_NUMBERS = 0.5
 """Share of numbers among a snippet's words and numbers above which it is a table."""
 PAIRS = (("{", "}"), ("(", ")"))
@@ -278,7 +278,8 @@ def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int
     code = _dedented(text[begin - len(comment) : close])
     line = text.count("\n", 0, begin) + 1
     first = line - comment.count("\n")
-    return Snippet(kind, _name(declared, function), _signature(head), words_of(comment), code, line, first)
+    signature = head if len(head) <= MOST_SIGNATURE else head[: MOST_SIGNATURE - 3] + "..."
+    return Snippet(kind, _name(declared, function), signature, words_of(comment), code, line, first)
 
 
 def _apart(head: str) -> tuple[str, str]:
@@ -301,10 +302,6 @@ def _name(declared: str, function: bool) -> str:
         return ""
     named = _TYPE_NAME.search(declared)
     return named.group(1) if named else ""
-
-
-def _signature(head: str, limit: int = 400) -> str:
-    return head if len(head) <= limit else head[: limit - 3] + "..."
 
 
 def _comment_before(text: str, last: int, begin: int) -> str:

@@ -72,7 +72,9 @@ class Client:
         found = [self.log.answered(key) for key in keys]
         new = self._affordable([i for i, stored in enumerate(found) if stored is None], questions)
         self.reused += len(questions) - found.count(None)
-        requests = [self._request(questions[i], keys[i]) for i in new]
+        answer_tokens, temperature = self.settings.answer_tokens, self.settings.temperature
+        seeds = {i: int(hashlib.sha256(keys[i].encode()).hexdigest()[:12], 16) for i in new}
+        requests = [Request(questions[i].messages, answer_tokens, temperature, seeds[i]) for i in new]
         start = time.perf_counter()
         if self.settings.model_seconds is not None:
             deadline = min(deadline, start + self.settings.model_seconds - self.budget.seconds)
@@ -194,10 +196,6 @@ class Client:
         number = self._asked[digest]
         self._asked[digest] += 1
         return f"{digest}-{number}"
-
-    def _request(self, question: Question, key: str) -> Request:
-        seed = int(hashlib.sha256(key.encode()).hexdigest()[:12], 16)
-        return Request(question.messages, self.settings.answer_tokens, self.settings.temperature, seed)
 
     def _count(self, messages: Messages) -> int:
         return sum(self.model.count_tokens(message.text) for message in messages)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 from cuda_l2.system.text import counted, plain
 
 MESSAGE_CHARS = 2_000
@@ -18,11 +19,7 @@ def read_template(packaged: Path, folder: Path | None) -> str:
     if folder is not None and not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
     own = folder / packaged.name if folder else packaged
-    path = own if own.exists() else packaged
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the template {path}: {error}") from None
+    return read_text(own if own.exists() else packaged)
 
 
 def fenced(text: str, language: str = "", limit_chars: int = MESSAGE_CHARS) -> str:

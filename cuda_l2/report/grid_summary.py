@@ -86,7 +86,10 @@ def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[
         lines += _by_bucket(pairs)
     lines += _by_class(protocol, against_ours)
     lines += _strengths(protocol, timings)
-    strongest = Counter(_strongest(gemm, timing) for gemm, timing in timings)
+    strongest: Counter[str] = Counter()
+    for gemm, timing in timings:
+        arms = arms_of(timing)
+        strongest[fastest(arms, same_layout(arms, gemm) or arms)] += 1
     if strongest:
         ranked = ", ".join(f"{name} {count}" for name, count in strongest.most_common())
         lines += [f"{protocol}: the strongest baseline that reads B alike, and how often: {ranked}.", ""]
@@ -206,8 +209,3 @@ def _named(arms: Iterable[str], kind: str) -> list[str]:
 def _time(arms: dict[str, Arm], names: Sequence[str]) -> float:
     """The lowest median of these, 0 where there is none."""
     return min((arms[name].latency_us.estimate for name in names), default=0.0)
-
-
-def _strongest(gemm: Gemm, timing: Timing) -> str:
-    arms = arms_of(timing)
-    return fastest(arms, same_layout(arms, gemm) or arms)

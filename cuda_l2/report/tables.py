@@ -223,7 +223,11 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     console = open_console()
     console.print(f"{task} in {archive}")
     head = ("kernel", "protocol", "time", "speedup [95 %]")
-    rows = [(trial, _known_cells(trial)) for trial in trials]
+    rows = []
+    for trial in trials:
+        assert trial.timing and trial.timing.candidate and trial.timing.speedup
+        times = _time(trial.timing.candidate), _ratio(trial.timing.speedup)
+        rows.append((trial, (trial.candidate.id, trial.protocol, *times)))
     widths = [max(map(len, column)) for column in zip(head, *(cells for _, cells in rows), strict=True)]
     for machine in dict.fromkeys(trial.machine for trial in trials):
         console.print(f"on {machine}:")
@@ -245,12 +249,6 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
     where = "" if archive == default_archive() else f" --archive {archive}"
     console.print(f"source of the first: cuda-l2 show {task} --source{where}")
-
-
-def _known_cells(trial: Trial) -> tuple[str, ...]:
-    timing = trial.timing
-    assert timing and timing.candidate and timing.speedup
-    return trial.candidate.id, trial.protocol, _time(timing.candidate), _ratio(timing.speedup)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -4,16 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cuda_l2.retrieve.chunks import words
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported
 
 
 def bm25s() -> Any:
     """The package, an optional part; UserError without it."""
-    try:
-        import bm25s  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UserError(f"retrieval needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
-    return bm25s
+    return imported("bm25s", "retrieval needs", "llm")
 
 
 def ranked(index: Any, query: str, count: int, weights: Any = None) -> list[tuple[int, float]]:

@@ -204,7 +204,9 @@ class _Collector:
         for i, (trial, _) in enumerate(judge_group(evaluator, self.archive, group)):
             trials.append(trial)
             fields: dict[str, Any] = {"candidate": trial.candidate.id, "status": trial.status, "speedup": trial.speedup}
-            if self._worthy(trial) and not self.collection.has(pair.task, trial.candidate.source):
+            fast = trial.speedup > 0 and trial.speedup >= self.limits.least_speedup
+            worthy = fast and not self.hold_out.candidate(trial.candidate)
+            if worthy and not self.collection.has(pair.task, trial.candidate.source):
                 asked = conversations[i] if conversations else ()
                 row = _row(trial, evaluator.target, pair, self.limits.round, asked)
                 fields |= {"kept": True, "digest": digest(trial.candidate.source), "row": row}
@@ -212,10 +214,6 @@ class _Collector:
             if pair.done(self.limits):
                 break
         return trials
-
-    def _worthy(self, trial: Trial) -> bool:
-        fast = trial.speedup > 0 and trial.speedup >= self.limits.least_speedup
-        return fast and not self.hold_out.candidate(trial.candidate)
 
     def _add(self, pair: Pair, fields: dict[str, Any]) -> None:
         """Store one try."""

@@ -87,7 +87,9 @@ def table(selection: Selection, rows: Sequence[PoolRow]) -> list[Row]:
         if case.layout is not None:
             gemm = replace(case.gemm, layout=case.layout)
             row = rows[use.arm.row]
-            found.append(Row(gemm, case.edge, row.family, _schedule(row, use), use.us))
+            named = {**dict(row.schedule), **dict(use.arm.launch), "EDGE": use.edge}
+            schedule = tuple((choice.name, named[choice.name]) for choice in family_of(row.family).choices)
+            found.append(Row(gemm, case.edge, row.family, schedule, use.us))
     return joined((), found)
 
 
@@ -174,8 +176,3 @@ def _weights(cases: Sequence[Case], weights: Sequence[float]) -> NDArray[np.floa
         accumulate = case.gemm.accumulate
         found.append(shares[accumulate, case.edge] * share / counts[accumulate, case.edge, case.layout])
     return np.array(found)
-
-
-def _schedule(row: PoolRow, use: Use) -> Named:
-    named = {**dict(row.schedule), **dict(use.arm.launch), "EDGE": use.edge}
-    return tuple((choice.name, named[choice.name]) for choice in family_of(row.family).choices)

@@ -1,13 +1,31 @@
-"""Files that are written whole or not at all, and tables as Markdown and CSV."""
+"""Files that are read or written whole, tables as Markdown and CSV, and packages that may be missing."""
 
 import contextlib
 import csv
+import importlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from cuda_l2.system.errors import UserError
+
+
+def read_text(path: Path) -> str:
+    """A text file of the user's. UserError where it cannot be read."""
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def imported(package: str, what: str, extra: str) -> Any:
+    """An optional package. UserError where it is missing. what: what needs it. extra: the part of ours that has it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{what} the package {error.name}: pip install 'cuda-l2[{extra}]'") from None
 
 
 @contextlib.contextmanager
