@@ -79,12 +79,10 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
     out
         Folder of the dataset; one that this command made before is replaced.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from cuda_l2.corpus import dataset
     from cuda_l2.corpus.build import Rendered, build
     from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.report.live import bar
     from cuda_l2.retrieve.sources import installed_sources, user_sources
 
     if settings.rendered < 0 or settings.context_tokens < 0:
@@ -103,10 +101,9 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
     if settings.rendered:
         rendered = Rendered(settings.rendered, wanted, machine.detect(settings.target), settings.seed)
     client = _client(settings) if settings.policy else None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     try:
-        with Progress(*columns, transient=True, console=Console(stderr=True)) as bar:
-            row = bar.add_task("", total=None)
+        with bar("") as shown:
+            row = shown.add_task("", total=None)
             made = build(
                 sources,
                 hold_out,
@@ -115,7 +112,7 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
                 prompts=settings.model.prompts,
                 context_tokens=settings.context_tokens,
                 rendered=rendered,
-                on_stage=lambda stage, done, of: bar.update(row, description=stage, completed=done, total=of),
+                on_stage=lambda stage, done, of: shown.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
         dataset.write_lines(out / SEGMENTS, made.segmented.lines if made.segmented else [])

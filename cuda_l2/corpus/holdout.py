@@ -16,9 +16,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from cuda_l2.corpus.duplicates import contained, digest, shingles
+from cuda_l2.corpus.duplicates import Shingles, contained, digest, shingles
 from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Gemm, Task
 from cuda_l2.system.errors import UserError
@@ -53,7 +51,7 @@ class HoldOut:
     names: frozenset[str] = frozenset()  # of tasks other than matrix products
     schedules: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     digests: frozenset[str] = frozenset()
-    like: tuple["np.ndarray[tuple[int], np.dtype[np.uint64]]", ...] = field(default=(), compare=False)
+    like: tuple[Shingles, ...] = field(default=(), compare=False)
 
     @classmethod
     def read(cls, path: Path | None) -> "HoldOut":

@@ -148,12 +148,7 @@ class StageSettings:
 
 
 SECTIONS: Mapping[str, type] = {
-    "tuning": Tuning,
-    "lora": Lora,
-    "scratch": Scratch,
-    "sampling": Sampling,
-    "collecting": Collecting,
-    "rl": Rl,
+    kind.__name__.lower(): kind for kind in (Tuning, Lora, Scratch, Sampling, Collecting, Rl)
 }
 
 

@@ -2,16 +2,20 @@
 
 import math
 import time
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from cuda_l2.records import Gemm, Task
-from cuda_l2.search import Progress
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.text import counted
+
+if TYPE_CHECKING:
+    from cuda_l2.search import Progress
 
 
 class Line(Closing):
@@ -41,6 +45,12 @@ class Line(Closing):
         self._live.stop()
 
 
+def bar(words: str) -> Bar:
+    """A bar on standard error, gone at its end, with words and the numbers of items done and in all."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(words))
+    return Bar(*columns, transient=True, console=Console(stderr=True))
+
+
 class Stages(Line):
     """Shows which stage runs."""
 
@@ -59,7 +69,7 @@ class LiveProgress(Stages):
         super().__init__(task, quiet)
         self._budget_s = budget_s
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: "Progress") -> None:
         self.show(describe(self._task, progress, self._budget_s))
 
 
@@ -96,7 +106,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def describe(task: Task | str, progress: Progress, budget_s: float) -> str:
+def describe(task: Task | str, progress: "Progress", budget_s: float) -> str:
     """A search's state in a few lines."""
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
     lines = [
