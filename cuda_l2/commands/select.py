@@ -42,12 +42,6 @@ def command(*, settings: SelectSettings = SelectSettings()) -> None:
         raise UserError(f"at least 1 kernel must be kept, not {settings.most}")
     assert settings.budget_s > 0  # or the text is refused
     require_writable(settings.out / TABLE)
-
-    _select(settings, weights)
-
-
-def _select(settings: SelectSettings, weights: tuple[float, ...]) -> None:
-    """Time what the folder holds no times of, then choose from all that are there."""
     require_cuda_packages()
 
     import time

@@ -109,7 +109,7 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
     from cuda_l2.learn.run import Run
     from cuda_l2.learn.tune import fine_tune, pretrain
 
-    with Run(out, _decisive(stage, settings, _digest(texts or conversations))) as run:
+    with Run(out, _decisive(stage, settings, texts or conversations)) as run:
         if not run.done and stage.stage == "pretrain":
             pretrain(settings.model, texts, stage, run, _say)
         elif not run.done:
@@ -148,7 +148,7 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     templates = Templates(settings.prompts)
     own = (known.task(target=machine.chosen(settings.target)) for known in definitions().values())
     asked = [task for task in named or own if not hold_out.task(task)]
-    decisive = _decisive(stage, settings, _digest(others)) | {
+    decisive = _decisive(stage, settings, others) | {
         "tasks": [str(task) for task in asked],
         "prompts": templates.fingerprint,
         "hold_out": hold_out.fingerprint,
@@ -194,20 +194,12 @@ def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
     return found
 
 
-def _decisive(stage: "StageSettings", settings: TrainSettings, data: str) -> dict[str, Any]:
+def _decisive(stage: "StageSettings", settings: TrainSettings, data: Any) -> dict[str, Any]:
     """The settings that decide a run's outcome."""
-    values = asdict(stage)
+    values = {name: value for name, value in asdict(stage).items() if value is not None}
     for name in RESUMABLE:
         del values["tuning"][name]
-    return {
-        "model": settings.model,
-        "data": data,
-        **{name: value for name, value in values.items() if value is not None},
-    }
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+    return {"model": settings.model, "data": hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16], **values}
 
 
 def _say(text: str) -> None:

@@ -176,14 +176,11 @@ def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_some(texts), trainer)
+    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
+    some = (text for text, size in zip(texts, sizes, strict=False) if size < TOKENIZER_CHARS)
+    tokenizer.train_from_iterator(some, trainer)
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
     fast.chat_template = PLAIN_TEMPLATE
     return fast
-
-
-def _some(texts: Iterable[str]) -> Iterable[str]:
-    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
-    return (text for text, size in zip(texts, sizes, strict=False) if size < TOKENIZER_CHARS)

@@ -98,14 +98,11 @@ class SelfSupervision:
 
             def write(count: int) -> list[str]:
                 tries = len(collection.of(task, machine, NAME, number))  # answers after a kill are new ones
+                parts = tuning.seed, number, str(task), tries
                 with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                    torch.manual_seed(_seed(tuning.seed, number, str(task), tries))
+                    torch.manual_seed(int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6]))
                     return [writer.text(answer) for answer in writer.write([prompt] * count)]
 
             return FunctionProposer(NAME, question, write, sampling.at_once)
 
         return make
-
-
-def _seed(*parts: object) -> int:
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6])

@@ -147,9 +147,8 @@ class StageSettings:
             _require(self.tuning.batch % self.rl.group == 0, "tuning.batch must be a multiple of rl.group")
 
 
-SECTIONS: Mapping[str, type] = {
-    kind.__name__.lower(): kind for kind in (Tuning, Lora, Scratch, Sampling, Collecting, Rl)
-}
+KINDS: Sequence[type] = (Tuning, Lora, Scratch, Sampling, Collecting, Rl)
+SECTIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 
 def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> StageSettings:

@@ -2,7 +2,7 @@
 
 from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Interval, Timing
+from cuda_l2.records import Interval
 from cuda_l2.system.files import markdown_table
 
 HEAD = (
@@ -24,11 +24,13 @@ def markdown(results: list[Result]) -> str:
             continue
         timing = offline.timing
         assert timing.candidate and timing.speedup and server.timing.speedup
+        arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
+        strongest = f"{arm.name}, {arm.latency_us.estimate:.3g} us"
         ours_us = timing.candidate.latency_us.estimate
         share = result.task.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
         ratios.append(timing.speedup.estimate)
         speedups = _ratio(timing.speedup), _ratio(server.timing.speedup)
-        rows.append((result.task, f"{ours_us:.3g} us", _reference(timing), *speedups, f"{share:.0%}"))
+        rows.append((result.task, f"{ours_us:.3g} us", strongest, *speedups, f"{share:.0%}"))
     if ratios:
         rows.append(("geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", "", ""))
     overhead = max((result.search.overhead for result in results), default=0.0)
@@ -42,11 +44,6 @@ def markdown(results: list[Result]) -> str:
     if missing:
         notes.append("Without a report: " + ", ".join(missing) + ".")
     return "\n".join([*markdown_table(HEAD, rows), *notes]) + "\n"
-
-
-def _reference(timing: Timing) -> str:
-    arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
-    return f"{arm.name}, {arm.latency_us.estimate:.3g} us"
 
 
 def _ratio(ratio: Interval) -> str:

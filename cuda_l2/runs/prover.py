@@ -143,11 +143,8 @@ class Prover(Closing):
             if item.trouble and item.tries < 2:
                 yield item
             else:
-                on_proof(self._proof(item))
-
-    def _proof(self, item: _Item) -> Proof:
-        outcome = item.verdict or item.trouble or (item.build.reason if item.build else "")
-        return proof_of(item.task, self._target.machine, now(), item.build, outcome)
+                outcome = item.verdict or item.trouble or (item.build.reason if item.build else "")
+                on_proof(proof_of(item.task, self._target.machine, now(), item.build, outcome))
 
     def _next(self) -> tuple[_Item, Iterator[Build]] | None:
         """An item and builds under way: its candidate's, and those with delays, which a worker then finds cached."""
