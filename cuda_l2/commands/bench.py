@@ -1,7 +1,6 @@
 """cuda-l2 bench: the README's table remade, arms over a grid of many shapes, or many tasks."""
 
 import contextlib
-import dataclasses
 import datetime
 import json
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import end_interrupted, require_target, require_writable, tell
+from cuda_l2.commands._options import end_interrupted, require_default, require_target, require_writable, tell
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.baselines._base import product_baselines
@@ -70,7 +69,9 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
     """
     require_target(settings.target)
     if settings.tasks is not None:
-        _require_alone(settings, shapes)
+        if shapes:
+            raise UserError("give shapes or --tasks, not both")
+        require_default(settings, (*SEARCHED, *WITH_TASKS), "does not go with --tasks")
         spending = (settings.model.tokens, settings.model.money, settings.model.model_seconds)
         if is_model(settings.policy) and spending == (None, None, None):
             raise UserError("over many tasks a language model needs a budget: --tokens, --money or --model-seconds")
@@ -83,23 +84,12 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
     if is_model(settings.policy):
         raise UserError(f"over shapes use `cuda-l2 optimize --policy {settings.policy}`; bench asks models for --tasks")
     if settings.grid is None and settings.sample is None:
-        for field in dataclasses.fields(settings):
-            if field.name not in SEARCHED and getattr(settings, field.name) != field.default:
-                raise UserError(f"--{field.name.replace('_', '-')} goes with --grid or --sample")
+        require_default(settings, SEARCHED, "goes with --grid or --sample")
         _search_shapes(shapes or list(SHAPES), settings)
         return
     if shapes:
         raise UserError(f"give shapes alone or as --grid {','.join(shapes)}, not beside --grid or --sample")
     _run_grid(settings)
-
-
-def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
-    """UserError where something stands beside --tasks that does not go with it."""
-    if shapes:
-        raise UserError("give shapes or --tasks, not both")
-    for field in dataclasses.fields(settings):
-        if field.name not in (*SEARCHED, *WITH_TASKS) and getattr(settings, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} does not go with --tasks")
 
 
 def _run_tasks(settings: BenchSettings) -> None:

@@ -2,14 +2,13 @@
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_writable
-from cuda_l2.records import Accumulate, Gemm
+from cuda_l2.records import Accumulate
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import write_text
 from cuda_l2.system.values import member
@@ -45,8 +44,7 @@ def command(*, settings: ChoicesSettings = ChoicesSettings()) -> None:
     kind = member(Accumulate, settings.accumulate, "accumulator")
     from cuda_l2.runs import grid as grids
 
-    gemms, seed = grids.read_grid(settings.grid, accumulate=kind), settings.seed
-    gemms = grids.shuffled(grids.sample(gemms, settings.sample, seed) if settings.sample else gemms, seed)
+    gemms = grids.chosen(grids.read_grid(settings.grid, accumulate=kind), settings.sample, settings.seed)
     out = settings.out
     kept = out.with_suffix(".jsonl")
     if kept == out:
@@ -55,11 +53,6 @@ def command(*, settings: ChoicesSettings = ChoicesSettings()) -> None:
         raise UserError(f"{settings.choices} is not there: give a file that `cuda-l2 bench --choices` wrote")
     require_writable(out)
 
-    _audit(gemms, settings, kept)
-
-
-def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None:
-    """Audit what `kept` does not hold yet, and write and print all that it holds then."""
     import cuda_l2
     from cuda_l2.report.live import GridProgress
     from cuda_l2.rigs import Request, open_rig
@@ -68,7 +61,7 @@ def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None
     from cuda_l2.system import lines
     from cuda_l2.system.lock import machine_lock
 
-    finished, out, choices = False, settings.out, settings.choices
+    finished, choices = False, settings.choices
     with open_rig("cuda", Request(choices=choices)) as rig:
         fixed: dict[str, object] = {"rounds": ROUNDS, "choices": "of the cache"}
         if choices:

@@ -3,16 +3,13 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
-
-if TYPE_CHECKING:
-    from cuda_l2.library.table import Row
 
 
 def command(
@@ -46,18 +43,10 @@ def command(
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
     require_writable(out / PROOF)
-    finished, correct = _prove(rows, out, jobs, fresh)
-    if not finished:
-        end_interrupted()
-    sys.exit(0 if correct else 1)
-
-
-def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple[bool, bool]:
-    """Prove the kernels without a proof in the folder; whether all are done, and whether none is wrong."""
     require_cuda_packages()
 
     from cuda_l2.library.kernels import kernels_of, tasks_for
-    from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
+    from cuda_l2.library.proof import KERNELS, Proof, ProofFile, failures, kernels_csv
     from cuda_l2.machine.cuda.driver import bus_id
     from cuda_l2.machine.cuda.target import detect
     from cuda_l2.report.live import GridProgress
@@ -93,4 +82,6 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
         print(f"{proof.family} {proof.kernel} at {proof.gemm}, {proof.edge}: {proof.status}: {proof.reason}")
     there = f"{counted(len(kernels), 'kernel')}, {len(tasks) - left} of {counted(len(tasks), 'proof')} done"
     print(f"{there}; {out / KERNELS} lists them")
-    return finished, not wrong
+    if not finished:
+        end_interrupted()
+    sys.exit(1 if wrong else 0)

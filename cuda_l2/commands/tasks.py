@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, require_writable
+from cuda_l2.commands._options import require_default, require_target, require_writable
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
 from cuda_l2.system.values import seconds
@@ -67,9 +67,8 @@ def command(
         raise UserError("give tasks or a checkout, not both")
     if baselines and not task:
         raise UserError("--baselines needs the tasks to time")
-    for field in dataclasses.fields(settings):
-        if not kernelbench and getattr(settings, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} goes with --kernelbench")
+    if not kernelbench:
+        require_default(settings, (), "goes with --kernelbench")
     if seed < 0:
         raise UserError(f"the seed must not be negative, as {seed} is")
     if kernelbench:

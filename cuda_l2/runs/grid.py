@@ -90,6 +90,11 @@ def sample(gemms: Iterable[Gemm], count: int, seed: int) -> list[Gemm]:
     return [gemm for size, found in members.items() if size in chosen for gemm in found]
 
 
+def chosen(gemms: Iterable[Gemm], count: int | None, seed: int) -> list[Gemm]:
+    """A sample of so many sizes, or all, in random order."""
+    return shuffled(gemms if count is None else sample(gemms, count, seed), seed)
+
+
 def shuffled(gemms: Iterable[Gemm], seed: int) -> list[Gemm]:
     """In random order, layouts of one size together: then what an interrupted run has is a fair sample."""
     groups = defaultdict(list)

@@ -103,9 +103,7 @@ class SweepSettings:
         if layouts is None:
             raise UserError(f"there is no layout {self.layout!r}; choose nn, tn or both")
         found = grids.read_grid(self.grid or grids.PAPER, layouts, member(Accumulate, self.accumulate, "accumulator"))
-        if self.sample is not None:
-            found = grids.sample(found, self.sample, self.seed)
-        return grids.shuffled(found, self.seed)
+        return grids.chosen(found, self.sample, self.seed)
 
     def request(self) -> "Request":
         """What is asked of the rig. UserError where the arms begin no baseline's name."""
