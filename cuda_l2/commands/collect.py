@@ -16,7 +16,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
-    from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.propose._base import Policy, Proposer, Trials
     from cuda_l2.review._base import Checker
@@ -65,6 +64,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
 
     from cuda_l2.archive import Archive
     from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.propose._policy import open_policy
     from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
     from cuda_l2.runs.collect import Collection, collect
@@ -78,10 +78,19 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
         print(f"held out: {', '.join(held)}", file=sys.stderr)
     path = settings.archive or paths.default_archive()
     with Archive(path) as archive, Collection(settings.out) as collection:
-        policies: dict[str, Policy] = {}
+        policies: dict[str, Policy] = {}  # by the name by which tries are counted
+        model = replace(settings.model, exemplars=0)
         checker = open_checker(settings.review, settings.model, path)
         try:
-            _open(settings, path, hold_out, policies)
+            for name in settings.policy:
+                policy = open_policy(name, model, path, f"collect {settings.round}", hold_out.text, anew=True)
+                if policy.name in policies:
+                    policy.close()
+                    raise UserError(
+                        f"two models are named {policy.name}: their tries could not be told apart; collect from one a"
+                        " run"
+                    )
+                policies[policy.name] = policy
             makers = {name: _making(policy, settings.seed) for name, policy in policies.items()}
             with open_rig(settings.target) as rig:
                 for task in wanted:
@@ -101,21 +110,6 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
             f"{counted(count, 'kernel')} in {settings.out}, part sft;"
             f" {done} of {counted(len(pairs), 'pair')} of task and model done"
         )
-
-
-def _open(settings: CollectSettings, archive: Path, hold_out: "HoldOut", policies: "dict[str, Policy]") -> None:
-    """Open the policies, each under the name by which tries are counted; the dictionary has those that are open."""
-    from cuda_l2.propose._policy import open_policy
-
-    model, purpose = replace(settings.model, exemplars=0), f"collect {settings.round}"
-    for name in settings.policy:
-        policy = open_policy(name, model, archive, purpose, hold_out.text, anew=True)
-        if policy.name in policies:
-            policy.close()
-            raise UserError(
-                f"two models are named {policy.name}: their tries could not be told apart; collect from one a run"
-            )
-        policies[policy.name] = policy
 
 
 def _making(policy: "Policy", seed: int) -> "Make":

@@ -1,5 +1,6 @@
 """cuda-l2 corpus: training text from the code that is installed here and your own."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,7 @@ from cuda_l2.system.text import counted
 if TYPE_CHECKING:
     from cuda_l2.corpus.build import Counts
     from cuda_l2.corpus.segment import Segmented
+    from cuda_l2.llm.client import Client
 
 SEGMENTS = "segments.jsonl"
 """A line for every window that a model read: its answer and the outcome."""
@@ -100,8 +102,7 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
     rendered = None
     if settings.rendered:
         rendered = Rendered(settings.rendered, wanted, machine.detect(settings.target), settings.seed)
-    client = _client(settings) if settings.policy else None
-    try:
+    with _client(settings) if settings.policy else contextlib.nullcontext() as client:
         with bar("") as shown:
             row = shown.add_task("", total=None)
             made = build(
@@ -121,12 +122,9 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
             _say_segmented(made.segmented, out)
         if client is not None:
             print(client.summary())
-    finally:
-        if client is not None:
-            client.close()
 
 
-def _client(settings: CorpusSettings):  # type: ignore[no-untyped-def]
+def _client(settings: CorpusSettings) -> "Client":
     from cuda_l2.archive import Archive
     from cuda_l2.llm._base import open_model
     from cuda_l2.llm.client import Client
@@ -144,12 +142,8 @@ def _listed(counter: dict[str, int]) -> str:
 
 
 def _say(counts: "Counts", out: Path) -> None:
-    dropped = {
-        "the same": counts.same,
-        "nearly the same": counts.near,
-        "held out": counts.held_out,
-        "of no use": counts.unworthy,
-    }
+    names = ("the same", "nearly the same", "held out", "of no use")
+    dropped = dict(zip(names, (counts.same, counts.near, counts.held_out, counts.unworthy), strict=True))
     left_out = _listed({name: count for name, count in dropped.items() if count}) or "none"
     triplets, texts = counted(counts.kept, "triplet"), counted(counts.texts, "text")
     print(f"{triplets} and {texts} of {counts.chars / 1e6:.1f} million characters in {out}")

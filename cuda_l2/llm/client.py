@@ -12,6 +12,7 @@ from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted, plain
 
@@ -30,8 +31,8 @@ class Question:
     turn: int = 0
 
 
-class Client:
-    """One model and one budget. purpose: the exchanges' purpose, as in propose or check."""
+class Client(Closing):
+    """One model and one budget. A context manager. purpose: the exchanges' purpose, as in propose or check."""
 
     def __init__(self, model: Model, log: ExchangeLog, settings: ModelSettings, purpose: str = "propose") -> None:
         self.model, self.log, self.settings, self.purpose = model, log, settings, purpose

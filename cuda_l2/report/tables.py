@@ -276,15 +276,7 @@ def trials_json(trials: list[Trial]) -> str:
 
 def _plain(trial: Trial) -> object:
     """A trial as plain JSON values: what is not a number becomes null, which every reader takes."""
-
-    def finite(value: object) -> object:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: finite(item) for key, item in value.items()}
-        return [finite(item) for item in value] if isinstance(value, list) else value
-
-    return finite(json.loads(to_json(trial)))
+    return json.loads(to_json(trial), parse_constant=lambda name: None)
 
 
 def open_console(width: int = CONSOLE_WIDTH) -> Console:
