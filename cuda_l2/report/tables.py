@@ -63,11 +63,8 @@ def print_result(result: Result) -> None:
         console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected}{said}")
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
-    table = Table(title=f"{result.task} on {result.target.model}", title_justify="left")
-    table.add_column("")
-    for protocol in reports:
-        table.add_column(protocol)
-        table.add_column("our speedup [95 %]")
+    columns = [column for protocol in reports for column in (protocol, "our speedup [95 %]")]
+    table = Table("", *columns, title=f"{result.task} on {result.target.model}", title_justify="left")
     timings = [trial.timing for trial in reports.values() if trial.timing]
     kind = "best kernel, dependent launch" if launches_early(best.candidate) else "best kernel"
     table.add_row(kind, *_cells([(t.candidate, None) for t in timings]), style="bold")
