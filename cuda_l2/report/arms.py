@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from cuda_l2.measure.baselines._base import named
-from cuda_l2.measure.intervals import geometric_mean
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Timing
 from cuda_l2.system.text import counted
@@ -37,7 +36,12 @@ def speedup_cells(found: Sequence[Interval], digits: int = 1) -> list[str]:
     values, count = [ratio.estimate for ratio in found], len(found)
     shares = (sum(ratio.low > 1 for ratio in found) / count, sum(ratio.high < 1 for ratio in found) / count)
     mean = f"{statistics.fmean(values) - 1:+.{digits}%}"
-    return [str(count), mean, f"{geometric_mean(values):.3f}", *(f"{share:.{digits - 1}%}" for share in shares)]
+    return [
+        str(count),
+        mean,
+        f"{statistics.geometric_mean(values):.3f}",
+        *(f"{share:.{digits - 1}%}" for share in shares),
+    ]
 
 
 def drift_lines(protocol: str, timings: Iterable[Timing]) -> list[str]:
