@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from cuda_l2.records import Candidate, Task, Trial, Trust, from_json, to_json
 from cuda_l2.system.closing import Closing
@@ -103,12 +104,9 @@ class Archive(Closing):
             "INSERT INTO trials (task, candidate, machine, protocol, status, speedup, reward, created, record)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         )
-        try:
-            with self._transaction():
-                self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", source)
-                self._db.execute(query, row)
-        except sqlite3.Error as error:
-            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None
+        with self._writing(), self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO candidates VALUES (?, ?)", source)
+            self._db.execute(query, row)
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""
@@ -139,21 +137,13 @@ class Archive(Closing):
         )
 
     def load_policy(self, name: str, machine: str) -> bytes | None:
-        try:
-            query = "SELECT state FROM policies WHERE name = ? AND machine = ?"
-            row = self._db.execute(query, (name, machine)).fetchone()
-        except sqlite3.DatabaseError as error:
-            raise self._unreadable(error) from None
-        return row[0] if row else None
+        rows = self._read("SELECT state FROM policies WHERE name = ? AND machine = ?", (name, machine))
+        return rows[0][0] if rows else None
 
     def save_policy(self, name: str, machine: str, state: bytes) -> None:
-        try:
-            self._db.execute(
-                "INSERT OR REPLACE INTO policies VALUES (?, ?, ?, strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))",
-                (name, machine, state),
-            )
-        except sqlite3.Error as error:
-            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None
+        query = "INSERT OR REPLACE INTO policies VALUES (?, ?, ?, strftime('%Y-%m-%dT%H:%M:%SZ', 'now'))"
+        with self._writing():
+            self._db.execute(query, (name, machine, state))
 
     def close(self) -> None:
         self._db.close()
@@ -163,16 +153,23 @@ class Archive(Closing):
             "SELECT record, source FROM trials JOIN candidates ON candidates.id = trials.candidate"
             f" WHERE {where} ORDER BY {order}"
         )
-        try:
-            rows = self._db.execute(query, tuple(values)).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise self._unreadable(error) from None
         trials = []
-        for record, source in rows:
+        for record, source in self._read(query, values):
             fields = json.loads(record)
             fields["candidate"]["source"] = source
             trials.append(from_json(Trial, json.dumps(fields)))
         return trials
 
-    def _unreadable(self, error: Exception) -> UserError:
-        return UserError(f"{self.path} cannot be read: {error}; move it away, or choose another with --archive")
+    def _read(self, query: str, values: Iterable[object]) -> list[Any]:
+        try:
+            return self._db.execute(query, tuple(values)).fetchall()
+        except sqlite3.DatabaseError as error:
+            advice = "move it away, or choose another with --archive"
+            raise UserError(f"{self.path} cannot be read: {error}; {advice}") from None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UserError(f"cannot write the archive {self.path}: {error}; what was stored before is kept") from None

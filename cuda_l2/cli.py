@@ -1,32 +1,13 @@
 """The command line: one file a command under commands/, errors as one line, exit status 2."""
 
+import importlib
 import os
+import pkgutil
 import sys
 
 from cyclopts import App
 
-from cuda_l2 import __version__
-from cuda_l2.commands import (
-    bench,
-    check,
-    choices,
-    collect,
-    corpus,
-    doctor,
-    exchanges,
-    index,
-    optimize,
-    profile,
-    prompts,
-    prove,
-    record,
-    replay,
-    select,
-    show,
-    tasks,
-    throughput,
-    train,
-)
+from cuda_l2 import __version__, commands
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
 
@@ -41,28 +22,10 @@ app = App(
     ),
     help_format="markdown",
 )
-for module in (
-    optimize,
-    show,
-    check,
-    profile,
-    doctor,
-    bench,
-    prove,
-    record,
-    replay,
-    select,
-    choices,
-    throughput,
-    index,
-    prompts,
-    exchanges,
-    corpus,
-    collect,
-    train,
-    tasks,
-):
-    app.command(module.command, name=module.__name__.rsplit(".", 1)[-1])
+for found in pkgutil.iter_modules(commands.__path__):
+    if not found.name.startswith("_"):
+        module = importlib.import_module(f"{commands.__name__}.{found.name}")
+        app.command(module.command, name=found.name)
 app.register_install_completion_command(name="--install-completion")
 
 

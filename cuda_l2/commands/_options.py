@@ -1,11 +1,14 @@
 """Readers of option values, and the end of an interrupted run, for several commands."""
 
+import dataclasses
 import importlib
 import sys
+from collections.abc import Container
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 
 TARGETS = ("auto", "cpu", "cuda")
 
@@ -14,6 +17,13 @@ def require_target(name: str) -> None:
     """UserError where the target is not one this version has."""
     if name not in TARGETS:
         raise UserError(f"there is no target {name!r}; choose from {', '.join(TARGETS)}")
+
+
+def require_default(settings: Any, allowed: Container[str], said: str) -> None:
+    """UserError where a setting that is not allowed here is not at its default: the option and what is said of it."""
+    for field in dataclasses.fields(settings):
+        if field.name not in allowed and getattr(settings, field.name) != field.default:
+            raise UserError(f"--{field.name.replace('_', '-')} {said}")
 
 
 def tell(text: str) -> None:
@@ -36,10 +46,7 @@ def read_source(file: Path, contracted: bool = True) -> str:
     from cuda_l2 import contract
     from cuda_l2.contract.text import document
 
-    try:
-        text = file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(file)
     if not contracted or contract.states_contract(text):
         return text
     if file.suffix == ".py":

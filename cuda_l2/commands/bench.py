@@ -1,7 +1,6 @@
 """cuda-l2 bench: the README's table remade, arms over a grid of many shapes, or many tasks."""
 
 import contextlib
-import dataclasses
 import datetime
 import json
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import end_interrupted, require_target, require_writable, tell
+from cuda_l2.commands._options import end_interrupted, require_default, require_target, require_writable, tell
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.baselines._base import product_baselines
@@ -19,6 +18,7 @@ from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.text import counted
 from cuda_l2.system.values import seconds
 
@@ -53,7 +53,7 @@ class BenchSettings(SweepSettings):
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
 
 
-def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | None = None) -> None:
+def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = BenchSettings()) -> None:
     """Search each shape, report the winners, print the table; or, with --grid or --sample, run arms over many shapes.
 
     With --tasks, search each task and tell mean, median, 75 %, largest speedup, what works and what is faster, by group
@@ -67,10 +67,11 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | Non
     shapes
         The six of the README by default.
     """
-    settings = settings or BenchSettings()
     require_target(settings.target)
     if settings.tasks is not None:
-        _require_alone(settings, shapes)
+        if shapes:
+            raise UserError("give shapes or --tasks, not both")
+        require_default(settings, (*SEARCHED, *WITH_TASKS), "does not go with --tasks")
         spending = (settings.model.tokens, settings.model.money, settings.model.model_seconds)
         if is_model(settings.policy) and spending == (None, None, None):
             raise UserError("over many tasks a language model needs a budget: --tokens, --money or --model-seconds")
@@ -83,9 +84,7 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | Non
     if is_model(settings.policy):
         raise UserError(f"over shapes use `cuda-l2 optimize --policy {settings.policy}`; bench asks models for --tasks")
     if settings.grid is None and settings.sample is None:
-        for field in dataclasses.fields(settings):
-            if field.name not in SEARCHED and getattr(settings, field.name) != field.default:
-                raise UserError(f"--{field.name.replace('_', '-')} goes with --grid or --sample")
+        require_default(settings, SEARCHED, "goes with --grid or --sample")
         _search_shapes(shapes or list(SHAPES), settings)
         return
     if shapes:
@@ -93,19 +92,9 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings | Non
     _run_grid(settings)
 
 
-def _require_alone(settings: BenchSettings, shapes: list[str] | None) -> None:
-    """UserError where something stands beside --tasks that does not go with it."""
-    if shapes:
-        raise UserError("give shapes or --tasks, not both")
-    for field in dataclasses.fields(settings):
-        if field.name not in (*SEARCHED, *WITH_TASKS) and getattr(settings, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} does not go with --tasks")
-
-
 def _run_tasks(settings: BenchSettings) -> None:
     from cuda_l2.machine import detect
     from cuda_l2.optimizer import Optimizer
-    from cuda_l2.report.grid import write_text
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.task_figures import markdown, table
     from cuda_l2.runs.task_bench import read_tasks, run
@@ -115,24 +104,13 @@ def _run_tasks(settings: BenchSettings) -> None:
     budget_s = seconds(settings.budget or "20s")
     out = settings.out or Path("bench-tasks")
     require_writable(out / "tasks.md")
-    with contextlib.ExitStack() as stack:
-        optimizer = stack.enter_context(
-            Optimizer(
-                settings.search(
-                    budget_s,
-                    archive=settings.archive or out / "archive.db",
-                    protocol="offline",
-                    trials=settings.trials,
-                    model=settings.model,
-                )
-            )
-        )
+    archive, trials, model = settings.archive or out / "archive.db", settings.trials, settings.model
+    searched = settings.search(budget_s, archive=archive, protocol="offline", trials=trials, model=model)
+    with Optimizer(searched) as optimizer, contextlib.ExitStack() as shown:
         tell(
             f"{counted(len(wanted), 'task')}, {budget_s:g} s of search each; results go to {out};"
-            f" what {optimizer.archive.path} holds a report of is taken from there"
+            f" what {archive} holds a report of is taken from there"
         )
-        shown = contextlib.ExitStack()
-        stack.enter_context(shown)
 
         def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
             shown.close()  # the task before
@@ -186,7 +164,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
 
 
 def _run_grid(settings: BenchSettings) -> None:
-    budget_s = seconds(settings.budget or "") if settings.searches else 0.0
+    budget_s = settings.budget_s
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
     if settings.fallback and not settings.library:
@@ -201,9 +179,9 @@ def _run_grid(settings: BenchSettings) -> None:
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
 
-    from cuda_l2.report.grid import write_tables, write_text
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.grid import KEPT, write_tables
     from cuda_l2.report.grid_summary import summary
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.runs.sweep import Sweep
 
     with Sweep(settings) as sweep:
@@ -224,7 +202,7 @@ def _run_grid(settings: BenchSettings) -> None:
                     finished = sweep.run(pending, results, line.stage, line.done)
             finally:  # also where an error ends the run
                 text = summary(results.header, results.records)
-                write_text(out / SUMMARY, text)
+                write_text(out / SUMMARY, text, KEPT)
                 missing = write_tables(out, results.header, results.records)
                 sweep.rig.keep_choices(gemms)
                 print(text)

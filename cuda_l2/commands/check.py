@@ -44,7 +44,7 @@ def command(
     compile_only: str | None = None,
     kernelbench: Path | None = None,
     reference: Path | None = None,
-    audit: AuditSettings | None = None,
+    audit: AuditSettings = AuditSettings(),
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Build, verify and time a kernel: the verdict with the failing element, the timing, the reward.
@@ -84,8 +84,8 @@ def command(
     if compile_only is not None:
         _compile(text, _wanted(task, "cuda", kernelbench, reference), compile_only, json)
     if module:
-        trial = _audit(text, _entry(task, kernelbench, reference), audit or AuditSettings(), protocol, target)
-    elif audit and audit != AuditSettings():
+        trial = _audit(text, _entry(task, kernelbench, reference), audit, protocol, target)
+    elif audit != AuditSettings():
         raise UserError(
             "--pytorch, --one-shape, --own-weights, --eager and --as-written are for a ModelNew that is judged with"
             " --kernelbench or --reference"

@@ -1,15 +1,16 @@
 """cuda-l2 choices: whether the algorithms that cuBLASLt's autotuning chose are still the best of all returned."""
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_writable
-from cuda_l2.records import Accumulate, Gemm
+from cuda_l2.records import Accumulate
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.values import member
 
 
@@ -34,18 +35,16 @@ class ChoicesSettings:
     """Move the results that are there aside and begin anew."""
 
 
-def command(*, settings: ChoicesSettings | None = None) -> None:
+def command(*, settings: ChoicesSettings = ChoicesSettings()) -> None:
     """Time every algorithm that cuBLASLt's heuristic returned for a shape again, interleaved, beside the one chosen.
 
     The baseline of every speedup is the choice, so a wrong one would flatter us. Prints how many are within 1 % of the
     best by size, and writes one row a shape and layout. An interrupted run goes on from the .jsonl file beside --out.
     """
-    settings = settings or ChoicesSettings()
     kind = member(Accumulate, settings.accumulate, "accumulator")
     from cuda_l2.runs import grid as grids
 
-    gemms, seed = grids.read_grid(settings.grid, accumulate=kind), settings.seed
-    gemms = grids.shuffled(grids.sample(gemms, settings.sample, seed) if settings.sample else gemms, seed)
+    gemms = grids.chosen(grids.read_grid(settings.grid, accumulate=kind), settings.sample, settings.seed)
     out = settings.out
     kept = out.with_suffix(".jsonl")
     if kept == out:
@@ -54,21 +53,15 @@ def command(*, settings: ChoicesSettings | None = None) -> None:
         raise UserError(f"{settings.choices} is not there: give a file that `cuda-l2 bench --choices` wrote")
     require_writable(out)
 
-    _audit(gemms, settings, kept)
-
-
-def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None:
-    """Audit what `kept` does not hold yet, and write and print all that it holds then."""
     import cuda_l2
-    from cuda_l2.report.grid import write_text
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.rigs import Request, open_rig
     from cuda_l2.runs.choice_audit import KIND, ROUNDS, AuditFile, audit, rows_csv, table
     from cuda_l2.runs.run_file import Header
     from cuda_l2.system import lines
     from cuda_l2.system.lock import machine_lock
 
-    finished, out, choices = False, settings.out, settings.choices
+    finished, choices = False, settings.choices
     with open_rig("cuda", Request(choices=choices)) as rig:
         fixed: dict[str, object] = {"rounds": ROUNDS, "choices": "of the cache"}
         if choices:
@@ -79,16 +72,17 @@ def _audit(gemms: Sequence[Gemm], settings: ChoicesSettings, kept: Path) -> None
         with AuditFile(kept, Header(rig.target.machine, environment, fixed, kind=KIND)) as audits:
             pending = audits.pending(gemms)
             try:
-                with GridProgress(len(gemms), len(gemms) - len(pending)) as line:
+                with (
+                    contextlib.suppress(KeyboardInterrupt),
+                    GridProgress(len(gemms), len(gemms) - len(pending)) as line,
+                ):
                     for gemm in pending:
                         line.stage(gemm, "timing")
                         rig.require_feasible(gemm)
                         with machine_lock(rig.gpu):
                             audits.append(audit(rig.libraries, gemm))  # type: ignore[attr-defined] # a CudaRig's
                         line.done(gemm)
-                finished = True
-            except KeyboardInterrupt:
-                pass
+                    finished = True
             finally:  # also where an error ends the run
                 write_text(out, rows_csv(audits.choices))
     if audits.choices:

@@ -16,7 +16,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
-    from cuda_l2.corpus.holdout import HoldOut
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.propose._base import Policy, Proposer, Trials
     from cuda_l2.review._base import Checker
@@ -65,12 +64,13 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
 
     from cuda_l2.archive import Archive
     from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.propose._policy import open_policy
     from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
     from cuda_l2.runs.collect import Collection, collect
     from cuda_l2.system import paths
 
-    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    hold_out = HoldOut.read(settings.hold_out)
     held = [str(task) for task in wanted if hold_out.task(task)]
     if len(held) == len(wanted):
         raise UserError(f"every task is held out by {settings.hold_out}")
@@ -78,10 +78,19 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
         print(f"held out: {', '.join(held)}", file=sys.stderr)
     path = settings.archive or paths.default_archive()
     with Archive(path) as archive, Collection(settings.out) as collection:
-        policies: dict[str, Policy] = {}
+        policies: dict[str, Policy] = {}  # by the name by which tries are counted
+        model = replace(settings.model, exemplars=0)
         checker = open_checker(settings.review, settings.model, path)
         try:
-            _open(settings, path, hold_out, policies)
+            for name in settings.policy:
+                policy = open_policy(name, model, path, f"collect {settings.round}", hold_out.text, anew=True)
+                if policy.name in policies:
+                    policy.close()
+                    raise UserError(
+                        f"two models are named {policy.name}: their tries could not be told apart; collect from one a"
+                        " run"
+                    )
+                policies[policy.name] = policy
             makers = {name: _making(policy, settings.seed) for name, policy in policies.items()}
             with open_rig(settings.target) as rig:
                 for task in wanted:
@@ -103,21 +112,6 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
         )
 
 
-def _open(settings: CollectSettings, archive: Path, hold_out: "HoldOut", policies: "dict[str, Policy]") -> None:
-    """Open the policies, each under the name by which tries are counted; the dictionary has those that are open."""
-    from cuda_l2.propose._policy import open_policy
-
-    model, purpose = replace(settings.model, exemplars=0), f"collect {settings.round}"
-    for name in settings.policy:
-        policy = open_policy(name, model, archive, purpose, hold_out.text, anew=True)
-        if policy.name in policies:
-            policy.close()
-            raise UserError(
-                f"two models are named {policy.name}: their tries could not be told apart; collect from one a run"
-            )
-        policies[policy.name] = policy
-
-
 def _making(policy: "Policy", seed: int) -> "Make":
     """Makes a policy's proposer. A run that goes on draws other schedules than before."""
     import numpy as np
@@ -130,10 +124,4 @@ def _making(policy: "Policy", seed: int) -> "Make":
 
 
 def _say(pair: "Pair") -> None:
-    if pair.failure:
-        text = pair.failure
-    else:
-        became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
-        best = f", best {pair.best:.3f}x" if pair.kept else ""
-        text = f"{counted(pair.tries, 'try', 'tries')} ({became}), {pair.kept} kept{best}"
-    print(f"{pair.task} {pair.model}: {text}", file=sys.stderr, flush=True)
+    print(f"{pair.task} {pair.model}: {pair.failure or pair}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """cuda-l2 corpus: training text from the code that is installed here and your own."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,7 @@ from cuda_l2.system.text import counted
 if TYPE_CHECKING:
     from cuda_l2.corpus.build import Counts
     from cuda_l2.corpus.segment import Segmented
+    from cuda_l2.llm.client import Client
 
 SEGMENTS = "segments.jsonl"
 """A line for every window that a model read: its answer and the outcome."""
@@ -69,7 +71,7 @@ class CorpusSettings:
     model: Annotated[InstructionSettings, LANGUAGE_MODELS] = InstructionSettings()
 
 
-def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
+def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
     """Write a dataset of instruction-context-code triplets, and the same code as plain text.
 
     Interrupted, it begins anew, but pays for no answer twice.
@@ -79,15 +81,12 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
     out
         Folder of the dataset; one that this command made before is replaced.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from cuda_l2.corpus import dataset
     from cuda_l2.corpus.build import Rendered, build
     from cuda_l2.corpus.holdout import HoldOut
+    from cuda_l2.report.live import bar
     from cuda_l2.retrieve.sources import installed_sources, user_sources
 
-    settings = settings or CorpusSettings()
     if settings.rendered < 0 or settings.context_tokens < 0:
         raise UserError("--rendered and --context-tokens must not be negative")
     if bool(settings.rendered) != bool(settings.shape):
@@ -96,18 +95,16 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
         raise UserError(f"--segment {settings.segment} asks a model: name it with --policy, as in openai:MODEL@URL")
     wanted = [tasks.parse(shape) for shape in settings.shape or []]
     dataset.require_ours(out)
-    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    hold_out = HoldOut.read(settings.hold_out)
     sources = user_sources(settings.folder or [])
     if not settings.only_folders:
         sources = [*installed_sources(), *sources]
     rendered = None
     if settings.rendered:
         rendered = Rendered(settings.rendered, wanted, machine.detect(settings.target), settings.seed)
-    client = _client(settings) if settings.policy else None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    try:
-        with Progress(*columns, transient=True, console=Console(stderr=True)) as bar:
-            row = bar.add_task("", total=None)
+    with _client(settings) if settings.policy else contextlib.nullcontext() as client:
+        with bar("") as shown:
+            row = shown.add_task("", total=None)
             made = build(
                 sources,
                 hold_out,
@@ -116,7 +113,7 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
                 prompts=settings.model.prompts,
                 context_tokens=settings.context_tokens,
                 rendered=rendered,
-                on_stage=lambda stage, done, of: bar.update(row, description=stage, completed=done, total=of),
+                on_stage=lambda stage, done, of: shown.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
         dataset.write_lines(out / SEGMENTS, made.segmented.lines if made.segmented else [])
@@ -125,12 +122,9 @@ def command(*, out: Path, settings: CorpusSettings | None = None) -> None:
             _say_segmented(made.segmented, out)
         if client is not None:
             print(client.summary())
-    finally:
-        if client is not None:
-            client.close()
 
 
-def _client(settings: CorpusSettings):  # type: ignore[no-untyped-def]
+def _client(settings: CorpusSettings) -> "Client":
     from cuda_l2.archive import Archive
     from cuda_l2.llm._base import open_model
     from cuda_l2.llm.client import Client
@@ -148,12 +142,8 @@ def _listed(counter: dict[str, int]) -> str:
 
 
 def _say(counts: "Counts", out: Path) -> None:
-    dropped = {
-        "the same": counts.same,
-        "nearly the same": counts.near,
-        "held out": counts.held_out,
-        "of no use": counts.unworthy,
-    }
+    names = ("the same", "nearly the same", "held out", "of no use")
+    dropped = dict(zip(names, (counts.same, counts.near, counts.held_out, counts.unworthy), strict=True))
     left_out = _listed({name: count for name, count in dropped.items() if count}) or "none"
     triplets, texts = counted(counts.kept, "triplet"), counted(counts.texts, "text")
     print(f"{triplets} and {texts} of {counts.chars / 1e6:.1f} million characters in {out}")

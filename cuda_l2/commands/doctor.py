@@ -134,16 +134,14 @@ def _folders() -> Iterator[Finding]:
         try:
             with tempfile.TemporaryDirectory(dir=parent):
                 free = shutil.disk_usage(parent).free
-        except OSError as error:
-            yield Finding(False, name, f"{folder} cannot be written: {error.strerror}", f"set {setting}", needed=True)
-            continue
-        try:
             if name == "cache":
                 scratch.require_executable(parent)
+        except OSError as error:
+            yield Finding(False, name, f"{folder} cannot be written: {error.strerror}", f"set {setting}", needed=True)
         except UserError as error:
             yield Finding(False, name, str(error), needed=True)
-            continue
-        yield Finding(free > 1 << 28, name, f"{folder}, {free / 2**30:.1f} GiB free", "at least 0.25 GiB is wanted")
+        else:
+            yield Finding(free > 1 << 28, name, f"{folder}, {free / 2**30:.1f} GiB free", "at least 0.25 GiB is wanted")
 
 
 def _gpu() -> list[Finding]:

@@ -88,9 +88,7 @@ def _print_table(exchanges: list["Exchange"], archive: "Archive") -> None:
     from cuda_l2.records import Candidate
 
     trials = {(str(trial.task), trial.candidate.id): trial for trial in archive.trials()}
-    table = Table()
-    for name in ("exchange", "when", "task", "model", "turn", "tokens", "cost", "design", "what came of it"):
-        table.add_column(name)
+    table = Table("exchange", "when", "task", "model", "turn", "tokens", "cost", "design", "what came of it")
     for exchange in exchanges:
         reply = exchange.reply
         became, design = f"{reply.outcome}: {reply.reason}", ""

@@ -28,20 +28,16 @@ def command(
     query
         Afterwards, show what the index finds for these words.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
+    from cuda_l2.report.live import bar
     from cuda_l2.retrieve.index import Index, Progress, index_folder, refresh
     from cuda_l2.retrieve.sources import installed_sources, user_sources
 
     sources = [*installed_sources(), *user_sources(folder or [])]
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
-    with Bar(*columns, transient=True, console=Console(stderr=True)) as bar:
-        row = bar.add_task("", total=None)
+    with bar("files") as shown:
+        row = shown.add_task("reading", total=None)
 
         def show(progress: Progress) -> None:
-            bar.update(row, completed=progress.done, total=progress.files)
+            shown.update(row, completed=progress.done, total=progress.files)
 
         progress = refresh(sources, show, anew=anew)
     names = ", ".join(dict.fromkeys(source.name for source in sources))

@@ -24,7 +24,7 @@ class OptimizeSettings(Settings):
 
 
 def command(
-    shapes: Annotated[list[str], Parameter(required=True)], /, *, settings: OptimizeSettings | None = None
+    shapes: Annotated[list[str], Parameter(required=True)], /, *, settings: OptimizeSettings = OptimizeSettings()
 ) -> None:
     """Search for the fastest correct kernel of each shape, then report it from another run.
 
@@ -36,7 +36,6 @@ def command(
         One or more shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in
         softmax:rows=64,columns=1000, or kernelbench/level1/19 with --kernelbench.
     """
-    settings = settings or OptimizeSettings()
     require_target(settings.target)
 
     from cuda_l2.machine import chosen

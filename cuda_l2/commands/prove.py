@@ -1,17 +1,15 @@
 """cuda-l2 prove: full verification of every distinct kernel of a library table."""
 
+import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
-
-if TYPE_CHECKING:
-    from cuda_l2.library.table import Row
 
 
 def command(
@@ -45,21 +43,13 @@ def command(
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, not {jobs}")
     require_writable(out / PROOF)
-    finished, correct = _prove(rows, out, jobs, fresh)
-    if not finished:
-        end_interrupted()
-    sys.exit(0 if correct else 1)
-
-
-def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple[bool, bool]:
-    """Prove the kernels without a proof in the folder; whether all are done, and whether none is wrong."""
     require_cuda_packages()
 
     from cuda_l2.library.kernels import kernels_of, tasks_for
-    from cuda_l2.library.proof import KERNELS, PROOF, Proof, ProofFile, failures, kernels_csv
+    from cuda_l2.library.proof import KERNELS, Proof, ProofFile, failures, kernels_csv
     from cuda_l2.machine.cuda.driver import bus_id
     from cuda_l2.machine.cuda.target import detect
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.runs.prover import CORES_A_WORKER, Prover, require_sanitizer
     from cuda_l2.system import lines
     from cuda_l2.system.lock import machine_lock
@@ -79,12 +69,12 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
             proofs.append(proof)
             line.done(f"{proof.kernel} at {proof.gemm}")
 
+        at_once = jobs or max(1, target.cores // CORES_A_WORKER)
         try:
-            with machine_lock(bus_id()), line, Prover(target, jobs or max(1, target.cores // CORES_A_WORKER)) as prover:
-                prover.run(pending, keep)
-            finished = True
-        except KeyboardInterrupt:
-            pass
+            with contextlib.suppress(KeyboardInterrupt), machine_lock(bus_id()), line:
+                with Prover(target, at_once) as prover:
+                    prover.run(pending, keep)
+                finished = True
         finally:  # also where an error ends the run
             (out / KERNELS).write_text(kernels_csv(kernels, tasks, proofs))
         left, wrong = len(proofs.pending(tasks)), failures(tasks, proofs)
@@ -92,4 +82,6 @@ def _prove(rows: "list[Row]", out: Path, jobs: int | None, fresh: bool) -> tuple
         print(f"{proof.family} {proof.kernel} at {proof.gemm}, {proof.edge}: {proof.status}: {proof.reason}")
     there = f"{counted(len(kernels), 'kernel')}, {len(tasks) - left} of {counted(len(tasks), 'proof')} done"
     print(f"{there}; {out / KERNELS} lists them")
-    return finished, not wrong
+    if not finished:
+        end_interrupted()
+    sys.exit(1 if wrong else 0)

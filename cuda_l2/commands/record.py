@@ -28,7 +28,7 @@ class RecordSettings:
     """File that keeps the trials; an interrupted recording goes on from it."""
 
 
-def command(shape: str, out: Path, /, *, settings: RecordSettings | None = None) -> None:
+def command(shape: str, out: Path, /, *, settings: RecordSettings = RecordSettings()) -> None:
     """Build, verify and time a grid of one shape's schedules; `cuda-l2 replay` searches the recording.
 
     Parameters
@@ -38,7 +38,6 @@ def command(shape: str, out: Path, /, *, settings: RecordSettings | None = None)
     out
         File to write.
     """
-    settings = settings or RecordSettings()
     gemm = Gemm.parse(shape)
     require_writable(out)
 

@@ -20,7 +20,7 @@ class ReplaySettings:
     """Candidates a search."""
 
 
-def command(recording: Path, /, *, settings: ReplaySettings | None = None) -> None:
+def command(recording: Path, /, *, settings: ReplaySettings = ReplaySettings()) -> None:
     """Search a recording with several proposers and print how they compare, with intervals over seeds.
 
     Parameters
@@ -28,7 +28,6 @@ def command(recording: Path, /, *, settings: ReplaySettings | None = None) -> No
     recording
         A file that `cuda-l2 record` wrote.
     """
-    settings = settings or ReplaySettings()
 
     from cuda_l2.propose._recorded import load
     from cuda_l2.report.replay import compare, table

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cuda_l2.commands._options import require_cuda_packages, require_writable
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -28,33 +29,25 @@ class SelectSettings(SurveySettings):
     """What the modes count: fp32 plain, fp32 dependent, fp16 plain, fp16 dependent."""
 
 
-def command(*, settings: SelectSettings | None = None) -> None:
+def command(*, settings: SelectSettings = SelectSettings()) -> None:
     """Time a pool of kernels on every shape, and keep the best few for all of them.
 
     Writes pool.csv and times.jsonl, from which an interrupted run goes on, builds.jsonl with what became of each build,
     then the dispatch table schedules.csv, summary.md and environment.json. These times choose; they are not for
     reporting.
     """
-    settings = settings or SelectSettings()
     settings.gemms()
     weights = _weights(settings.weights)
     if settings.most < 1:
         raise UserError(f"at least 1 kernel must be kept, not {settings.most}")
     assert settings.budget_s > 0  # or the text is refused
     require_writable(settings.out / TABLE)
-
-    _select(settings, weights)
-
-
-def _select(settings: SelectSettings, weights: tuple[float, ...]) -> None:
-    """Time what the folder holds no times of, then choose from all that are there."""
     require_cuda_packages()
 
     import time
 
     from cuda_l2.library.table import joined, read_table, write_table
     from cuda_l2.machine.cuda import target as cuda
-    from cuda_l2.report.grid import write_text
     from cuda_l2.runs import selection
     from cuda_l2.runs.survey import Survey
 
@@ -80,8 +73,7 @@ def _timed(survey: "Survey") -> tuple[bool, bool]:
     """Every stage of a survey up to the times: whether it has all, and whether an interrupt ended it."""
     import json
 
-    from cuda_l2.report.grid import write_text
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
 
     survey.pool()
     survey.load()

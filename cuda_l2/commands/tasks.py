@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_target, require_writable
+from cuda_l2.commands._options import require_default, require_target, require_writable
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import line_of
 from cuda_l2.system.values import seconds
@@ -38,7 +38,7 @@ class CheckoutSettings:
 def command(
     *task: str,
     kernelbench: Path | None = None,
-    settings: CheckoutSettings | None = None,
+    settings: CheckoutSettings = CheckoutSettings(),
     baselines: Annotated[bool, Parameter(negative=())] = False,
     protocol: str = "offline",
     seed: int = 0,
@@ -63,14 +63,12 @@ def command(
     json
         Print JSON, one line a task.
     """
-    settings = settings or CheckoutSettings()
     if task and kernelbench:
         raise UserError("give tasks or a checkout, not both")
     if baselines and not task:
         raise UserError("--baselines needs the tasks to time")
-    for field in dataclasses.fields(settings):
-        if not kernelbench and getattr(settings, field.name) != field.default:
-            raise UserError(f"--{field.name.replace('_', '-')} goes with --kernelbench")
+    if not kernelbench:
+        require_default(settings, (), "goes with --kernelbench")
     if seed < 0:
         raise UserError(f"the seed must not be negative, as {seed} is")
     if kernelbench:

@@ -37,7 +37,7 @@ def command(shape: str = "256x256x256", /, *, candidates: int = 200, target: str
     from cuda_l2.evaluator import Evaluator
     from cuda_l2.families._base import families_for
     from cuda_l2.propose._base import proposer_maker, space_for
-    from cuda_l2.report.grid_live import GridProgress
+    from cuda_l2.report.live import GridProgress
     from cuda_l2.rigs import open_rig
 
     with open_rig(target) as rig, Evaluator(gemm, rig) as evaluator:

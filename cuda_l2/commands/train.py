@@ -14,6 +14,7 @@ from cuda_l2 import machine, tasks
 from cuda_l2.commands._options import require_target
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class TrainSettings:
     """Print the stage's packaged settings and do nothing."""
 
 
-def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings | None = None) -> None:
+def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings = TrainSettings()) -> None:
     """Train a language model to write kernels, one stage at a time.
 
     Parameters
@@ -75,7 +76,6 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
     """
     from cuda_l2.learn.settings import packaged, read
 
-    settings = settings or TrainSettings()
     chosen = read(stage, settings.config, settings.set or [])
     if settings.show:
         print(packaged(stage).read_text(), end="")
@@ -109,7 +109,7 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
     from cuda_l2.learn.run import Run
     from cuda_l2.learn.tune import fine_tune, pretrain
 
-    with Run(out, _decisive(stage, settings, _digest(texts or conversations))) as run:
+    with Run(out, _decisive(stage, settings, texts or conversations)) as run:
         if not run.done and stage.stage == "pretrain":
             pretrain(settings.model, texts, stage, run, _say)
         elif not run.done:
@@ -119,7 +119,7 @@ def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -
 def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, named: list[Task]) -> None:
     from cuda_l2.corpus.holdout import HoldOut
 
-    hold_out = HoldOut.read(settings.hold_out) if settings.hold_out else HoldOut()
+    hold_out = HoldOut.read(settings.hold_out)
     if not named and stage.stage != ON_ALL:
         raise UserError("shapes are missing, as in 512x512x512: what should the model write kernels for?")
     if named and all(hold_out.task(task) for task in named):
@@ -137,17 +137,18 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
     from cuda_l2.learn.run import Run
     from cuda_l2.learn.selftaught import SelfSupervision
     from cuda_l2.learn.writer import Questions
-    from cuda_l2.machine import chosen
     from cuda_l2.propose._model_policy import require_sandbox
     from cuda_l2.propose._prompt import Templates
     from cuda_l2.reward import RewardSettings
     from cuda_l2.rigs import open_rig
     from cuda_l2.system import paths
+    from cuda_l2.tasks._base import definitions
 
     require_sandbox(settings.without_sandbox)
     templates = Templates(settings.prompts)
-    asked = [task for task in named or _own(chosen(settings.target)) if not hold_out.task(task)]
-    decisive = _decisive(stage, settings, _digest(others)) | {
+    own = (known.task(target=machine.chosen(settings.target)) for known in definitions().values())
+    asked = [task for task in named or own if not hold_out.task(task)]
+    decisive = _decisive(stage, settings, others) | {
         "tasks": [str(task) for task in asked],
         "prompts": templates.fingerprint,
         "hold_out": hold_out.fingerprint,
@@ -175,13 +176,6 @@ def _train_on_tasks(stage: "StageSettings", settings: TrainSettings, out: Path, 
             contrastive_rl(settings.model, wanted, stage, run, judge, questions, _say)
 
 
-def _own(target: str) -> list[Task]:
-    """Every task of our own at its sizes for such a machine."""
-    from cuda_l2.tasks._base import definitions
-
-    return [known.task(target=target) for known in definitions().values()]
-
-
 def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
     """The tasks that fit this machine. UserError where one does not fit; with `skip`, where none fits."""
     found: list[Task] = []
@@ -200,20 +194,12 @@ def _feasible(asked: Sequence[Task], rig: "Rig", *, skip: bool) -> list[Task]:
     return found
 
 
-def _decisive(stage: "StageSettings", settings: TrainSettings, data: str) -> dict[str, Any]:
+def _decisive(stage: "StageSettings", settings: TrainSettings, data: Any) -> dict[str, Any]:
     """The settings that decide a run's outcome."""
-    values = asdict(stage)
+    values = {name: value for name, value in asdict(stage).items() if value is not None}
     for name in RESUMABLE:
         del values["tuning"][name]
-    return {
-        "model": settings.model,
-        "data": data,
-        **{name: value for name, value in values.items() if value is not None},
-    }
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16]
+    return {"model": settings.model, "data": hashlib.sha256(json.dumps(data).encode()).hexdigest()[:16], **values}
 
 
 def _say(text: str) -> None:
@@ -222,12 +208,8 @@ def _say(text: str) -> None:
 
 def _require_packages() -> None:
     """UserError where a package that training needs is missing."""
-    try:
-        import datasets  # noqa: F401
-        import peft  # noqa: F401
-        import trl  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(f"training needs the package {error.name}: pip install 'cuda-l2[train]'") from None
+    for package in ("datasets", "peft", "trl"):
+        imported(package, "training needs", "train")
 
 
 def _conversations(folders: Sequence[Path]) -> list[list[dict[str, str]]]:

@@ -5,7 +5,7 @@ The dataset has two parts from the same snippets: `triplets`, a row a snippet, a
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,24 +50,6 @@ DRAWS = 20
 """Largest number of draws for one new rendered kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One triplet with its origin."""
-
-    instruction: str
-    context: str  # excerpts of other snippets of the corpus that the instruction finds; may be empty
-    code: str
-    source: str  # "package: path in it", "user: path in the folder", "cuda-l2: family"
-    license: str
-    kind: str  # one of KINDS
-    sha: str  # of the code, 16 hex digits: a rendered kernel's is its candidate's id
-    name: str
-    line: int  # in the cleaned file
-    worded_by: str  # model, comment, signature, task
-    schedule: str  # of a rendered kernel: NAME=VALUE ...
-    cut_by: str  # model, rules
-
-
 @dataclass
 class Counts:
     """Numbers of snippets by outcome and origin."""
@@ -110,10 +92,28 @@ class Rendered:
 @dataclass(frozen=True)
 class _Item:
     snippet: Snippet
-    source: str
+    source: str  # "package: path in it", "user: path in the folder", "cuda-l2: family"
     license: str
     instruction: Instruction | None = None  # where it is known already
-    schedule: str = ""
+    schedule: str = ""  # of a rendered kernel: NAME=VALUE ...
+
+    def row(self, context: str) -> dict[str, Any]:
+        """The triplet with its origin. context: excerpts of other snippets that the instruction finds; may be empty."""
+        assert self.instruction
+        return {
+            "instruction": self.instruction.text,
+            "context": context,
+            "code": self.snippet.code,
+            "source": self.source,
+            "license": self.license,
+            "kind": self.snippet.kind,  # one of KINDS
+            "sha": fingerprint(self.snippet.code),  # a rendered kernel's is its candidate's id
+            "name": self.snippet.name,
+            "line": self.snippet.line,  # in the cleaned file
+            "worded_by": self.instruction.by,
+            "schedule": self.schedule,
+            "cut_by": self.snippet.cut_by,
+        }
 
 
 def build(
@@ -139,7 +139,7 @@ def build(
     if client is not None and segment != "rules":
         pieces, segmented = segmenting.by_model(
             client,
-            [File(file.name, file.text, file.pieces) for file in collected],
+            collected,
             hard_only=segment == "hard",
             prompts=prompts,
             on_answer=lambda done, of: on_stage("asking where to cut", done, of),
@@ -152,50 +152,22 @@ def build(
         raise UserError(
             "there is nothing to make a corpus of: no known headers are installed, and no --folder has code"
         )
-    items, instructions = _worded(items, client, prompts, counts, on_stage)
-    contexts = _contexts(items, instructions, context_tokens, on_stage)
-    rows = [
-        Row(
-            instruction=instruction.text,
-            context=context,
-            code=item.snippet.code,
-            source=item.source,
-            license=item.license,
-            kind=item.snippet.kind,
-            sha=fingerprint(item.snippet.code),
-            name=item.snippet.name,
-            line=item.snippet.line,
-            worded_by=instruction.by,
-            schedule=item.schedule,
-            cut_by=item.snippet.cut_by,
-        )
-        for item, instruction, context in zip(items, instructions, contexts, strict=True)
-    ]
+    items = _worded(items, client, prompts, counts, on_stage)
+    contexts = _contexts(items, context_tokens, on_stage)
+    rows = [item.row(context) for item, context in zip(items, contexts, strict=True)]
     counts.kept = len(rows)
-    for row in rows:
-        counts.by_kind[row.kind] += 1
-        counts.by_source[row.source.partition(":")[0]] += 1
-        counts.worded_by[row.worded_by] += 1
-        counts.cut_by[row.cut_by] += 1
+    counts.by_source.update(item.source.partition(":")[0] for item in items)
+    for counter, column in ((counts.by_kind, "kind"), (counts.worded_by, "worded_by"), (counts.cut_by, "cut_by")):
+        counter.update(row[column] for row in rows)
     text = _texts(items)
     counts.texts, counts.chars = len(text), sum(len(row["text"]) for row in text)
-    return Corpus([asdict(row) for row in rows], text, counts, segmented)
-
-
-@dataclass(frozen=True)
-class _Collected:
-    """A file that nothing is held out of, cleaned and cut by rules."""
-
-    name: str
-    license: str
-    text: str
-    pieces: Sequence[Snippet]
+    return Corpus(rows, text, counts, segmented)
 
 
 def _collected(
     sources: Sequence[Source], hold_out: HoldOut, counts: Counts, on_stage: Callable[[str, int, int], None]
-) -> list[_Collected]:
-    """The files, cleaned; those that differ in comments and layout alone give one."""
+) -> list[File]:
+    """The files that hold nothing held out, cleaned, cut by rules; one of those alike but for comments and layout."""
     found = [file for source in sources for file in files(source)]
     read = []
     met: set[str] = set()
@@ -217,11 +189,11 @@ def _collected(
             counts.same += len(pieces)
         else:
             met.add(same)
-            read.append(_Collected(file.name, licence(raw, LICENCES[file.source]), text, pieces))
+            read.append(File(file.name, text, pieces, licence(raw, LICENCES[file.source])))
     return read
 
 
-def _kept(collected: Sequence[_Collected], hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
+def _kept(collected: Sequence[File], hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
     duplicates = Duplicates()
     for file in collected:
         counts.found += len(file.pieces)
@@ -276,32 +248,24 @@ def _worded(
     prompts: Path | None,
     counts: Counts,
     on_stage: Callable[[str, int, int], None],
-) -> tuple[list[_Item], list[Instruction]]:
+) -> list[_Item]:
     """The items with their instructions, without those that the model finds useless."""
+    answers: dict[int, Instruction | None] = {}
     if client is not None:
         asked = [i for i, item in enumerate(items) if item.instruction is None]
         pairs = [(items[i].source, items[i].snippet) for i in asked]
         said = by_model(client, pairs, lambda done: on_stage("asking for instructions", done, len(asked)), prompts)
         answers = {asked[i]: instruction for i, instruction in said.items()}
-    else:
-        answers = {}
-    kept, instructions = [], []
-    for i, item in enumerate(items):
-        instruction = item.instruction or answers.get(i, from_code(item.snippet))
-        if instruction is None:
-            counts.unworthy += 1
-            continue
-        kept.append(item)
-        instructions.append(instruction)
-    return kept, instructions
+    worded = [
+        replace(item, instruction=item.instruction or answers.get(i, from_code(item.snippet)))
+        for i, item in enumerate(items)
+    ]
+    kept = [item for item in worded if item.instruction]
+    counts.unworthy += len(worded) - len(kept)
+    return kept
 
 
-def _contexts(
-    items: Sequence[_Item],
-    instructions: Sequence[Instruction],
-    tokens: int,
-    on_stage: Callable[[str, int, int], None],
-) -> list[str]:
+def _contexts(items: Sequence[_Item], tokens: int, on_stage: Callable[[str, int, int], None]) -> list[str]:
     """For each instruction the nearest other snippets, quoted as prompts quote headers."""
     if not tokens:
         return [""] * len(items)
@@ -311,10 +275,11 @@ def _contexts(
     except UserError as error:
         raise UserError(f"{error}; or no context with --context-tokens 0") from None
     contexts = []
-    for i, (item, instruction) in enumerate(zip(items, instructions, strict=True)):
+    for i, item in enumerate(items):
+        assert item.instruction
         if i % 100 == 0:
             on_stage("retrieving context", i, len(items))
-        nearest = [places[place] for place in index.search(instruction.text, 2 * CONTEXT_PIECES)]
+        nearest = [places[place] for place in index.search(item.instruction.text, 2 * CONTEXT_PIECES)]
         found = [items[place] for place in nearest if place != i]
         contexts.append(_excerpts(item, found, tokens))
     return contexts
@@ -325,10 +290,9 @@ def _excerpts(own: _Item, found: Sequence[_Item], tokens: int) -> str:
     chosen: list[str] = []
     left = tokens * CHARS_A_TOKEN
     for item in found:
-        excerpt = (
-            f"{item.source}, line {item.snippet.line}:\n{fenced(item.snippet.code, 'cpp', len(item.snippet.code))}"
-        )
-        holds = own.snippet.code.strip() in item.snippet.code
+        code = item.snippet.code
+        excerpt = f"{item.source}, line {item.snippet.line}:\n{fenced(code, 'cpp', len(code))}"
+        holds = own.snippet.code.strip() in code
         if len(excerpt) <= left and not holds and len(chosen) < CONTEXT_PIECES:
             chosen.append(excerpt)
             left -= len(excerpt)
@@ -348,9 +312,8 @@ def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
         if not whole and last and last["source"] == item.source and len(last["text"]) + len(code) < TEXT_CHARS:
             last["text"] += f"\n{code}"
         else:
-            rows.append({"text": code, "source": item.source, "license": item.license, "kind": item.snippet.kind})
-            if not whole:
-                rows[-1]["kind"] = "file"
+            kind = item.snippet.kind if whole else "file"
+            rows.append({"text": code, "source": item.source, "license": item.license, "kind": kind})
     for row in rows:
         row["sha"] = fingerprint(row["text"])
     return rows

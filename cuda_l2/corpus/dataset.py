@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported, whole, write_text
 from cuda_l2.system.text import counted
 
 CARD = "README.md"
@@ -23,43 +24,31 @@ def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
 
     Every file is whole or not there. UserError where it cannot be written.
     """
-    parquet = _parquet()
-    try:
-        require_ours(folder)
-        for name, rows in parts.items():
-            path = folder / name / "train-00000-of-00001.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".new")
-            parquet.write_table(_table(rows), temporary)
-            temporary.replace(path)
-        for old in set(_parts(folder)) - set(parts):
-            shutil.rmtree(folder / old, ignore_errors=True)
-        temporary = folder / f"{CARD}.new"
-        temporary.write_text(_card(parts, about))
-        temporary.replace(folder / CARD)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
+    pyarrow = _pyarrow()
+    require_ours(folder)
+    for name, rows in parts.items():
+        with whole(folder / name / "train-00000-of-00001.parquet") as path:
+            names = list(rows[0]) if rows else []
+            pyarrow.parquet.write_table(pyarrow.table({name: [row[name] for row in rows] for name in names}), path)
+    for old in {path.parent for path in folder.glob("*/train-*.parquet")}:
+        if old.name not in parts:
+            shutil.rmtree(old, ignore_errors=True)
+    write_text(folder / CARD, _card(parts, about))
 
 
 def write_lines(path: Path, lines: Rows) -> None:
     """JSON lines beside a dataset's parts, whole or as before, no file for none; UserError where that cannot be."""
-    try:
-        if not lines:
-            path.unlink(missing_ok=True)
-            return
-        temporary = path.with_suffix(".new")
-        temporary.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another place with --out") from None
+    write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    if not lines:
+        path.unlink()
 
 
 def read(folder: Path, part: str) -> list[dict[str, Any]]:
     """The rows of one part; UserError where there is none."""
     path = folder / part / "train-00000-of-00001.parquet"
-    parquet = _parquet()
+    pyarrow = _pyarrow()
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} holds no dataset with a part {part}: {error}") from None
     return rows
@@ -67,8 +56,7 @@ def read(folder: Path, part: str) -> list[dict[str, Any]]:
 
 def require_ours(folder: Path) -> None:
     """UserError where the folder holds something that is no dataset of ours, which must not be written over."""
-    parquet = _parquet()
-    assert parquet is not None
+    _pyarrow()
     if folder.is_dir() and any(folder.iterdir()):
         card = folder / CARD
         state = [path for path in folder.iterdir() if path.suffix == ".jsonl"]
@@ -84,13 +72,6 @@ def require_ours(folder: Path) -> None:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another place with --out") from None
 
 
-def _table(rows: Rows) -> Any:
-    import pyarrow  # noqa: PLC0415 - an optional part
-
-    names = list(rows[0]) if rows else []
-    return pyarrow.table({name: [row[name] for row in rows] for name in names})
-
-
 def _card(parts: Mapping[str, Rows], about: str) -> str:
     """The card's head names the parts and their files in the Hub's terms."""
     configs = [{"config_name": name, "data_files": [{"split": "train", "path": f"{name}/*.parquet"}]} for name in parts]
@@ -99,13 +80,6 @@ def _card(parts: Mapping[str, Rows], about: str) -> str:
     return f"---\n{head}\n---\n\n# Dataset {MARK}\n\n{about.strip()}\n\n{counts}\n"
 
 
-def _parts(folder: Path) -> list[str]:
-    return [path.parent.name for path in folder.glob("*/train-*.parquet")]
-
-
-def _parquet() -> Any:
-    try:
-        from pyarrow import parquet  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UserError(f"datasets need the package {error.name}: pip install 'cuda-l2[llm]'") from None
-    return parquet
+def _pyarrow() -> Any:
+    imported("pyarrow.parquet", "datasets need", "llm")
+    return imported("pyarrow", "datasets need", "llm")

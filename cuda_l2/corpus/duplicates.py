@@ -6,6 +6,7 @@ import zlib
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cuda_l2.build.lexing import CPP_TOKEN
 
@@ -15,6 +16,7 @@ SHINGLE = 5
 """Tokens in a row."""
 BANDS, ROWS = 16, 4
 """Texts alike by 0.8 meet in a band with probability 0.9998, by 0.5 with 0.64; the exact share decides."""
+Shingles = NDArray[np.uint64]
 _TOKEN = re.compile(CPP_TOKEN.pattern + r"|[^\s\w]")
 _random = np.random.default_rng(20)
 _FACTORS = _random.integers(1, 1 << 63, BANDS * ROWS, dtype=np.uint64) | np.uint64(1)
@@ -31,7 +33,7 @@ def digest(code: str) -> str:
     return hashlib.sha256("\0".join(tokens(code)).encode(errors="replace")).hexdigest()[:16]
 
 
-def shingles(code: str) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+def shingles(code: str) -> Shingles:
     """Hashes of every run of SHINGLE tokens, each once, sorted; of all tokens where there are fewer."""
     hashes = np.array([_hash(token) for token in tokens(code)], np.uint64)
     size = min(SHINGLE, len(hashes))
@@ -50,7 +52,7 @@ class Duplicates:
         self._near = near
         self._digests: set[str] = set()
         self._bands: dict[tuple[int, bytes], list[int]] = {}
-        self._shingles: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+        self._shingles: list[Shingles] = []
 
     def met(self, code: str, *, nearly: bool = True) -> str:
         """`same` or `near` where such a text was met before, else empty, and it counts as met from here on."""
@@ -73,21 +75,17 @@ class Duplicates:
         return ""
 
 
-def contained(
-    found: "np.ndarray[tuple[int], np.dtype[np.uint64]]", other: "np.ndarray[tuple[int], np.dtype[np.uint64]]"
-) -> float:
+def contained(found: Shingles, other: Shingles) -> float:
     """The share of `found` that is in `other` too."""
     return len(np.intersect1d(found, other, assume_unique=True)) / max(1, len(found))
 
 
-def _share(
-    one: "np.ndarray[tuple[int], np.dtype[np.uint64]]", other: "np.ndarray[tuple[int], np.dtype[np.uint64]]"
-) -> float:
+def _share(one: Shingles, other: Shingles) -> float:
     both = len(np.intersect1d(one, other, assume_unique=True))
     return both / (len(one) + len(other) - both)
 
 
-def _bands(found: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> list[tuple[int, bytes]]:
+def _bands(found: Shingles) -> list[tuple[int, bytes]]:
     least = np.full(BANDS * ROWS, np.iinfo(np.uint64).max, np.uint64)
     for start in range(0, len(found), 1024):
         values = found[start : start + 1024, None] * _FACTORS + _OFFSETS

@@ -16,12 +16,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from cuda_l2.corpus.duplicates import contained, digest, shingles
+from cuda_l2.corpus.duplicates import Shingles, contained, digest, shingles
 from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Task
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 from cuda_l2.tasks import is_foreign, parse
 
 LIKE = 0.5
@@ -52,15 +51,17 @@ class HoldOut:
     names: frozenset[str] = frozenset()  # of tasks other than matrix products
     schedules: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     digests: frozenset[str] = frozenset()
-    like: tuple["np.ndarray[tuple[int], np.dtype[np.uint64]]", ...] = field(default=(), compare=False)
+    like: tuple[Shingles, ...] = field(default=(), compare=False)
 
     @classmethod
-    def read(cls, path: Path) -> "HoldOut":
-        """The file's entries; UserError with the line that cannot be read."""
+    def read(cls, path: Path | None) -> "HoldOut":
+        """The file's entries, none without a file; UserError with the line that cannot be read."""
+        if path is None:
+            return cls()
         ids, shapes, digests = set[str](), set[tuple[int, int, int]](), set[str]()
         tasks, names = set[str](), set[str]()
         schedules, like = [], []
-        for number, line in enumerate(_text(path).split("\n"), 1):
+        for number, line in enumerate(read_text(path).split("\n"), 1):
             entry = line.partition("#")[0].strip()
             head, colon, rest = entry.partition(": ")
             if not entry:
@@ -68,7 +69,7 @@ class HoldOut:
             if _ID.fullmatch(entry):
                 ids.add(entry)
             elif colon and head == "like":
-                text = _text(path.parent / rest.strip())
+                text = read_text(path.parent / rest.strip())
                 digests.add(digest(text))
                 like.append(shingles(text))
                 ids.add(Candidate(text).id)
@@ -158,7 +159,8 @@ class HoldOut:
     def _scheduled(self, defined: dict[str, int]) -> bool:
         """Whether a text's macros are those of a held-out schedule; choices of the launch are no macros."""
         for family, choices in self.schedules:
-            compiled = [(name, value) for name, value in choices if name in _compiled(family)]
+            macros = {name for member in all_families() if member.name == family for name in member.compiled}
+            compiled = [(name, value) for name, value in choices if name in macros]
             if compiled and all(defined.get(name) == value for name, value in compiled):
                 return True
         return False
@@ -168,16 +170,6 @@ def _names(name: str) -> list[str]:
     """What a task may be held out by: its name, of a file in a checkout also its number and folders."""
     folder, _, stem = name.rpartition("/")
     return [name, folder, folder.partition("/")[0], f"{folder}/{stem.partition('_')[0]}"] if folder else [name]
-
-
-def _compiled(family: str) -> set[str]:
-    return {
-        choice.name
-        for member in all_families()
-        if member.name == family
-        for choice in member.choices
-        if choice.compiled
-    }
 
 
 def _choices(family: str, text: str, where: str) -> tuple[tuple[str, int], ...]:
@@ -201,10 +193,3 @@ def _task(text: str, where: str) -> Task:
         raise UserError(
             f"{where}: {error}; or a kernel's id of 16 hex digits, `FAMILY: NAME=8`, `like: FILE`"
         ) from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None

@@ -58,8 +58,10 @@ def by_model(
     asked: each snippet with its file's name. Snippets without a usable answer are left out. prompts: folder of the
     user's templates. UserError where the model never answers.
     """
-    template = Template(TEMPLATE, prompts)
-    texts = [_filled(template, name, snippet) for name, snippet in asked]
+    template, texts = Template(TEMPLATE, prompts), []
+    for name, snippet in asked:
+        code = fenced(snippet.code, "cuda", len(snippet.code))
+        texts.append(template.filled({"source": name, "kind": snippet.kind, "code": code}))
     found: dict[int, Instruction | None] = {}
     for i, exchange in answers(client, PURPOSE, texts, on_answer):
         said = _read(exchange.reply.text)
@@ -87,11 +89,6 @@ def _first_sentences(comment: str, limit: int = 400) -> str:
     cut = comment[:limit]
     end = max(cut.rfind(". "), cut.rfind("; "))
     return cut[: end + 1] if end > limit // 4 else f"{cut.rpartition(' ')[0]} ..."
-
-
-def _filled(template: Template, name: str, snippet: Snippet) -> str:
-    code = fenced(snippet.code, "cuda", len(snippet.code))
-    return template.filled({"source": name, "kind": snippet.kind, "code": code})
 
 
 def fingerprint(text: str) -> str:

@@ -42,11 +42,12 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class File:
-    """A cleaned file and the pieces that rules cut."""
+    """A cleaned file and the pieces that rules, or a model, cut."""
 
     name: str  # as a row's source
     text: str
     pieces: Sequence[Snippet]
+    license: str = ""
 
 
 @dataclass
@@ -130,7 +131,8 @@ def read(answer: str, finish: str) -> list[Ranges] | None:
         text = line.strip()
         match = _PIECE.fullmatch(text)
         if match:
-            found.append(tuple(_range(part) for part in match.group(1).split(",")))
+            parts = [_NUMBER.findall(part) for part in match.group(1).split(",")]
+            found.append(tuple((int(part[0][:MOST_DIGITS]), int(part[-1][:MOST_DIGITS])) for part in parts))
         elif text.strip("`*.\"' ") == NONE:
             none = True
         elif _NUMBER.search(text) and not _FENCE.fullmatch(text):
@@ -205,11 +207,6 @@ def _cut(listing: Listing, window: Window, rules: Sequence[Snippet], exchange: E
         if named and rule.line not in covered:
             cut.pieces.append(rule)
     return cut
-
-
-def _range(part: str) -> tuple[int, int]:
-    numbers = [int(number[:MOST_DIGITS]) for number in _NUMBER.findall(part)]
-    return numbers[0], numbers[-1]
 
 
 def _merged(listing: Listing, ranges: Ranges) -> list[tuple[int, int]]:

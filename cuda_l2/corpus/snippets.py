@@ -12,8 +12,8 @@ from cuda_l2.build.lexing import CPP_TOKEN, blank
 
 LEAST_LINES, LEAST_CHARS = 3, 80
 MOST_CHARS = 12_000
-MOST_LINE_CHARS = 400
-"""Longer lines are tables, or written by programs."""
+MOST_LINE_CHARS, MOST_SIGNATURE = 400, 400
+"""Longer lines are tables, or written by programs; longer signatures are cut."""
 MOST_NUMBERS = 0.5
 """Share of numbers among a snippet's words and numbers above which it is a table."""
 PAIRS = (("{", "}"), ("(", ")"))
@@ -54,20 +54,16 @@ _PARENTHESES = re.compile(r"\([^()]*\)")
 _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)")
 _BRACES = re.compile(r"[{}]")
+_STOP = re.compile(r"[{};]|\b(?:public|private|protected)\s*:")
+_AFTER_BODY = re.compile(r"\s*([,{;]?)(?:[\w:<>\s]*?)(?=([({]?))")
 _SIGN = re.compile(r"[][(){};]")
 _GLOBAL = re.compile(r"\b(?:__global__|CUTLASS_GLOBAL|\w*KERNEL_ATTRIBUTES)\b")
 _CALLED_OF_TYPES = re.compile(r"\b(?:__align__|alignas|__attribute__|decltype)\s*\([^()]*(?:\([^()]*\)[^()]*)*\)")
 _CALLED = re.compile(r"(operator\s*(?:[^\s\w(]{1,3}|\(\)|[\w:* ]+?)|~?[A-Za-z_]\w*)\s*(?:<[^()]*>)?\s*(?=\()")
-_NO_NAMES = (
-    "decltype",
-    "noexcept",
-    "__launch_bounds__",
-    "__align__",
-    "alignas",
-    "__attribute__",
-    "requires",
-    "defined",
-)
+_NO_NAMES = {
+    *("decltype", "noexcept", "requires", "defined"),
+    *("__launch_bounds__", "__align__", "alignas", "__attribute__"),
+}
 _WORDS = re.compile(r"[A-Za-z_]\w*|\d[\w.']*")
 
 
@@ -176,7 +172,7 @@ def _spaces(match: re.Match[str]) -> str:
 def _definitions(text: str, bare: str, start: int, end: int, most: int) -> Iterator[Snippet]:
     """The definitions between two positions; namespaces and types of over `most` characters are entered."""
     last = position = start
-    while match := _next(bare, position, end):
+    while match := _STOP.search(bare, position, end):
         position = match.end()
         if match.group() != "{":
             last = position
@@ -187,7 +183,7 @@ def _definitions(text: str, bare: str, start: int, end: int, most: int) -> Itera
             continue
         declared = _without_parentheses(head)
         if "(" in declared:  # the brace is of a value in an argument
-            position = _pair_end(bare, match.start(), end)
+            position = max(position, _pair_end(bare, match.start(), end))
             continue
         if _ASSIGNMENT.search(declared):  # of an alias or a variable
             last = position = _statement_end(bare, match.start(), end)
@@ -204,25 +200,13 @@ def _definitions(text: str, bare: str, start: int, end: int, most: int) -> Itera
         last = position = close
 
 
-_STOP = re.compile(r"[{};]|\b(?:public|private|protected)\s*:")
-
-
-def _next(bare: str, position: int, end: int) -> re.Match[str] | None:
-    return _STOP.search(bare, position, end)
-
-
 def _body_end(bare: str, brace: int, end: int) -> int:
     """Where the definition ends whose first brace is here; -1 where it does not."""
     while True:
-        depth, position = 0, brace
-        for match in _BRACES.finditer(bare, brace, end):
-            depth += 1 if match.group() == "{" else -1
-            if not depth:
-                position = match.end()
-                break
-        else:
+        position = _pair_end(bare, brace, end)
+        if position < 0:
             return -1
-        after = re.compile(r"\s*([,{;]?)(?:[\w:<>\s]*?)(?=([({]?))").match(bare, position, end)
+        after = _AFTER_BODY.match(bare, position, end)
         if after and after.group(1) == "{":  # a constructor's list of initialisers came before the body
             brace = after.start(1)
         elif after and after.group(1) == ",":
@@ -269,13 +253,13 @@ def _statement_end(bare: str, brace: int, end: int) -> int:
 
 
 def _pair_end(bare: str, brace: int, end: int) -> int:
-    """The position after the brace that closes this one, or after this one where none does."""
+    """The position after the brace that closes this one, -1 where none does."""
     depth = 0
     for match in _BRACES.finditer(bare, brace, end):
         depth += 1 if match.group() == "{" else -1
         if not depth:
             return match.end()
-    return brace + 1
+    return -1
 
 
 def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int) -> Snippet | None:
@@ -294,7 +278,8 @@ def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int
     code = _dedented(text[begin - len(comment) : close])
     line = text.count("\n", 0, begin) + 1
     first = line - comment.count("\n")
-    return Snippet(kind, _name(declared, function), _signature(head), words_of(comment), code, line, first)
+    signature = head if len(head) <= MOST_SIGNATURE else head[: MOST_SIGNATURE - 3] + "..."
+    return Snippet(kind, _name(declared, function), signature, words_of(comment), code, line, first)
 
 
 def _apart(head: str) -> tuple[str, str]:
@@ -317,10 +302,6 @@ def _name(declared: str, function: bool) -> str:
         return ""
     named = _TYPE_NAME.search(declared)
     return named.group(1) if named else ""
-
-
-def _signature(head: str, limit: int = 400) -> str:
-    return head if len(head) <= limit else head[: limit - 3] + "..."
 
 
 def _comment_before(text: str, last: int, begin: int) -> str:

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from cuda_l2.learn.settings import Scratch
-from cuda_l2.llm._base import one_line
+from cuda_l2.llm.kinds import hf
 from cuda_l2.system.errors import UserError
 
 SCRATCH = "scratch"
@@ -75,15 +75,7 @@ def device() -> str:
 def load(name: str, precision: str) -> Pupil:
     """The model of a folder or of the Hub; code that comes with it is not run. UserError where it cannot be had."""
     quiet()
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        dtype = getattr(torch, precision) if device() == "cuda" else torch.float32
-        model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-        raise UserError(
-            f"cannot load the model {name}: {one_line(str(error), 200)}; give a folder that transformers'"
-            " save_pretrained wrote, or the id of a model on the Hub"
-        ) from None
+    model, tokenizer = hf.load(name, getattr(torch, precision) if device() == "cuda" else torch.float32)
     _attend(model)
     if tokenizer.eos_token is None:
         raise UserError(f"the tokenizer of {name} has no end-of-text token, so answers would never end")
@@ -184,14 +176,11 @@ def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_some(texts), trainer)
+    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
+    some = (text for text, size in zip(texts, sizes, strict=False) if size < TOKENIZER_CHARS)
+    tokenizer.train_from_iterator(some, trainer)
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
     fast.chat_template = PLAIN_TEMPLATE
     return fast
-
-
-def _some(texts: Iterable[str]) -> Iterable[str]:
-    sizes = itertools.accumulate((len(text) for text in texts), initial=0)
-    return (text for text, size in zip(texts, sizes, strict=False) if size < TOKENIZER_CHARS)

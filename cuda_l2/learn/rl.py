@@ -86,11 +86,10 @@ class Judge(Closing):
     def _smoothed(self, rewards_G: Sequence[float], history: Sequence[float]) -> list[float]:
         known = [value for value in rewards_G if not math.isnan(value)]
         earlier = [value for value in history if not math.isnan(value)]
-        smoothed = iter(smooth(known, earlier or known, self._rewards.smoothing_clip))
-        values = [math.nan if math.isnan(value) else next(smoothed) for value in rewards_G]
-        timed = [value for value in values if not math.isnan(value)]
-        middle = statistics.fmean(timed) if timed else 0.0  # neither good nor bad where nothing was timed
-        return [middle if math.isnan(value) else value for value in values]
+        smoothed = smooth(known, earlier or known, self._rewards.smoothing_clip)
+        middle = statistics.fmean(smoothed) if smoothed else 0.0  # neither good nor bad where nothing was timed
+        left = iter(smoothed)
+        return [middle if math.isnan(value) else next(left) for value in rewards_G]
 
     def close(self) -> None:
         for evaluator in self._evaluators.values():

@@ -66,7 +66,7 @@ class Run(Closing):
         """Append the figures of a step."""
         self._file.append(json.dumps(fields))
 
-    def finish(self, save: Callable[[Path], None]) -> None:
+    def finish(self, save: Callable[[Path], object]) -> None:
         """Let `save` write the model into a folder, which appears whole or not at all, and remove the checkpoints."""
         temporary = self.folder / f"{MODEL}.new"
         shutil.rmtree(temporary, ignore_errors=True)

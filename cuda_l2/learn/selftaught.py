@@ -1,5 +1,6 @@
 """Self-supervised rounds (CUDA-L1's second stage): the model writes kernels and learns from the verified ones."""
 
+import functools
 import hashlib
 import math
 import shutil
@@ -52,8 +53,7 @@ class SelfSupervision:
                 if not tuning.done:
                     fine_tune(model, [*kept, *others], self.settings, tuning, self.say)
                 model = str(tuning.model)
-        last = model
-        run.finish(lambda path: _copy(Path(last), path))
+        run.finish(functools.partial(shutil.copytree, model))
 
     def _collect(self, model: str, number: int, folder: Path) -> list[list[dict[str, str]]]:
         """Conversations that this round keeps."""
@@ -66,15 +66,11 @@ class SelfSupervision:
             said[pair.task] = pair
 
         with Collection(folder) as collection:
-            machine = self.rig.target.machine
-            if not all(_done(collection, task, machine, limits) for task in self.tasks if not hold_out.task(task)):
-                makers = {NAME: self._making(model, number, collection)}
-                collect(self.tasks, makers, self.rig, self.archive, collection, limits, hold_out=hold_out, on_try=tried)
+            makers = {NAME: self._making(model, number, collection)}
+            collect(self.tasks, makers, self.rig, self.archive, collection, limits, hold_out=hold_out, on_try=tried)
             collection.export()
             for pair in said.values():
-                became = ", ".join(f"{count} {status}" for status, count in pair.statuses.items())
-                figures = f"{counted(pair.tries, 'try', 'tries')} ({became}), {pair.kept} kept, best {pair.best:.3f}x"
-                self.say(f"round {number}, {pair.task}: {figures}")
+                self.say(f"round {number}, {pair.task}: {pair}")
             rows = collection.rows()
         if not rows:
             raise UserError(
@@ -85,39 +81,28 @@ class SelfSupervision:
         return [row["messages"] for row in rows]
 
     def _making(self, model: str, number: int, collection: Collection) -> Make:
-        """Proposers that ask the model; it is loaded once."""
+        """Proposers that ask the model; it is loaded once, where a task is left."""
         tuning, sampling = self.settings.tuning, self.settings.sampling
         assert sampling is not None
-        pupil = models.load(model, tuning.precision)
-        pupil.model.to(models.device()).eval()
-        writer = Writer(pupil.model, pupil.tokenizer, sampling)
+
+        @functools.cache
+        def loaded() -> Writer:
+            pupil = models.load(model, tuning.precision)
+            pupil.model.to(models.device()).eval()
+            return Writer(pupil.model, pupil.tokenizer, sampling)
 
         def make(evaluator: Evaluator, history: Callable[[], list[Trial]]) -> FunctionProposer:
-            task, machine = evaluator.task, evaluator.target.machine
-            question = self.questions.ask(task, history(), pupil.tokenizer)
+            task, machine, writer = evaluator.task, evaluator.target.machine, loaded()
+            question = self.questions.ask(task, history(), writer.tokenizer)
             prompt = writer.prompt_ids(question)
 
             def write(count: int) -> list[str]:
                 tries = len(collection.of(task, machine, NAME, number))  # answers after a kill are new ones
+                parts = tuning.seed, number, str(task), tries
                 with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                    torch.manual_seed(_seed(tuning.seed, number, str(task), tries))
+                    torch.manual_seed(int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6]))
                     return [writer.text(answer) for answer in writer.write([prompt] * count)]
 
             return FunctionProposer(NAME, question, write, sampling.at_once)
 
         return make
-
-
-def _done(collection: Collection, task: Task, machine: str, limits: Limits) -> bool:
-    pair = Pair(task, NAME)
-    for line in collection.of(task, machine, NAME, limits.round):
-        pair.count(line)
-    return pair.done(limits)
-
-
-def _seed(*parts: object) -> int:
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6])
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target)

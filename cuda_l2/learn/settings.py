@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 
 PACKAGED = Path(__file__).with_name("stages")
 STAGES = ("pretrain", "sft", "self-supervised", "general-rl", "hgemm-rl")
@@ -146,14 +147,8 @@ class StageSettings:
             _require(self.tuning.batch % self.rl.group == 0, "tuning.batch must be a multiple of rl.group")
 
 
-SECTIONS: Mapping[str, type] = {
-    "tuning": Tuning,
-    "lora": Lora,
-    "scratch": Scratch,
-    "sampling": Sampling,
-    "collecting": Collecting,
-    "rl": Rl,
-}
+KINDS: Sequence[type] = (Tuning, Lora, Scratch, Sampling, Collecting, Rl)
+SECTIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 
 def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> StageSettings:
@@ -164,7 +159,7 @@ def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> S
         raise UserError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
     values = tomllib.loads(packaged(stage).read_text())
     if path is not None:
-        _merge(values, _file(path), str(path))
+        _merge(values, _parsed(read_text(path), str(path)), str(path))
     for change in changes:
         _merge(values, _parsed(change, f"--set {change}"), f"--set {change}")
     made = {name: SECTIONS[name](**values[name]) for name in values}
@@ -191,13 +186,6 @@ def _merge(values: dict[str, dict[str, Any]], others: Mapping[str, Any], where: 
             if type(value) is not kind:
                 raise UserError(f"{where}: {section}.{key} must be of type {kind.__name__}, not {value!r}")
             values[section][key] = value
-
-
-def _file(path: Path) -> dict[str, Any]:
-    try:
-        return _parsed(path.read_text("utf-8-sig"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:

@@ -61,6 +61,8 @@ def fine_tune(
 def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
     """The options that all trainers share."""
     on_gpu = models.device() == "cuda"
+    # transformers 5.17 has the older name, 5.23 the newer
+    newer = "activation_checkpointing" in transformers.TrainingArguments.__dataclass_fields__
     return {
         "output_dir": str(run.checkpoints),
         "num_train_epochs": tuning.epochs,
@@ -69,7 +71,7 @@ def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
         "warmup_steps": tuning.warmup,
         "weight_decay": tuning.weight_decay,
         "lr_scheduler_type": "cosine",
-        _checkpointing(): tuning.activation_checkpointing,
+        "activation_checkpointing" if newer else "gradient_checkpointing": tuning.activation_checkpointing,
         "bf16": on_gpu,
         "use_cpu": not on_gpu,
         "save_strategy": "steps",
@@ -82,12 +84,6 @@ def trainer_options(tuning: Tuning, run: Run) -> dict[str, Any]:
         "disable_tqdm": True,
         "dataloader_pin_memory": on_gpu,
     }
-
-
-def _checkpointing() -> str:
-    """The option's name; transformers 5.17 has the older one, 5.23 the newer."""
-    names = transformers.TrainingArguments.__dataclass_fields__
-    return "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
 
 
 def adapters(lora: Lora) -> LoraConfig | None:

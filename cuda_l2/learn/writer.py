@@ -1,7 +1,6 @@
 """Questions to a model in training, and its answers."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,31 +77,23 @@ class Writer:
         longest = max(map(len, prompts))
         ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        device = next(self.model.parameters()).device
-        half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")  # as trainers compute
-        with _answering(self.model), half:
-            output = self.model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
-                do_sample=True,
-                temperature=self.sampling.temperature,
-                top_k=0,
-                top_p=1.0,
-                use_cache=True,
-                max_new_tokens=self.sampling.answer_tokens,
-                pad_token_id=pad,
-                eos_token_id=end,
-            )
+        device, training = next(self.model.parameters()).device, self.model.training
+        self.model.eval()  # without dropout
+        try:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):  # as trainers compute
+                output = self.model.generate(
+                    input_ids=ids.to(device),
+                    attention_mask=mask.to(device),
+                    do_sample=True,
+                    temperature=self.sampling.temperature,
+                    top_k=0,
+                    top_p=1.0,
+                    use_cache=True,
+                    max_new_tokens=self.sampling.answer_tokens,
+                    pad_token_id=pad,
+                    eos_token_id=end,
+                )
+        finally:
+            self.model.train(training)
         rows: list[list[int]] = output[:, longest:].tolist()
         return [row[: row.index(end) + 1] if end in row else row for row in rows]
-
-
-@contextlib.contextmanager
-def _answering(model: Any) -> Iterator[None]:
-    """Switch dropout off, and restore the mode afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -5,7 +5,6 @@ A kind of model is one module in kinds/ with a MODEL, chosen by the word before 
 
 import enum
 import functools
-import importlib
 import math
 import pkgutil
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from cuda_l2.llm import kinds
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported
 from cuda_l2.system.text import plain
 
 
@@ -139,10 +139,7 @@ def open_model(policy: str, settings: ModelSettings) -> Model:
     kind, _, rest = policy.partition(":")
     if not rest:
         raise UserError(f"the policy {policy!r} names no model; write openai:MODEL@URL or hf:PATH_OR_ID")
-    try:
-        module = importlib.import_module(f"{kinds.__name__}.{kind}")
-    except ModuleNotFoundError as error:
-        raise UserError(f"the policy {kind} needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
+    module = imported(f"{kinds.__name__}.{kind}", f"the policy {kind} needs", "llm")
     model: Model = module.MODEL(rest, settings)
     return model
 

@@ -12,6 +12,7 @@ from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request
 from cuda_l2.llm.budget import Budget
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted, plain
 
@@ -30,8 +31,8 @@ class Question:
     turn: int = 0
 
 
-class Client:
-    """One model and one budget. purpose: the exchanges' purpose, as in propose or check."""
+class Client(Closing):
+    """One model and one budget. A context manager. purpose: the exchanges' purpose, as in propose or check."""
 
     def __init__(self, model: Model, log: ExchangeLog, settings: ModelSettings, purpose: str = "propose") -> None:
         self.model, self.log, self.settings, self.purpose = model, log, settings, purpose
@@ -72,7 +73,9 @@ class Client:
         found = [self.log.answered(key) for key in keys]
         new = self._affordable([i for i, stored in enumerate(found) if stored is None], questions)
         self.reused += len(questions) - found.count(None)
-        requests = [self._request(questions[i], keys[i]) for i in new]
+        answer_tokens, temperature = self.settings.answer_tokens, self.settings.temperature
+        seeds = {i: int(hashlib.sha256(keys[i].encode()).hexdigest()[:12], 16) for i in new}
+        requests = [Request(questions[i].messages, answer_tokens, temperature, seeds[i]) for i in new]
         start = time.perf_counter()
         if self.settings.model_seconds is not None:
             deadline = min(deadline, start + self.settings.model_seconds - self.budget.seconds)
@@ -149,21 +152,13 @@ class Client:
         )
 
     def _keep(self, about: tuple[str, str, str], key: str, question: Question, reply: Reply) -> Exchange:
-        if reply.outcome is Outcome.TIMED_OUT or reply.billed:  # it may be paid for all the same
-            spent = (
-                reply.prompt_tokens or self._count(question.messages),
-                reply.answer_tokens or self.settings.answer_tokens,
-            )
-        elif reply.outcome is Outcome.ANSWERED:
-            spent = (
-                reply.prompt_tokens or self._count(question.messages),
-                reply.answer_tokens or self.model.count_tokens(reply.text),
-            )
-        else:
-            spent = (0, 0)
+        spent, answered = (0, 0), reply.outcome is Outcome.ANSWERED
+        if answered or reply.outcome is Outcome.TIMED_OUT or reply.billed:  # the latter may be paid for all the same
+            most = self.model.count_tokens(reply.text) if answered else self.settings.answer_tokens
+            spent = (reply.prompt_tokens or self._count(question.messages), reply.answer_tokens or most)
         self.budget.spend(*spent)
         self.outcomes[reply.outcome] += 1
-        if reply.outcome is Outcome.ANSWERED:
+        if answered:
             self.fastest_s = min(reply.seconds, self.fastest_s or reply.seconds)
         exchange = Exchange(
             key=key,
@@ -202,10 +197,6 @@ class Client:
         number = self._asked[digest]
         self._asked[digest] += 1
         return f"{digest}-{number}"
-
-    def _request(self, question: Question, key: str) -> Request:
-        seed = int(hashlib.sha256(key.encode()).hexdigest()[:12], 16)
-        return Request(question.messages, self.settings.answer_tokens, self.settings.temperature, seed)
 
     def _count(self, messages: Messages) -> int:
         return sum(self.model.count_tokens(message.text) for message in messages)

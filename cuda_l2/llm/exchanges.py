@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.llm._base import Message, Messages, Outcome, Reply
+from cuda_l2.records import from_json, to_json
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.database import BUSY_TIMEOUT_S
 from cuda_l2.system.errors import UserError
@@ -62,6 +63,7 @@ class ExchangeLog(Closing):
             if self._db.execute("PRAGMA user_version").fetchone() == (0,):
                 raise sqlite3.DatabaseError("it is no archive yet")
             self._db.executescript(_SCHEMA)
+            self._db.row_factory = sqlite3.Row
         except sqlite3.Error as error:
             raise self._unusable(error) from None
 
@@ -82,15 +84,12 @@ class ExchangeLog(Closing):
             "settings": json.dumps(exchange.settings),
             "messages": json.dumps([[message.role, message.text] for message in exchange.messages]),
             "outcome": str(exchange.reply.outcome),
-            "reply": json.dumps(asdict(exchange.reply)),
+            "reply": to_json(exchange.reply),
             "created": created,
         }
         names = [*_COLUMNS.split(", "), "outcome"]
         query = f"INSERT INTO exchanges ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-        try:
-            self._db.execute(query, [row[name] for name in names])
-        except sqlite3.Error as error:
-            raise self._unusable(error) from None
+        self._run(query, [row[name] for name in names])
 
     def answered(self, key: str) -> Exchange | None:
         """The stored answer to the same question."""
@@ -107,25 +106,20 @@ class ExchangeLog(Closing):
         self._db.close()
 
     def _select(self, where: str, values: Iterable[object], order: str) -> list[Exchange]:
+        rows = self._run(f"SELECT {_COLUMNS} FROM exchanges WHERE {where} ORDER BY {order}", values)
+        return [_exchange(dict(row)) for row in rows]
+
+    def _run(self, query: str, values: Iterable[object]) -> list[sqlite3.Row]:
         try:
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM exchanges WHERE {where} ORDER BY {order}", tuple(values)
-            ).fetchall()
+            return self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.Error as error:
             raise self._unusable(error) from None
-        return [_exchange(dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
     def _unusable(self, error: sqlite3.Error) -> UserError:
         return UserError(f"cannot keep exchanges in the archive {self.path}: {error}; choose another with --archive")
 
 
 def _exchange(row: dict[str, Any]) -> Exchange:
-    reply = json.loads(row["reply"])
-    return Exchange(
-        **{
-            **row,
-            "settings": json.loads(row["settings"]),
-            "messages": tuple(Message(role, text) for role, text in json.loads(row["messages"])),
-            "reply": Reply(**{**reply, "outcome": Outcome(reply["outcome"])}),
-        }
-    )
+    settings, reply = json.loads(row["settings"]), from_json(Reply, row["reply"])
+    messages = tuple(Message(role, text) for role, text in json.loads(row["messages"]))
+    return Exchange(**{**row, "settings": settings, "messages": messages, "reply": reply})

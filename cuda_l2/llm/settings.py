@@ -45,20 +45,15 @@ class ModelSettings:
     """Build and run a model's kernels also where no sandbox shuts them off from the file system."""
 
     def __post_init__(self) -> None:
-        for option, value in (
-            *(("--tokens", self.tokens), ("--money", self.money), ("--model-seconds", self.model_seconds)),
-            *(("--concurrency", self.concurrency), ("--prompt-tokens", self.prompt_tokens)),
-            ("--answer-tokens", self.answer_tokens),
-        ):
-            if value is not None and not (value > 0 and math.isfinite(value)):
+        positive = ("tokens", "money", "model_seconds", "concurrency", "prompt_tokens", "answer_tokens")
+        others = ("price_in", "price_out", "temperature", "retries", "repairs", "exemplars", "reference_tokens")
+        for name in (*positive, *others):
+            option, value = f"--{name.replace('_', '-')}", getattr(self, name)
+            if value is None or (math.isfinite(value) and (value > 0 or (value == 0 and name in others))):
+                continue
+            if name in positive:
                 raise UserError(f"{option} must be a number above 0, not {value}")
-        for option, value in (
-            *(("--price-in", self.price_in), ("--price-out", self.price_out), ("--temperature", self.temperature)),
-            *(("--retries", self.retries), ("--repairs", self.repairs), ("--exemplars", self.exemplars)),
-            ("--reference-tokens", self.reference_tokens),
-        ):
-            if value is not None and not (value >= 0 and math.isfinite(value)):
-                raise UserError(f"{option} must not be negative, as {value} is")
+            raise UserError(f"{option} must not be negative, as {value} is")
         if (self.price_in is None) != (self.price_out is None):
             raise UserError("give both prices, --price-in and --price-out, or neither")
         if self.money is not None and self.price_in is None:

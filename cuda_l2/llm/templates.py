@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 
 
 def read_template(packaged: Path, folder: Path | None) -> str:
@@ -13,8 +14,4 @@ def read_template(packaged: Path, folder: Path | None) -> str:
     if folder is not None and not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `cuda-l2 prompts {folder}` makes one with the templates")
     own = folder / packaged.name if folder else packaged
-    path = own if own.exists() else packaged
-    try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the template {path}: {error}") from None
+    return read_text(own if own.exists() else packaged)

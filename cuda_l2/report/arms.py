@@ -2,11 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
 from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Timing
+from cuda_l2.system.text import counted
 
 Cell = str | int | float | None
 Row = dict[str, Cell]
@@ -27,6 +29,26 @@ def same_layout(arms: Iterable[str], gemm: Gemm) -> list[str]:
 def fastest(arms: dict[str, Arm], names: Iterable[str]) -> str:
     """The one of these names with the lowest median."""
     return min(names, key=lambda name: arms[name].latency_us.estimate)
+
+
+def speedup_cells(found: Sequence[Interval], digits: int = 1) -> list[str]:
+    """Number of ratios, mean - 1, geometric mean, wins (above 1), losses (below 1). digits: of the mean in %."""
+    values, count = [ratio.estimate for ratio in found], len(found)
+    shares = (sum(ratio.low > 1 for ratio in found) / count, sum(ratio.high < 1 for ratio in found) / count)
+    mean = f"{statistics.fmean(values) - 1:+.{digits}%}"
+    return [
+        str(count),
+        mean,
+        f"{statistics.geometric_mean(values):.3f}",
+        *(f"{share:.{digits - 1}%}" for share in shares),
+    ]
+
+
+def drift_lines(protocol: str, timings: Iterable[Timing]) -> list[str]:
+    """Markdown on how many runs' clocks drifted; empty where none did."""
+    drifted = sum(bool(timing.conditions.drifted) for timing in timings)
+    said = f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too."
+    return [said, ""] if drifted else []
 
 
 def interval_cells(name: str, interval: Interval | None) -> Row:

@@ -3,15 +3,18 @@
 from statistics import geometric_mean
 
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Interval, Timing
+from cuda_l2.records import Interval
+from cuda_l2.system.files import markdown_table
+
+HEAD = (
+    *("shape", "ours", "strongest baseline", "offline speedup [95 %]", "server speedup [95 %]"),
+    "of measured peak",
+)
 
 
 def markdown(results: list[Result]) -> str:
     """The table in Markdown; shapes without a report are left out and named below."""
-    lines = [
-        "| shape | ours | strongest baseline | offline speedup [95 %] | server speedup [95 %] | of measured peak |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows: list[tuple[object, ...]] = []
     ratios: list[float] = []
     missing: list[str] = []
     for result in results:
@@ -22,15 +25,15 @@ def markdown(results: list[Result]) -> str:
             continue
         timing = offline.timing
         assert timing.candidate and timing.speedup and server.timing.speedup
+        arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
+        strongest = f"{arm.name}, {arm.latency_us.estimate:.3g} us"
         ours_us = timing.candidate.latency_us.estimate
         share = result.task.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
         ratios.append(timing.speedup.estimate)
-        lines.append(
-            f"| {result.task} | {ours_us:.3g} us | {_reference(timing)} | {_ratio(timing.speedup)}"
-            f" | {_ratio(server.timing.speedup)} | {share:.0%} |"
-        )
+        speedups = _ratio(timing.speedup), _ratio(server.timing.speedup)
+        rows.append((result.task, f"{ours_us:.3g} us", strongest, *speedups, f"{share:.0%}"))
     if ratios:
-        lines.append(f"| geometric mean | | | **{geometric_mean(ratios):.3f}** | | |")
+        rows.append(("geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", "", ""))
     overhead = max((result.search.overhead for result in results), default=0.0)
     environment = next((trial.environment for result in results for trial in result.reports.values()), {})
     notes = [
@@ -41,12 +44,7 @@ def markdown(results: list[Result]) -> str:
     ]
     if missing:
         notes.append("Without a report: " + ", ".join(missing) + ".")
-    return "\n".join(lines + notes) + "\n"
-
-
-def _reference(timing: Timing) -> str:
-    arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
-    return f"{arm.name}, {arm.latency_us.estimate:.3g} us"
+    return "\n".join([*markdown_table(HEAD, rows), *notes]) + "\n"
 
 
 def _ratio(ratio: Interval) -> str:

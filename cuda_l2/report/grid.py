@@ -4,13 +4,11 @@ Every row stands alone: the shape, every arm's time, ratios with their 95 % inte
 were, the conditions, and the environment.
 """
 
-import contextlib
 import csv
 import importlib.util
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,10 @@ from cuda_l2.report.arms import Row, arms_of, cell, fastest, interval_cells, sam
 from cuda_l2.runs.grid import log2_mnk
 from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
 from cuda_l2.runs.run_file import Header
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import whole, write_text
 
 OURS = "ours"
+KEPT = f"what was measured is kept in {RESULTS}"
 ALGORITHM = ("id", "tile", "stages", "split_k", "reduction", "workspace_bytes", "regret")
 """What a row holds of a cuBLASLt algorithm."""
 CONDITIONS = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "clock_spread_of_arms", "drifted")
@@ -52,20 +51,15 @@ def write_tables(folder: Path, header: Header, measurements: Sequence[Measuremen
     table = rows(header, measurements)
     columns = list(table[0]) if table else []
     shared = {"machine": header.machine, "environment": header.environment, "settings": header.settings}
-    with _whole(folder / CSV) as path, path.open("w", newline="") as file:
+    with whole(folder / CSV, KEPT) as path, path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(table)
-    write_text(folder / ENVIRONMENT, json.dumps(shared, indent=1) + "\n")
+    write_text(folder / ENVIRONMENT, json.dumps(shared, indent=1) + "\n", KEPT)
     if not importlib.util.find_spec("pyarrow"):
         return f"{PARQUET} is not written: pip install pyarrow, then run the same command again"
     _write_parquet(folder / PARQUET, table, columns, json.dumps(shared))
     return ""
-
-
-def write_text(path: Path, text: str) -> None:
-    with _whole(path) as whole:
-        whole.write_text(text)
 
 
 def column(arm: str) -> str:
@@ -154,18 +148,5 @@ def _write_parquet(path: Path, table: Sequence[Row], columns: Sequence[str], sha
         kinds = {type(value) for value in values if value is not None}
         kind = pa.string() if str in kinds else pa.int64() if kinds == {int} else pa.float64()
         arrays[name] = pa.array([str(v) if v is not None and str in kinds else v for v in values], kind)
-    with _whole(path) as whole:
-        parquet.write_table(pa.table(arrays).replace_schema_metadata({"cuda_l2": shared}), whole)
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A path to write to that becomes the file only when all is written: a reader sees all or nothing."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; what was measured is kept in {RESULTS}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path, KEPT) as partial:
+        parquet.write_table(pa.table(arrays).replace_schema_metadata({"cuda_l2": shared}), partial)

@@ -4,17 +4,17 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import geometric_mean
 
 from cuda_l2.measure.baselines import cublas, cublaslt_autotuned, cublaslt_heuristic, max_autotune, torch_matmul
 from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Arm, Gemm, Interval, Layout, Timing
 from cuda_l2.report import library
-from cuda_l2.report.arms import arms_of, fastest, same_layout
+from cuda_l2.report.arms import arms_of, drift_lines, fastest, same_layout, speedup_cells
 from cuda_l2.runs.grid import bucket, bucket_name
 from cuda_l2.runs.results import MEASURED, Measurement
 from cuda_l2.runs.run_file import Header
+from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
 
 AUTOTUNED, HEURISTIC = cublaslt_autotuned.KIND, cublaslt_heuristic.KIND
@@ -22,6 +22,7 @@ STRENGTHS = (HEURISTIC, cublas.KIND, torch_matmul.KIND, max_autotune.KIND)
 """Kinds of baselines whose times are compared with the autotuned one's."""
 TFLOPS = "TFLOP/s autotuned, better layout"
 MAX = "max"
+SPEEDUPS = ("shapes", "mean speedup - 1", "geometric mean")
 REASONS_SHOWN = 3
 
 Case = dict[Layout, tuple[Gemm, Timing]]
@@ -85,63 +86,48 @@ def _protocol_lines(protocol: str, measurements: Sequence[Measurement]) -> list[
         lines += _by_bucket(pairs)
     lines += _by_class(protocol, against_ours)
     lines += _strengths(protocol, timings)
-    strongest = Counter(_strongest(gemm, timing) for gemm, timing in timings)
+    strongest: Counter[str] = Counter()
+    for gemm, timing in timings:
+        arms = arms_of(timing)
+        strongest[fastest(arms, same_layout(arms, gemm) or arms)] += 1
     if strongest:
         ranked = ", ".join(f"{name} {count}" for name, count in strongest.most_common())
         lines += [f"{protocol}: the strongest baseline that reads B alike, and how often: {ranked}.", ""]
-    drifted = sum(bool(timing.conditions.drifted) for _, timing in timings)
-    if drifted:
-        lines += [
-            f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",
-            "",
-        ]
+    lines += drift_lines(protocol, (timing for _, timing in timings))
     return lines + _failures(protocol, measurements)
 
 
 def _by_bucket(pairs: Ratios) -> list[str]:
-    lines = [
-        "| log2(MNK) | shapes | mean speedup - 1 | geometric mean | wins (interval above 1) | losses (below 1) |",
-        "|---|---|---|---|---|---|",
+    rows = [
+        (bucket_name(first), *speedup_cells([ratio for at, ratio in pairs if at == first]))
+        for first in sorted({first for first, _ in pairs})
     ]
-    for first in sorted({first for first, _ in pairs}):
-        lines.append(f"| {bucket_name(first)} | {_statistics([ratio for at, ratio in pairs if at == first])} |")
-    return [*lines, f"| all | {_statistics([ratio for _, ratio in pairs])} |", ""]
+    rows.append(("all", *speedup_cells([ratio for _, ratio in pairs])))
+    return [*markdown_table(("log2(MNK)", *SPEEDUPS, "wins (interval above 1)", "losses (below 1)"), rows), ""]
 
 
 def _by_class(protocol: str, found: Sequence[Case]) -> list[str]:
     """Ours against every class of baselines, all shapes together."""
     names = [name for case in found for _, timing in case.values() for name, _ in timing.speedups]
-    lines = []
-    for kind in dict.fromkeys(named(name).kind for name in names):
-        for comparison, pairs in ratios(found, kind).items():
-            lines.append(f"| {kind} | {comparison} | {_statistics([ratio for _, ratio in pairs])} |")
-    if not lines:
-        return []
-    head = [
-        f"## {protocol}: ours against each baseline",
-        "",
-        "| baseline | layouts | shapes | mean speedup - 1 | geometric mean | wins | losses |",
-        "|---|---|---|---|---|---|---|",
+    rows = [
+        (kind, comparison, *speedup_cells([ratio for _, ratio in pairs]))
+        for kind in dict.fromkeys(named(name).kind for name in names)
+        for comparison, pairs in ratios(found, kind).items()
     ]
+    if not rows:
+        return []
+    lines = markdown_table(("baseline", "layouts", *SPEEDUPS, "wins", "losses"), rows)
     note = "A baseline left out of the rounds for slowness has no interval: neither a win nor a loss."
     unbounded = any(
         math.isinf(ratio.low) for case in found for _, timing in case.values() for _, ratio in timing.speedups
     )
-    return [*head, *lines, *(["", note] if unbounded else []), ""]
-
-
-def _statistics(found: Sequence[Interval]) -> str:
-    """Cells: shapes, mean - 1, geometric mean, wins, losses."""
-    values = [ratio.estimate for ratio in found]
-    wins, losses = sum(ratio.low > 1 for ratio in found), sum(ratio.high < 1 for ratio in found)
-    mean, count = statistics.fmean(values) - 1, len(values)
-    return f"{count} | {mean:+.1%} | {geometric_mean(values):.3f} | {wins / count:.0%} | {losses / count:.0%}"
+    return [f"## {protocol}: ours against each baseline", "", *lines, *(["", note] if unbounded else []), ""]
 
 
 def _strengths(protocol: str, timings: Sequence[tuple[Gemm, Timing]]) -> list[str]:
     """Medians of the baselines' times over the autotuned one's, and what that one reaches."""
     by_bucket: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    present: dict[str, None] = {}
+    everything: dict[str, list[float]] = defaultdict(list)
     for gemm, timing in timings:
         arms = arms_of(timing)
         own = same_layout(arms, gemm)
@@ -155,21 +141,17 @@ def _strengths(protocol: str, timings: Sequence[tuple[Gemm, Timing]]) -> list[st
         for name, value in figures.items():
             if value:
                 by_bucket[bucket(gemm)][name].append(value)
-                present[name] = None
-    if not present:
+                everything[name].append(value)
+    if not everything:
         return []
-    order = [name for name in figures if name in present]
-    lines = [f"## {protocol}: strength of the baselines, medians of ratios of times; mean TFLOP/s", ""]
-    lines += ["| log2(MNK) | timings | " + " | ".join(order) + " |", "|---" * (len(order) + 2) + "|"]
-    everything: dict[str, list[float]] = defaultdict(list)
-    for first in sorted(by_bucket):
-        lines.append(f"| {bucket_name(first)} | {_strength_cells(by_bucket[first], order)} |")
-        for name, values in by_bucket[first].items():
-            everything[name] += values
-    return [*lines, f"| all | {_strength_cells(everything, order)} |", ""]
+    order = [name for name in figures if name in everything]
+    rows = [(bucket_name(first), *_strength_cells(by_bucket[first], order)) for first in sorted(by_bucket)]
+    rows.append(("all", *_strength_cells(everything, order)))
+    title = f"## {protocol}: strength of the baselines, medians of ratios of times; mean TFLOP/s"
+    return [title, "", *markdown_table(("log2(MNK)", "timings", *order), rows), ""]
 
 
-def _strength_cells(figures: dict[str, list[float]], order: Sequence[str]) -> str:
+def _strength_cells(figures: dict[str, list[float]], order: Sequence[str]) -> list[str]:
     cells = [str(max(len(values) for values in figures.values()))]
     for name in order:
         values = figures.get(name, [])
@@ -179,7 +161,7 @@ def _strength_cells(figures: dict[str, list[float]], order: Sequence[str]) -> st
             cells.append(f"{statistics.fmean(values):.3g}")
         else:
             cells.append(f"{statistics.median(values):.3f}")
-    return " | ".join(cells)
+    return cells
 
 
 def _failures(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
@@ -227,8 +209,3 @@ def _named(arms: Iterable[str], kind: str) -> list[str]:
 def _time(arms: dict[str, Arm], names: Sequence[str]) -> float:
     """The lowest median of these, 0 where there is none."""
     return min((arms[name].latency_us.estimate for name in names), default=0.0)
-
-
-def _strongest(gemm: Gemm, timing: Timing) -> str:
-    arms = arms_of(timing)
-    return fastest(arms, same_layout(arms, gemm) or arms)

@@ -5,23 +5,23 @@ fixed by the times of the run that selected them, the baseline is the fastest of
 """
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from statistics import geometric_mean
 
 from cuda_l2.measure.baselines._base import Baseline, named
 from cuda_l2.measure.baselines.cublaslt_autotuned import KIND as AUTOTUNED
 from cuda_l2.records import Interval, Layout
-from cuda_l2.report.arms import Row, arms_of, fastest, interval_cells
+from cuda_l2.report.arms import Row, arms_of, drift_lines, fastest, interval_cells, speedup_cells
 from cuda_l2.runs.grid import log2_mnk
 from cuda_l2.runs.results import MEASURED, KernelFigures, Measurement
+from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
 
 BUCKETS = ((0, 23), (24, 27), (28, 30), (31, 33), (34, 63))
 """First and last log2(MNK)."""
 WORST_SHOWN = 10
+HEAD = ("shapes", "mean speedup - 1", "geometric mean", "wins (interval above 1)", "losses (below 1)", "lowest")
 
 Ratios = list[tuple[Measurement, Interval]]
 """t_baseline / t_ours of every shape."""
@@ -129,13 +129,7 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     text += [f"{protocol}: the lowest of the plain launches: {shown}.", ""]
     families = Counter(kernel.family for m in measured if (kernel := chosen(m, dependent=False)))
     text += [f"{protocol}: families: " + ", ".join(f"{name} {n}" for name, n in families.most_common()) + ".", ""]
-    drifted = sum(bool(m.timing.conditions.drifted) for m in measured if m.timing)
-    if drifted:
-        text += [
-            f"{protocol}: in {counted(drifted, 'run')} the clocks drifted between arms, after repetitions too.",
-            "",
-        ]
-    return text
+    return text + drift_lines(protocol, (m.timing for m in measured if m.timing))
 
 
 def _ratios(measurements: Iterable[Measurement], of: Callable[[Measurement], Interval | None]) -> Ratios:
@@ -145,13 +139,12 @@ def _ratios(measurements: Iterable[Measurement], of: Callable[[Measurement], Int
 def _by_size(title: str, ratios: Ratios) -> list[str]:
     if not ratios:
         return []
-    text = [f"### {title}", "", "| log2(MNK) | " + HEAD, "|---" * 7 + "|"]
+    rows = []
     for first, last in BUCKETS:
-        found = [value for m, value in ratios if first <= log2_mnk(m.gemm) <= last]
-        if found:
-            name = f"<= {last}" if not first else f">= {first}" if last > 60 else f"{first}-{last}"
-            text.append(f"| {name} | {_statistics(found)} |")
-    return [*text, f"| all | {_statistics([value for _, value in ratios])} |", ""]
+        name = f"<= {last}" if not first else f">= {first}" if last > 60 else f"{first}-{last}"
+        rows.append((name, [value for m, value in ratios if first <= log2_mnk(m.gemm) <= last]))
+    rows.append(("all", [value for _, value in ratios]))
+    return _section(title, "log2(MNK)", rows)
 
 
 def _true_fp16(protocol: str, plain: Ratios) -> list[str]:
@@ -197,13 +190,12 @@ def _totals(protocol: str, measured: Sequence[Measurement]) -> list[str]:
 
 
 def _by_layout(protocol: str, measured: Sequence[Measurement]) -> list[str]:
-    text = [f"### {protocol}: B read alike", "", "| layout and launch | " + HEAD, "|---" * 7 + "|"]
+    rows = []
     for layout in Layout:
         for launch, dependent in (("plain", False), ("dependent where selected", True)):
             found = [ratio(m, chosen(m, layout, dependent=dependent), layout=layout) for m in measured]
-            if any(found):
-                text.append(f"| {layout.upper()}, {launch} | {_statistics([value for value in found if value])} |")
-    return [*text, ""] if len(text) > 4 else []
+            rows.append((f"{layout.upper()}, {launch}", [value for value in found if value]))
+    return _section(f"{protocol}: B read alike", "layout and launch", rows) if any(found for _, found in rows) else []
 
 
 def _is_kind(kind: str, baseline: Baseline) -> bool:
@@ -212,20 +204,18 @@ def _is_kind(kind: str, baseline: Baseline) -> bool:
 
 def _by_baseline(protocol: str, measured: Sequence[Measurement]) -> list[str]:
     kinds = dict.fromkeys(named(name).kind for m in measured for name, _ in m.kernels[0].speedups)
-    text = [f"### {protocol}: plain launches against each baseline's faster layout", ""]
-    text += ["| baseline | " + HEAD, "|---" * 7 + "|"]
+    rows = []
     for kind in kinds:
         found = [ratio(m, chosen(m, dependent=False), partial(_is_kind, kind)) for m in measured]
-        text.append(f"| {kind} | {_statistics([value for value in found if value])} |")
-    return [*text, ""]
+        rows.append((kind, [value for value in found if value]))
+    return _section(f"{protocol}: plain launches against each baseline's faster layout", "baseline", rows)
 
 
-HEAD = "shapes | mean speedup - 1 | geometric mean | wins (interval above 1) | losses (below 1) | lowest |"
-
-
-def _statistics(found: Sequence[Interval]) -> str:
-    values = [value.estimate for value in found]
-    wins, losses = sum(value.low > 1 for value in found), sum(value.high < 1 for value in found)
-    mean, count = statistics.fmean(values) - 1, len(values)
-    shares = f"{wins / count:.1%} | {losses / count:.1%}"
-    return f"{count} | {mean:+.2%} | {geometric_mean(values):.3f} | {shares} | {min(values):.3f}"
+def _section(title: str, of: str, rows: Sequence[tuple[str, list[Interval]]]) -> list[str]:
+    """A table of speedups under its title; rows without any are left out."""
+    cells = [
+        (name, *speedup_cells(found, 2), f"{min(value.estimate for value in found):.3f}")
+        for name, found in rows
+        if found
+    ]
+    return [f"### {title}", "", *markdown_table((of, *HEAD), cells), ""]

@@ -12,6 +12,7 @@ from cuda_l2.propose._recorded import RecordedSpace
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Interval, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
 
 LATE = 0.5
@@ -69,22 +70,27 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interva
 def table(space: RecordedSpace, curves: dict[str, list[Curve]]) -> str:
     """A Markdown table of every proposer, differences of the first from each other."""
     best = max(space.rewards.values())
-    names = list(curves)
+    names, rows = list(curves), []
     lines = [
         f"{space.task}: {counted(len(space.rewards), 'recorded schedule')}, best reward {best:.3f},"
         f" mean {statistics.fmean(space.rewards.values()):.3f}; {len(curves[names[0]])} seeds",
         "",
-        f"| policy | late mean reward | best so far, mean over the search | {names[0]} minus it, late | best so far |",
-        "|---|---|---|---|---|",
     ]
+    head = (
+        "policy",
+        "late mean reward",
+        "best so far, mean over the search",
+        f"{names[0]} minus it, late",
+        "best so far",
+    )
     for name in names:
         late, area = [late_mean(c) for c in curves[name]], [best_area(c) for c in curves[name]]
-        cells = [f"{statistics.fmean(late):.3f}", f"{statistics.fmean(area):.4f}"]
+        cells = [name, f"{statistics.fmean(late):.3f}", f"{statistics.fmean(area):.4f}"]
         for metric, values in ((late_mean, late), (best_area, area)):
             if name == names[0]:
                 cells.append("")
                 continue
             d = paired_difference([metric(c) for c in curves[names[0]]], values)
             cells.append(f"{d.estimate:+.4f} [{d.low:+.4f}, {d.high:+.4f}]")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join([*lines, *markdown_table(head, rows)])

@@ -37,6 +37,11 @@ LEVEL_B = (
 )
 MUCH = 0.1
 """Share of a kernel's time above which the cost of a call is reported."""
+SEARCHED = (
+    *("proposed", "built", "correct", "known", "repeated", "rejected", "reviews", "checker"),
+    *("seconds", "overhead", "interrupted"),
+)
+"""What the JSON of a result holds of the search."""
 REVIEWED = {
     ReviewStatus.CONFIRMED: "measured again and confirmed",
     ReviewStatus.LOWERED: "measured again and corrected",
@@ -48,7 +53,7 @@ REVIEWED = {
 
 def print_result(result: Result) -> None:
     """The winner against each baseline, what was rejected, where the source lies."""
-    console = _console()
+    console = open_console()
     best, search = result.best, result.search
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
     if best is None:
@@ -57,11 +62,8 @@ def print_result(result: Result) -> None:
         console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected}{said}")
         return
     reports = result.reports or {f"{best.protocol}, not confirmed": best}
-    table = Table(title=f"{result.task} on {result.target.model}", title_justify="left")
-    table.add_column("")
-    for protocol in reports:
-        table.add_column(protocol)
-        table.add_column("our speedup [95 %]")
+    columns = [column for protocol in reports for column in (protocol, "our speedup [95 %]")]
+    table = Table("", *columns, title=f"{result.task} on {result.target.model}", title_justify="left")
     timings = [trial.timing for trial in reports.values() if trial.timing]
     kind = "best kernel, dependent launch" if launches_early(best.candidate) else "best kernel"
     table.add_row(kind, *_cells([(t.candidate, None) for t in timings]), style="bold")
@@ -140,7 +142,7 @@ def launches_early(candidate: Candidate) -> bool:
 
 def print_trial(trial: Trial) -> None:
     """What became of one candidate, stage by stage."""
-    console = _console()
+    console = open_console()
     build, verdict, timing = trial.build, trial.verdict, trial.timing
     _print_stage(console, build)
     if verdict:
@@ -180,7 +182,7 @@ def _print_stage(console: Console, build: Build) -> None:
 
 def print_build(build: Build, plan: Plan | None, refused: str) -> None:
     """What compiling a CUDA kernel gave, and what is launched for a task, or why its contract refuses that."""
-    console = _console()
+    console = open_console()
     _print_stage(console, build)
     for kernel in build.kernels:
         tensor = f"; {', '.join(kernel.tensor_instructions)}" if kernel.tensor_instructions else ""
@@ -214,10 +216,14 @@ def _times(sizes: Sequence[int]) -> str:
 
 def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     """The best kernels of a shape and how they were measured, by machine; what may be long ends a line."""
-    console = _console()
+    console = open_console()
     console.print(f"{task} in {archive}")
     head = ("kernel", "protocol", "time", "speedup [95 %]")
-    rows = [(trial, _known_cells(trial)) for trial in trials]
+    rows = []
+    for trial in trials:
+        assert trial.timing and trial.timing.candidate and trial.timing.speedup
+        times = _time(trial.timing.candidate), _ratio(trial.timing.speedup)
+        rows.append((trial, (trial.candidate.id, trial.protocol, *times)))
     widths = [max(map(len, column)) for column in zip(head, *(cells for _, cells in rows), strict=True)]
     for machine in dict.fromkeys(trial.machine for trial in trials):
         console.print(f"on {machine}:")
@@ -241,12 +247,6 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
     console.print(f"source of the first: cuda-l2 show {task} --source{where}")
 
 
-def _known_cells(trial: Trial) -> tuple[str, ...]:
-    timing = trial.timing
-    assert timing and timing.candidate and timing.speedup
-    return trial.candidate.id, trial.protocol, _time(timing.candidate), _ratio(timing.speedup)
-
-
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
@@ -258,17 +258,7 @@ def result_json(result: Result) -> str:
             "gemm": str(result.task),
             "reports": {name: _plain(trial) for name, trial in result.reports.items()},
             "best": _plain(result.best) if result.best else None,
-            "proposed": result.search.proposed,
-            "built": result.search.built,
-            "correct": result.search.correct,
-            "known": result.search.known,
-            "repeated": result.search.repeated,
-            "rejected": dict(result.search.rejected),
-            "reviews": dict(result.search.reviews),
-            "checker": result.search.checker,
-            "seconds": result.search.seconds,
-            "overhead": result.search.overhead,
-            "interrupted": result.search.interrupted,
+            **{name: getattr(result.search, name) for name in SEARCHED},
             "policy": result.search.summary,
             "source": str(result.source_path) if result.source_path else None,
             "environment": result.best.environment if result.best else {},
@@ -282,23 +272,14 @@ def trials_json(trials: list[Trial]) -> str:
 
 def _plain(trial: Trial) -> object:
     """A trial as plain JSON values: what is not a number becomes null, which every reader takes."""
-
-    def finite(value: object) -> object:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: finite(item) for key, item in value.items()}
-        return [finite(item) for item in value] if isinstance(value, list) else value
-
-    return finite(json.loads(to_json(trial)))
+    return json.loads(to_json(trial), parse_constant=lambda name: None)
 
 
-def _console() -> Console:
+def open_console(width: int = CONSOLE_WIDTH) -> Console:
+    """Standard output for tables. width: where it is no terminal, in characters."""
     # no markup: a compiler's words hold square brackets
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, soft_wrap=True, width=CONSOLE_WIDTH)
-    return console
+    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def _cells(pairs: list[tuple[Arm | None, Interval | None]]) -> list[str]:

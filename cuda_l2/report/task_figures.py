@@ -1,7 +1,5 @@
 """Figures over many tasks as CUDA-L1 reports them, by level and by baseline; fast_p as KernelBench defines it."""
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +9,16 @@ import numpy as np
 
 from cuda_l2.records import Arm, Interval
 from cuda_l2.runs.task_bench import TaskResult
+from cuda_l2.system.files import csv_text, markdown_table
 
 FASTER = 1.01
 """CUDA-L1 counts a kernel as faster from here on."""
 FAST_P = (0.5, 0.8, 1.0, 1.5, 2.0)
 EVERY_LEVEL = "all"
+HEAD = (
+    *("level", "tasks", "work", "faster than 1.01x", "mean", "geometric mean", "median", "75 %", "max"),
+    *(f"fast_{p:g}" for p in FAST_P),
+)
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,8 @@ def markdown(results: Sequence[TaskResult]) -> str:
     levels = [*dict.fromkeys(result.level for result in results), EVERY_LEVEL]
     lines = ["# Tasks", ""]
     for baseline in baselines(results):
-        lines += [f"## Against {baseline}", ""]
-        lines.append(
-            "| level | tasks | work | faster than 1.01x | mean | geometric mean | median | 75 % | max | "
-            + " | ".join(f"fast_{p:g}" for p in FAST_P)
-            + " |"
-        )
-        lines.append("|---" * (9 + len(FAST_P)) + "|")
-        lines += [_row(figures(results, level, baseline)) for level in levels]
-        lines.append("")
+        rows = [_row(figures(results, level, baseline)) for level in levels]
+        lines += [f"## Against {baseline}", "", *markdown_table(HEAD, rows), ""]
     lines += _each(results)
     missing = [result for result in results if result.trial is None]
     if missing:
@@ -78,7 +74,7 @@ def markdown(results: Sequence[TaskResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(of: Figures) -> str:
+def _row(of: Figures) -> list[str]:
     cells = [of.level, str(of.tasks), _share(of.working, of.tasks), _share(of.faster, of.tasks)]
     if of.speedups:
         speedups = of.speedups
@@ -87,48 +83,40 @@ def _row(of: Figures) -> str:
         cells += [f"{number:.2f}x" for number in (*numbers, max(speedups))]
     else:
         cells += ["-"] * 5
-    cells += [f"{of.fast(p):.0%}" for p in FAST_P]
-    return f"| {' | '.join(cells)} |"
+    return cells + [f"{of.fast(p):.0%}" for p in FAST_P]
 
 
 def _each(results: Sequence[TaskResult]) -> list[str]:
     names = baselines(results)
-    lines = [
-        "## Every task",
-        "",
-        f"| task | level | ours | {' | '.join(f'{name} | speedup [95 %]' for name in names)} |",
-    ]
-    lines.append("|---" * (3 + 2 * len(names)) + "|")
+    head = ["task", "level", "ours", *(column for name in names for column in (name, "speedup [95 %]"))]
+    rows = []
     for result in results:
         timing = result.trial.timing if result.trial else None
         if timing and timing.candidate:
             arms, ratios = {arm.name: arm for arm in timing.baselines}, dict(timing.speedups)
             cells = [text for name in names for text in (_time(arms.get(name)), _ratio(ratios.get(name)))]
-            lines.append(f"| {result.task} | {result.level} | {_time(timing.candidate)} | {' | '.join(cells)} |")
-    return lines
+            rows.append((result.task, result.level, _time(timing.candidate), *cells))
+    return ["## Every task", "", *markdown_table(head, rows)]
 
 
 def table(results: Sequence[TaskResult]) -> str:
     """One line a task as CSV: times in microseconds, speedups with their intervals."""
-    names = baselines(results)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    names, rows = baselines(results), []
     ratios = [f"{name} {what}" for name in names for what in ("us", "speedup", "low", "high")]
-    writer.writerow(["task", "level", "kernel", "family", "proposer", "ours us", *ratios, "reason"])
+    columns = ["task", "level", "kernel", "family", "proposer", "ours us", *ratios, "reason"]
     for result in results:
         trial, timing = result.trial, result.trial.timing if result.trial else None
         cells: list[object] = ["" for _ in range(4 + len(ratios))]
         if trial and timing and timing.candidate:
             arms, speedups = {arm.name: arm for arm in timing.baselines}, dict(timing.speedups)
-            candidate = trial.candidate
-            latency_us = timing.candidate.latency_us.estimate
-            cells = [candidate.id, candidate.family, candidate.proposer, latency_us]
+            own = trial.candidate
+            cells = [own.id, own.family, own.proposer, timing.candidate.latency_us.estimate]
             for name in names:
                 ratio = speedups.get(name)
                 cells.append(arms[name].latency_us.estimate if name in arms else "")
                 cells += [ratio.estimate, ratio.low, ratio.high] if ratio else [""] * 3
-        writer.writerow([str(result.task), result.level, *cells, result.reason])
-    return text.getvalue()
+        rows.append([str(result.task), result.level, *cells, result.reason])
+    return csv_text(columns, rows)
 
 
 def _share(part: int, of: int) -> str:

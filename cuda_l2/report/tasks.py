@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterable
 
-from rich.console import Console
 from rich.table import Table
 
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.records import Arm, Operation, Timing
+from cuda_l2.report.tables import open_console
 from cuda_l2.system.text import counted
 from cuda_l2.tasks._base import Definition
 from cuda_l2.tasks.tolerance import Bounds
@@ -15,29 +15,25 @@ from cuda_l2.tasks.tolerance import Bounds
 
 def print_own(known: Iterable[Definition]) -> None:
     """Every task of our own: group, sizes on the CPU and on a GPU, types."""
-    table = Table(title_justify="left")
-    for name in ("task", "group", "sizes on the CPU", "sizes on a GPU", "types"):
-        table.add_column(name)
-    count = 0
+    table = Table("task", "group", "sizes on the CPU", "sizes on a GPU", "types")
     for definition in known:
         cpu, gpu = (" ".join(f"{k}={v}" for k, v in sizes.items()) for sizes in (definition.cpu, definition.gpu))
         table.add_row(definition.name, definition.group, cpu, gpu, " ".join(definition.dtypes))
-        count += 1
-    console = _console()
+    console = open_console(160)
     console.print(table)
-    console.print(f"{counted(count, 'task')}; one in full: cuda-l2 tasks NAME, at other sizes NAME:rows=1000:float16")
+    console.print(
+        f"{counted(table.row_count, 'task')}; one in full: cuda-l2 tasks NAME, at other sizes NAME:rows=1000:float16"
+    )
 
 
 def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: Timing | None) -> None:
     """One task: its tensors, its tolerance on each distribution of values, its baselines."""
-    console = _console()
+    console = open_console(160)
     console.print(f"{task}: {_bytes(task.bytes)} to move" + (f", {task.flops:.3g} FLOP" if task.flops else ""))
     for kind, tensors in (("input", task.inputs), ("weight", task.weights), ("output", task.outputs)):
         for tensor in tensors:
             console.print(f"  {kind:<7} {tensor}")
-    table = Table()
-    for name in ("values", "output", "eager's largest error", "allowed", "eager's RMS error", "allowed"):
-        table.add_column(name)
+    table = Table("values", "output", "eager's largest error", "allowed", "eager's RMS error", "allowed")
     for values, limits in bounds.items():
         for tensor, limit in zip(task.outputs, limits, strict=True):
             if limit.dtype.is_floating_point:
@@ -54,11 +50,6 @@ def print_task(task: Operation, bounds: dict[str, tuple[Bounds, ...]], timing: T
             console.print(f"  {name:<14} left out: {reason}")
         if busy := noticed(timing.conditions):
             console.print(f"  {busy}")
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=160)
 
 
 def _bytes(count: int) -> str:

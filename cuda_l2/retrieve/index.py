@@ -4,6 +4,7 @@ Pieces lie in a SQLite file, so that an interrupted build goes on where it was; 
 at the end and published by one rename.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -16,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from cuda_l2.retrieve.chunks import chunks, words
-from cuda_l2.retrieve.nearest import bm25s
+from cuda_l2.retrieve.nearest import bm25s, ranked
 from cuda_l2.retrieve.sources import File, Source, files
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.database import connect
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import write_text
 
 VERSION = "1"
 """Version of how pieces and words are cut."""
@@ -73,25 +75,21 @@ def refresh(
     folder = index_folder()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_suffix(".lock").open("w")
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if anew:
+                shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(exist_ok=True)
+            return _refresh(folder, sources, on_progress)
+    except sqlite3.Error as error:
+        raise UserError(f"cannot keep the index in {folder}: {error}; free some space, or set CUDA_L2_CACHE") from None
     except OSError as error:
         raise scratch.unwritable(error) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return _refresh(folder, sources, on_progress, anew)
 
 
-def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Progress], None], anew: bool) -> Progress:
-    package = bm25s()
-    if anew:
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise scratch.unwritable(error) from None
-    progress = Progress()
-    db = _open(folder)
-    try:
+def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Progress], None]) -> Progress:
+    package, progress = bm25s(), Progress()
+    with contextlib.closing(_open(folder)) as db:
         found = [file for source in sources for file in files(source)]
         progress.files = len(found)
         stamps = dict(db.execute("SELECT path, stamp FROM files"))
@@ -106,34 +104,22 @@ def _refresh(folder: Path, sources: Sequence[Source], on_progress: Callable[[Pro
             db.execute("COMMIT")
             on_progress(progress)
         fingerprint = _fingerprint(db)
-        numbers = [number for (number,) in db.execute("SELECT min(number) FROM pieces GROUP BY hash ORDER BY 1")]
-        progress.pieces = len(numbers)
-        if not numbers:
+        (progress.pieces,) = db.execute("SELECT count(DISTINCT hash) FROM pieces").fetchone()
+        if not progress.pieces:
             raise UserError(
                 "there is nothing to index: no known headers are installed: pip install 'cuda-l2[cuda]', or --folder"
             )
         if not (folder / fingerprint / "numbers.npy").exists():
-            corpus = [
-                words_.split()
-                for (words_,) in db.execute(
-                    "SELECT words FROM pieces WHERE number IN (SELECT min(number) FROM pieces GROUP BY hash)"
-                    " ORDER BY number"
-                )
-            ]
+            # the words beside min() are those of the piece with the least number, as SQLite promises
+            first = db.execute("SELECT min(number), words FROM pieces GROUP BY hash ORDER BY 1").fetchall()
             index = package.BM25()
-            index.index(corpus, show_progress=False)
+            index.index([text.split() for _, text in first], show_progress=False)
             work = scratch.make_folder()
             index.save(work, show_progress=False)
-            np.save(work / "numbers.npy", np.array(numbers))
+            np.save(work / "numbers.npy", np.array([number for number, _ in first]))
             shutil.rmtree(folder / fingerprint, ignore_errors=True)
             work.rename(folder / fingerprint)
         _publish(folder, fingerprint)
-    except sqlite3.Error as error:
-        raise UserError(f"cannot keep the index in {folder}: {error}; free some space, or set CUDA_L2_CACHE") from None
-    except OSError as error:
-        raise scratch.unwritable(error) from None
-    finally:
-        db.close()
     return progress
 
 
@@ -159,20 +145,12 @@ class Index:
 
     def search(self, query: str, count: int = 5, sources: Sequence[str] = ()) -> list[Piece]:
         """The pieces nearest to the query, best first, no two nearly alike. sources: only of these, all where empty."""
-        vocabulary = self._index.vocab_dict
-        # each once: a word whose parts are words too, as fp16, must not outweigh the others
-        wanted = list(dict.fromkeys(word for word in words(query) if word in vocabulary))
-        if not wanted:
-            return []
         mask = np.isin(self._sources, list(sources)) if sources else self._sources != ""
         most = min(4 * count, len(self._numbers))
-        places, scores = self._index.retrieve(
-            [wanted], k=most, show_progress=False, weight_mask=mask.astype(np.float32)
-        )
         found: list[Piece] = []
         seen: list[set[str]] = []
-        for place, score in zip(places[0].tolist(), scores[0].tolist(), strict=True):
-            if score <= 0 or len(found) >= count:
+        for place, score in ranked(self._index, query, most, mask.astype(np.float32)):
+            if len(found) >= count:
                 break
             row = self._db.execute(
                 "SELECT source, name, line, text, words FROM pieces JOIN files ON files.path = pieces.path"
@@ -235,9 +213,7 @@ def _fingerprint(db: sqlite3.Connection) -> str:
 
 def _publish(folder: Path, fingerprint: str) -> None:
     """Name the index that readers open; older ones go."""
-    temporary = folder / "current.json.new"
-    temporary.write_text(json.dumps({"version": VERSION, "index": fingerprint}))
-    temporary.replace(folder / "current.json")
+    write_text(folder / "current.json", json.dumps({"version": VERSION, "index": fingerprint}), "set CUDA_L2_CACHE")
     for other in folder.iterdir():
         if other.is_dir() and other.name != fingerprint:
             shutil.rmtree(other, ignore_errors=True)

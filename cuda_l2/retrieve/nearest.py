@@ -4,16 +4,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from cuda_l2.retrieve.chunks import words
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported
 
 
 def bm25s() -> Any:
     """The package, an optional part; UserError without it."""
-    try:
-        import bm25s  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UserError(f"retrieval needs the package {error.name}: pip install 'cuda-l2[llm]'") from None
-    return bm25s
+    return imported("bm25s", "retrieval needs", "llm")
+
+
+def ranked(index: Any, query: str, count: int, weights: Any = None) -> list[tuple[int, float]]:
+    """Places in an index of at most `count` texts that share a word with the query, and scores, the best first.
+
+    weights: a factor of every text's score.
+    """
+    # each word once: one whose parts are words too, as fp16, must not outweigh the others
+    wanted = list(dict.fromkeys(word for word in words(query) if word in index.vocab_dict))
+    if not wanted:
+        return []
+    places, scores = index.retrieve([wanted], k=count, show_progress=False, weight_mask=weights)
+    pairs = zip(places[0].tolist(), scores[0].tolist(), strict=True)
+    return [(place, score) for place, score in pairs if score > 0]
 
 
 class Nearest:
@@ -31,9 +41,4 @@ class Nearest:
         """Indices of at most `count` texts that share a word with the query, the nearest first."""
         if not self._count:
             return []
-        wanted = list(dict.fromkeys(word for word in words(query) if word in self._index.vocab_dict))
-        if not wanted:
-            return []
-        places, scores = self._index.retrieve([wanted], k=min(count, self._count), show_progress=False)
-        pairs = zip(places[0].tolist(), scores[0].tolist(), strict=True)
-        return [place for place, score in pairs if score > 0]
+        return [place for place, _ in ranked(self._index, query, min(count, self._count))]

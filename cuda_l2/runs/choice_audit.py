@@ -1,7 +1,5 @@
 """Is the algorithm that autotuning chose still the best? All that the heuristic returned, timed again in one run."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +8,7 @@ from cuda_l2.measure.sampler import Samples
 from cuda_l2.records import Gemm, Interval, Layout
 from cuda_l2.runs.grid import bucket, bucket_name
 from cuda_l2.runs.run_file import RunFile
+from cuda_l2.system.files import csv_text, markdown_table
 
 if TYPE_CHECKING:
     from cuda_l2.measure.libraries import Libraries
@@ -110,25 +109,18 @@ def audit(libraries: "Libraries", gemm: Gemm) -> Audit:
 
 def rows_csv(audited: Sequence[Audited]) -> str:
     """One row a product and layout, as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(each.row() for each in audited)
-    return text.getvalue()
+    return csv_text(COLUMNS, [tuple(each.row().values()) for each in audited])
 
 
 def table(audited: Sequence[Audited]) -> str:
     """By size: how many choices, how many right, the worst. audited: at least one."""
-    lines = ["| log2(MNK) | choices | within 1 % | mean | worst |", "|---|---|---|---|---|"]
-    firsts = sorted({bucket(each.gemm) for each in audited})
+    firsts, rows = sorted({bucket(each.gemm) for each in audited}), []
     for name, own in [
         *((bucket_name(first), [each for each in audited if bucket(each.gemm) == first]) for first in firsts),
         ("all", list(audited)),
     ]:
         ratios = [each.ratio.estimate for each in own]
         worst = max(own, key=lambda each: each.ratio.estimate)
-        lines.append(
-            f"| {name} | {len(own)} | {sum(each.right for each in own)} | {sum(ratios) / len(ratios):.4f}"
-            f" | {worst.ratio.estimate:.4f}, {worst.gemm} |"
-        )
-    return "\n".join(lines)
+        figures = f"{sum(ratios) / len(ratios):.4f}", f"{worst.ratio.estimate:.4f}, {worst.gemm}"
+        rows.append((name, len(own), sum(each.right for each in own), *figures))
+    return "\n".join(markdown_table(("log2(MNK)", "choices", "within 1 %", "mean", "worst"), rows))

@@ -9,7 +9,7 @@ import collections
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from cuda_l2.settings import Limits
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile, parsed
-from cuda_l2.system.text import fenced
+from cuda_l2.system.text import counted, fenced
 
 FORMAT = "cuda-l2 collect 1"
 TRIES = "tries.jsonl"
@@ -51,21 +51,30 @@ class Pair:
 
     task: Task
     model: str
-    tries: int = 0
-    kept: int = 0
-    best: float = 0.0  # largest speedup among the kept
-    statuses: collections.Counter[str] = field(default_factory=collections.Counter)
+    lines: list[dict[str, Any]]
     failure: str = ""  # why the model could not be asked, one line
 
-    def count(self, line: Mapping[str, Any]) -> None:
-        self.tries += 1
-        self.statuses[line["status"]] += 1
-        if line["kept"]:
-            self.kept += 1
-            self.best = max(self.best, line["speedup"])
+    @property
+    def tries(self) -> int:
+        return len(self.lines)
+
+    @property
+    def kept(self) -> int:
+        return sum(line["kept"] for line in self.lines)
+
+    @property
+    def statuses(self) -> collections.Counter[str]:
+        return collections.Counter(line["status"] for line in self.lines)
 
     def done(self, limits: Limits) -> bool:
         return self.tries >= limits.tries or self.kept >= limits.keep
+
+    def __str__(self) -> str:
+        """Numbers of tries by outcome and the best speedup kept, in one line."""
+        became = ", ".join(f"{count} {status}" for status, count in self.statuses.items())
+        speedups = [line["speedup"] for line in self.lines if line["kept"]]
+        best = f", best {max(speedups):.3f}x" if speedups else ""
+        return f"{counted(self.tries, 'try', 'tries')} ({became}), {self.kept} kept{best}"
 
 
 class Collection(Closing):
@@ -129,18 +138,20 @@ def collect(
     jumps.
     """
     collector = _Collector(rig, archive, collection, limits, hold_out, on_try)
+    machine = rig.target.machine
     pairs: list[Pair] = []
     failed: dict[str, str] = {}
     for task in tasks:
         if hold_out.task(task):
             continue
-        new = [collector.pair(task, model, failed.get(model, "")) for model in makers]
+        tried = {model: collection.of(task, machine, model, limits.round) for model in makers}
+        new = [Pair(task, model, lines, failed.get(model, "")) for model, lines in tried.items()]
         pairs += new
         todo = [pair for pair in new if not pair.done(limits) and not pair.failure]
         if not todo:
             continue
         with Evaluator(task, rig, checker=checker) as evaluator:
-            evaluator.recall(archive.best(task, rig.target.machine, SEARCH.name))
+            evaluator.recall(archive.best(task, machine, SEARCH.name))
             for pair in todo:
                 collector.run(pair, makers[pair.model], evaluator)
                 if pair.failure:
@@ -161,13 +172,6 @@ class _Collector:
     limits: Limits
     hold_out: HoldOut
     on_try: Callable[[Pair], None]
-
-    def pair(self, task: Task, model: str, failure: str) -> Pair:
-        """A pair with the tries that the collection holds."""
-        pair = Pair(task, model, failure=failure)
-        for line in self._lines(pair):
-            pair.count(line)
-        return pair
 
     def run(self, pair: Pair, make: Make, evaluator: Evaluator) -> None:
         """Propose and judge until the limits end the pair; where the model cannot be asked, the pair has the reason."""
@@ -199,7 +203,9 @@ class _Collector:
         for i, (trial, _) in enumerate(judge_group(evaluator, self.archive, group)):
             trials.append(trial)
             fields: dict[str, Any] = {"candidate": trial.candidate.id, "status": trial.status, "speedup": trial.speedup}
-            if self._worthy(trial) and not self.collection.has(pair.task, trial.candidate.source):
+            fast = trial.speedup > 0 and trial.speedup >= self.limits.least_speedup
+            worthy = fast and not self.hold_out.candidate(trial.candidate)
+            if worthy and not self.collection.has(pair.task, trial.candidate.source):
                 asked = conversations[i] if conversations else ()
                 row = _row(trial, evaluator.target, pair, self.limits.round, asked)
                 fields |= {"kept": True, "digest": digest(trial.candidate.source), "row": row}
@@ -208,25 +214,18 @@ class _Collector:
                 break
         return trials
 
-    def _worthy(self, trial: Trial) -> bool:
-        fast = trial.speedup > 0 and trial.speedup >= self.limits.least_speedup
-        return fast and not self.hold_out.candidate(trial.candidate)
-
     def _add(self, pair: Pair, fields: dict[str, Any]) -> None:
         """Store one try."""
         machine, number = self.rig.target.machine, self.limits.round
         about = {"task": str(pair.task), "machine": machine, "model": pair.model, "round": number}
         line = {**about, "try": pair.tries + 1, "kept": False, **fields}
         self.collection.append(line)
-        pair.count(line)
+        pair.lines.append(line)
         self.on_try(pair)
-
-    def _lines(self, pair: Pair) -> list[dict[str, Any]]:
-        return self.collection.of(pair.task, self.rig.target.machine, pair.model, self.limits.round)
 
     def _history(self, pair: Pair) -> list[Trial]:
         """The trials of the pair's own tries."""
-        tried = {line["candidate"] for line in self._lines(pair)}
+        tried = {line["candidate"] for line in pair.lines}
         trials = self.archive.trials(pair.task, self.rig.target.machine, SEARCH.name)
         return [trial for trial in trials if trial.candidate.id in tried]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cuda_l2.records import SHORT_DTYPES, Accumulate, Gemm, Layout
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import read_text
 
 PAPER = "paper"
 PAPER_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
@@ -89,6 +90,11 @@ def sample(gemms: Iterable[Gemm], count: int, seed: int) -> list[Gemm]:
     return [gemm for size, found in members.items() if size in chosen for gemm in found]
 
 
+def chosen(gemms: Iterable[Gemm], count: int | None, seed: int) -> list[Gemm]:
+    """A sample of so many sizes, or all, in random order."""
+    return shuffled(gemms if count is None else sample(gemms, count, seed), seed)
+
+
 def shuffled(gemms: Iterable[Gemm], seed: int) -> list[Gemm]:
     """In random order, layouts of one size together: then what an interrupted run has is a fair sample."""
     groups = defaultdict(list)
@@ -105,10 +111,7 @@ def _size(gemm: Gemm) -> Size:
 
 def _file_shapes(path: Path) -> list[tuple[str, str]]:
     """Shapes as text, each with the place it was read from."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+    lines = read_text(path).splitlines()
     numbered = [(number, re.sub(r"(^|\s)#.*", "", line).strip()) for number, line in enumerate(lines, 1)]
     numbered = [(number, line) for number, line in numbered if line]
     if numbered and {"m", "n", "k"} <= {name.strip().lower() for name in numbered[0][1].split(",")}:

@@ -5,7 +5,6 @@
 A worker that dies costs its item only, which is tried once more with nothing beside it.
 """
 
-import datetime
 import queue
 import secrets
 import threading
@@ -24,8 +23,10 @@ from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Build, BuildStatus, Candidate, Verdict, VerdictStatus, from_json, to_json
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.line_process import LineProcess
+from cuda_l2.system.values import now
 from cuda_l2.verify import races
 from cuda_l2.verify._base import CheckFailed
 from cuda_l2.verify._cuda import SANITIZER_TIMEOUT_S
@@ -57,7 +58,7 @@ class _Item:
 
 @dataclass
 class _Answer:
-    """What a worker said of an item."""
+    """An item that did not build, or that a worker has answered for."""
 
     item: _Item
     jobs: list[tuple[Tool, Job]] = field(default_factory=list)
@@ -71,11 +72,11 @@ class _Watched:
     failure: CheckFailed | Fault | None
 
 
-Event = _Item | _Answer | _Watched | Exception
-"""A built item, a verified one, one that a tool has looked at, or what went wrong in a thread."""
+Event = _Answer | _Watched | Exception
+"""An item verified, one that a tool has looked at, or what went wrong in a thread."""
 
 
-class Prover:
+class Prover(Closing):
     """The processes of a run on the GPU of this machine. A context manager."""
 
     def __init__(self, target: CudaTarget, jobs: int) -> None:
@@ -83,39 +84,32 @@ class Prover:
         self._builders = BuildServers(target)
         self._threads = max(1, target.cores // jobs)
         self._events: queue.Queue[Event] = queue.Queue()
-        self._ready: queue.Queue[_Item | None] = queue.Queue()
+        self._items: Iterator[_Item] = iter(())
+        self._started: deque[tuple[_Item, Iterator[Build]]] = deque()
         self._workers: list[_Worker] = []
-        self._closed = False
+        self._closed, self._lock = False, threading.Lock()
         self._watchers = ThreadPoolExecutor(max(1, jobs // 2))
         self._jobs = jobs
 
     def run(self, tasks: Sequence[ProofTask], on_proof: Callable[[Proof], None]) -> None:
         """Prove every task; `on_proof` is called here, in the order in which they end."""
-        items = [_Item(task) for task in tasks]
-        self._start(lambda: self._build(items))
-        for _ in range(min(self._jobs, len(items))):
-            self._start(self._verify)
-        again = list(self._settle(len(items), on_proof))
-        for item in again:
-            self._ready.put(item)
+        self._items = map(_Item, tasks)
+        for _ in range(min(self._jobs, len(tasks))):
+            threading.Thread(target=self._verify, daemon=True).start()
+        worker: _Worker | None = None
+        for item in list(self._settle(len(tasks), on_proof)):
+            worker = self._alive(worker)
+            self._events.put(worker.verify(item))
             for _ in self._settle(1, on_proof):
                 raise AssertionError("an item is tried twice at most")
 
     def close(self) -> None:
         """Also in the middle: what runs is ended, and what the sanitizer has begun is waited for."""
         self._closed = True
-        for _ in range(self._jobs):
-            self._ready.put(None)
         self._builders.close()
         for worker in list(self._workers):
             worker.close()
         self._watchers.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> "Prover":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _settle(self, count: int, on_proof: Callable[[Proof], None]) -> Iterator[_Item]:
         """Take so many items to their end; those whose worker died for the first time are given back instead."""
@@ -125,11 +119,6 @@ class Prover:
             match event:
                 case Exception():
                     raise event
-                case _Item() if event.build and event.build.status is BuildStatus.BUILT:
-                    self._ready.put(event)
-                    continue
-                case _Item():
-                    unverified, item = unverified - 1, event
                 case _Answer():
                     unverified, item = unverified - 1, event.item
                     item.watching = len(event.jobs)
@@ -149,48 +138,40 @@ class Prover:
             if item.trouble and item.tries < 2:
                 yield item
             else:
-                on_proof(self._proof(item))
+                outcome = item.verdict or item.trouble or (item.build.reason if item.build else "")
+                on_proof(proof_of(item.task, self._target.machine, now(), item.build, outcome))
 
-    def _proof(self, item: _Item) -> Proof:
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        outcome = item.verdict or item.trouble or (item.build.reason if item.build else "")
-        return proof_of(item.task, self._target.machine, created, item.build, outcome)
-
-    def _start(self, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it ends the run, and not this thread alone
-                if not self._closed:
-                    self._events.put(error)
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def _build(self, items: Sequence[_Item]) -> None:
-        """Candidates, and their builds with delays, which the workers then find in the cache."""
-        started: deque[tuple[_Item, Iterator[Build]]] = deque()
-        for item in items:
-            source = item.task.candidate.source
-            texts = [source, *(stressed(source, seed) for seed in SEEDS)]
-            started.append((item, self._builders.build([Candidate(text) for text in texts])))
-            if len(started) > AHEAD:
-                self._built(*started.popleft())
-        for entry in started:
-            self._built(*entry)
-
-    def _built(self, item: _Item, builds: Iterator[Build]) -> None:
-        item.build, *_ = builds
-        self._events.put(item)
+    def _next(self) -> tuple[_Item, Iterator[Build]] | None:
+        """An item and builds under way: its candidate's, and those with delays, which a worker then finds cached."""
+        with self._lock:
+            while len(self._started) <= AHEAD and (item := next(self._items, None)):
+                source = item.task.candidate.source
+                texts = [source, *(stressed(source, seed) for seed in SEEDS)]
+                self._started.append((item, self._builders.build([Candidate(text) for text in texts])))
+            return self._started.popleft() if self._started else None
 
     def _verify(self) -> None:
         """One worker's work, until there is no more."""
         worker: _Worker | None = None
-        while (item := self._ready.get()) and not self._closed:
-            if worker is None or not worker.alive:
-                worker = _Worker(self._patience, self._threads)
-                self._workers.append(worker)
-            item.tries += 1
-            self._events.put(worker.verify(item))
+        try:
+            while not self._closed and (started := self._next()):
+                item, builds = started
+                item.build, *_ = builds
+                if item.build.status is not BuildStatus.BUILT:
+                    self._events.put(_Answer(item))
+                    continue
+                worker = self._alive(worker)
+                self._events.put(worker.verify(item))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the run, and not this thread alone
+            if not self._closed:
+                self._events.put(error)
+
+    def _alive(self, worker: "_Worker | None") -> "_Worker":
+        """The worker, or another in its place where it has ended."""
+        if worker is None or not worker.alive:
+            worker = _Worker(self._patience, self._threads)
+            self._workers.append(worker)
+        return worker
 
     def _watch(self, tool: Tool, entries: Sequence[tuple[_Item, Job]]) -> None:
         """Let a tool of the sanitizer look at candidates together, and where it says something at each alone."""
@@ -212,6 +193,7 @@ class _Worker:
     def verify(self, item: _Item) -> _Answer:
         """Ask for a verdict; the item says where there is none, and the process is gone then."""
         assert item.build
+        item.tries += 1
         candidate, task = item.task.candidate, item.task
         message = {"gemm": str(task.gemm), "source": candidate.source, "build": to_json(item.build)}
         answer = self._process.ask(message | {"seed": secrets.randbits(48)}, ANSWER_S)

@@ -74,14 +74,11 @@ class ResultsFile(RunFile[Measurement]):
         if not path.exists():
             raise UserError(f"{path} is not there: give the folder of another run")
         with ResultsFile(path, self.header, self._warn) as other:
-            missing = [m for m in other.records if self._measures_more(m)]
-        for measurement in missing:
+            pairs = [(m, self.find(m.gemm, m.protocol)) for m in other.records]
+        more = [m for m, ours in pairs if not ours or (ours.status != MEASURED and m.status == MEASURED)]
+        for measurement in more:
             self.append(measurement)
-        return len(missing)
-
-    def _measures_more(self, measurement: Measurement) -> bool:
-        known = self.find(measurement.gemm, measurement.protocol)
-        return known is None or (known.status != MEASURED and measurement.status == MEASURED)
+        return len(more)
 
 
 def set_aside(folder: Path) -> None:

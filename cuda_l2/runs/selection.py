@@ -13,6 +13,7 @@ from cuda_l2.library.choose import choose
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, PoolRow, Row, family_of, joined
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs.survey import Arm, Record
+from cuda_l2.system.files import markdown_table
 from cuda_l2.system.text import counted
 
 MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN, PROGRAMMATIC))
@@ -86,7 +87,9 @@ def table(selection: Selection, rows: Sequence[PoolRow]) -> list[Row]:
         if case.layout is not None:
             gemm = replace(case.gemm, layout=case.layout)
             row = rows[use.arm.row]
-            found.append(Row(gemm, case.edge, row.family, _schedule(row, use), use.us))
+            named = {**dict(row.schedule), **dict(use.arm.launch), "EDGE": use.edge}
+            schedule = tuple((choice.name, named[choice.name]) for choice in family_of(row.family).choices)
+            found.append(Row(gemm, case.edge, row.family, schedule, use.us))
     return joined((), found)
 
 
@@ -100,9 +103,8 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
         "What is left of the speed of the best kernel known: mean over shapes, 5th percentile, least; shapes that no"
         " kept kernel serves.",
         "",
-        "| class | edge | layout | shapes | mean | 5 % | least | not served |",
-        "|---|---|---|---|---|---|---|---|",
     ]
+    shown: list[tuple[object, ...]] = []
     for accumulate, edge in (*MODES, *COLD_MODES):
         for layout in (None, *Layout):
             mode = (accumulate, edge, layout)
@@ -111,11 +113,11 @@ def summary(selection: Selection, rows: Sequence[PoolRow]) -> str:
                 ratios = np.array([selection.ratio(case) for case in cases])
                 served = ratios[ratios > 0]
                 least = served.min(initial=1)
-                figures = f"{ratios.mean():.4f} | {np.quantile(ratios, 0.05):.4f} | {least:.4f}"
+                figures = (f"{share:.4f}" for share in (ratios.mean(), np.quantile(ratios, 0.05), least))
                 lost = len(ratios) - len(served)
-                name = layout or "better of both"
-                lines.append(f"| {accumulate} | {edge} | {name} | {len(cases)} | {figures} | {lost} |")
-    return "\n".join(lines) + "\n"
+                shown.append((accumulate, edge, layout or "better of both", len(cases), *figures, lost))
+    head = ("class", "edge", "layout", "shapes", "mean", "5 %", "least", "not served")
+    return "\n".join([*lines, *markdown_table(head, shown)]) + "\n"
 
 
 def _uses(records: list[Record], cold: bool) -> dict[Case, dict[str, Use]]:
@@ -174,8 +176,3 @@ def _weights(cases: Sequence[Case], weights: Sequence[float]) -> NDArray[np.floa
         accumulate = case.gemm.accumulate
         found.append(shares[accumulate, case.edge] * share / counts[accumulate, case.edge, case.layout])
     return np.array(found)
-
-
-def _schedule(row: PoolRow, use: Use) -> Named:
-    named = {**dict(row.schedule), **dict(use.arm.launch), "EDGE": use.edge}
-    return tuple((choice.name, named[choice.name]) for choice in family_of(row.family).choices)

@@ -82,6 +82,11 @@ class SweepSettings:
         return self.budget is not None and self.budget.strip() not in NO_SEARCH
 
     @property
+    def budget_s(self) -> float:
+        """Seconds of search a shape of a grid, 0 for none; UserError where the text is no time."""
+        return seconds(self.budget or "") if self.searches else 0.0
+
+    @property
     def protocol_names(self) -> tuple[str, ...]:
         return listed(self.protocols)
 
@@ -98,9 +103,7 @@ class SweepSettings:
         if layouts is None:
             raise UserError(f"there is no layout {self.layout!r}; choose nn, tn or both")
         found = grids.read_grid(self.grid or grids.PAPER, layouts, member(Accumulate, self.accumulate, "accumulator"))
-        if self.sample is not None:
-            found = grids.sample(found, self.sample, self.seed)
-        return grids.shuffled(found, self.seed)
+        return grids.chosen(found, self.sample, self.seed)
 
     def request(self) -> "Request":
         """What is asked of the rig. UserError where the arms begin no baseline's name."""

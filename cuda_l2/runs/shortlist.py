@@ -2,7 +2,7 @@
 
 import itertools
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cuda_l2 import contract
@@ -54,7 +54,10 @@ class Shortlist:
         self._families = {row.family: family_of(row.family) for row in rows}
         self._named = [dict(row.schedule) for row in rows]
         self._index = {(row.family, row.schedule, row.layout): i for i, row in enumerate(rows)}
-        self._twins = [self._find(row.family, _widened(row.schedule), row.layout) for row in rows]
+        self._twins = []
+        for kernel in rows:
+            wide = ((name, WIDE[name] if NARROW.get(name) == value else value) for name, value in kernel.schedule)
+            self._twins.append(self._find(kernel.family, tuple(wide), kernel.layout))
         self.known: dict[Gemm, Times] = {}
         """By the product with fp32 sums, whose times tell of the others too."""
         for row in known:
@@ -116,7 +119,8 @@ class Shortlist:
         return self._families[self.rows[row].family]
 
     def _usable(self, row: int, gemm: Gemm, narrow: bool) -> bool:
-        if self.rows[row].layout not in (None, gemm.layout) or _is_narrow(self._named[row]) != narrow:
+        is_narrow = any(self._named[row].get(name) == value for name, value in NARROW.items())
+        if self.rows[row].layout not in (None, gemm.layout) or is_narrow != narrow:
             return False
         return self._family(row).serves(gemm, self.target)
 
@@ -149,14 +153,6 @@ class Shortlist:
             return Schedule(family, gemm, self.target, tuple(named[choice.name] for choice in family.choices))
         except ValueError:
             return None
-
-
-def _is_narrow(named: Mapping[str, int]) -> bool:
-    return any(named.get(name) == value for name, value in NARROW.items())
-
-
-def _widened(schedule: Named) -> Named:
-    return tuple((name, WIDE[name] if NARROW.get(name) == value else value) for name, value in schedule)
 
 
 def default_pool(gemms: Sequence[Gemm], target: Target, each: int) -> list[PoolRow]:

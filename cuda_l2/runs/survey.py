@@ -33,7 +33,7 @@ from cuda_l2.library.table import (
 )
 from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.measure.quick import Item, QuickTimer, Sampled
+from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
@@ -56,8 +56,8 @@ class Arm:
     layout: Layout
     launch: tuple[tuple[str, int], ...]
     kernel: str
-    first: tuple[float, float]
-    final: tuple[float, float]
+    first: tuple[float, ...]
+    final: tuple[float, ...]
     reason: str = ""
 
 
@@ -146,7 +146,8 @@ class Survey:
         """Time what is not yet timed, until the budget is spent; whether all is."""
         end = time.monotonic() + self.settings.budget_s
         path = self.settings.out / TIMES
-        with open_alone(path) as file, self._timer() as timer:
+        quick = QuickTimer(self.settings.seed, FINALISTS, cold=self.settings.cold)
+        with open_alone(path) as file, quick as timer:
             if not path.stat().st_size:
                 file.write((json.dumps(self._header()) + "\n").encode())
             for gemm in self.pending():
@@ -158,9 +159,6 @@ class Survey:
                 self.records[record.gemm] = record
                 on_done(gemm)
         return True
-
-    def _timer(self) -> QuickTimer:
-        return QuickTimer(self.settings.seed, FINALISTS, cold=self.settings.cold)
 
     def pending(self) -> list[Gemm]:
         """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
@@ -178,7 +176,10 @@ class Survey:
         items = [Item(o.layout, self.artifacts[o.kernel], o.plan, o.dependent) for o in options]
         with machine_lock(bus_id()):
             samples = timer.time(gemm, items)
-        arms = tuple(_arm(option, sampled) for option, sampled in zip(options, samples, strict=True))
+        arms = tuple(
+            Arm(*option.key, option.kernel, tuple(sampled.first), tuple(sampled.final), sampled.reason)
+            for option, sampled in zip(options, samples, strict=True)
+        )
         if gemm.accumulate is Accumulate.FP32:
             self._finalists[_wide(gemm)] = [o for o, arm in zip(options, arms, strict=True) if _is_final(arm)]
         return Record(gemm.any_layout, arms, time.monotonic() - start)
@@ -238,25 +239,12 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[Gemm, Record]]:
 
 
 def _line(record: Record) -> bytes:
-    arms = [
-        [
-            arm.row,
-            arm.layout,
-            schedule_text(arm.launch),
-            arm.kernel,
-            *map(_number, (*arm.first, *arm.final)),
-            arm.reason,
-        ]
-        for arm in record.arms
-    ]
-    gemm = record.gemm
-    fields = {
-        **dict(gemm.sizes),
-        "accumulate": gemm.accumulate,
-        "dtype": gemm.dtype,
-        "seconds": round(record.seconds, 3),
-        "arms": arms,
-    }
+    gemm, arms = record.gemm, []
+    for arm in record.arms:
+        times = [round(us, 4) if math.isfinite(us) else None for us in (*arm.first, *arm.final)]
+        arms.append([arm.row, arm.layout, schedule_text(arm.launch), arm.kernel, *times, arm.reason])
+    about = {**dict(gemm.sizes), "accumulate": gemm.accumulate, "dtype": gemm.dtype}
+    fields = {**about, "seconds": round(record.seconds, 3), "arms": arms}
     return b"\n" + json.dumps(fields, separators=(",", ":")).encode()  # an unfinished line stays a line of its own
 
 
@@ -271,29 +259,14 @@ def _record(fields: dict[str, Any]) -> Record:
     return Record(gemm, tuple(arms), fields["seconds"])
 
 
-def _number(us: float) -> float | None:
-    return round(us, 4) if math.isfinite(us) else None
-
-
-def _arm(option: Option, sampled: Sampled) -> Arm:
-    first, final = sampled.first, sampled.final
-    return Arm(*option.key, option.kernel, (first[0], first[1]), (final[0], final[1]), sampled.reason)
-
-
 def _is_final(arm: Arm) -> bool:
     return any(map(math.isfinite, arm.final))
 
 
 def _built(kernel: str, candidate: Candidate, build: Build) -> dict[str, Any]:
+    about = {"kernel": kernel, "family": candidate.family, "schedule": schedule_text(candidate.schedule)}
     facts = [[k.name, k.registers, k.spill_bytes, k.instructions] for k in build.kernels]
-    return {
-        "kernel": kernel,
-        "family": candidate.family,
-        "schedule": schedule_text(candidate.schedule),
-        "status": build.status,
-        "reason": build.reason,
-        "kernels": facts,
-    }
+    return {**about, "status": build.status, "reason": build.reason, "kernels": facts}
 
 
 def _wide(gemm: Gemm) -> Gemm:

@@ -1,11 +1,11 @@
 """Many shapes in one run: every shape's best kernel, or the baselines alone, under every protocol asked for."""
 
 import contextlib
-import datetime
 import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import cuda_l2
 from cuda_l2.archive import Archive
@@ -23,9 +23,10 @@ from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SweepSettings
 from cuda_l2.search import Progress, judge_group
 from cuda_l2.system import paths
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
-from cuda_l2.system.values import listed, seconds
+from cuda_l2.system.values import listed, now
 
 AHEAD = 24
 """Shapes of a library whose kernels are being built while one is measured: together they share many."""
@@ -36,7 +37,7 @@ TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL)
 """By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
 
 
-class Sweep:
+class Sweep(Closing):
     """One machine, set up once for all shapes. A context manager."""
 
     def __init__(self, settings: SweepSettings) -> None:
@@ -48,8 +49,7 @@ class Sweep:
         if settings.baselines_only or self._library:
             self.rig = open_rig(settings.target, request)
         elif settings.searches:
-            wanted = settings.search(seconds(settings.budget or ""))
-            self._kernels = self._optimizer = Optimizer(wanted, request)
+            self._kernels = self._optimizer = Optimizer(settings.search(settings.budget_s), request)
             self.rig = self._optimizer.rig
         else:
             proposer_maker(settings.policy)  # part of the header, so that a word that means nothing is refused
@@ -92,10 +92,9 @@ class Sweep:
         if self._library:
             fixed |= self._library.described()
         elif not settings.baselines_only:
-            budget_s = seconds(settings.budget or "") if settings.searches else 0.0
-            fixed |= {"budget_s": budget_s, "policy": settings.policy, "full": settings.full}
+            fixed |= {"budget_s": settings.budget_s, "policy": settings.policy, "full": settings.full}
         environment = self.rig.environment() | {"cuda_l2": cuda_l2.__version__}
-        return Header(self.rig.target.machine, environment, fixed, _now())
+        return Header(self.rig.target.machine, environment, fixed, now())
 
     def _rounds_hash(self) -> str:
         """Changes with how any protocol takes times."""
@@ -137,12 +136,6 @@ class Sweep:
     def close(self) -> None:
         (self._kernels or self.rig).close()
 
-    def __enter__(self) -> "Sweep":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _missing(self, gemm: Gemm, results: ResultsFile) -> list[str]:
         """The protocols under which a shape is not measured yet."""
         found = {name: results.find(gemm, name) for name in self.settings.protocol_names}
@@ -167,19 +160,19 @@ class Sweep:
             self._require_feasible(gemm)
             measured = self._report_kernel if self._kernels else self._report_baselines
             measured = self._report_library if self._library else measured
-            for measurement in measured(gemm, protocols, results, on_stage):
+            start = time.perf_counter()
+            for measurement in measured(gemm, protocols, results, lambda stage: on_stage(gemm, stage)):
                 missing.remove(measurement.protocol)
-                yield measurement
+                arms = self._described(gemm, measurement.timing)
+                created = measurement.created or now()
+                yield replace(measurement, arms=arms, created=created, seconds=time.perf_counter() - start)
+                start = time.perf_counter()
         except _CannotMeasure as error:
             status, reason = error.status, str(error)
-        except (
-            UserError,
-            ContractError,
-            RuntimeError,
-        ) as error:  # a library's or the driver's error on one shape is no end
+        except (UserError, ContractError, RuntimeError) as error:  # a library's or the driver's on one shape is no end
             reason = " ".join(str(error).split()) or type(error).__name__
         for name in missing:
-            yield Measurement(gemm, name, status, reason, created=_now())
+            yield Measurement(gemm, name, status, reason, created=now())
 
     def _require_feasible(self, gemm: Gemm) -> None:
         try:
@@ -188,37 +181,26 @@ class Sweep:
             raise _CannotMeasure(SKIPPED, str(error)) from None
 
     def _report_baselines(
-        self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[Gemm, str], None]
+        self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[str], None]
     ) -> Iterator[Measurement]:
-        start = time.perf_counter()
         with self.rig.open(gemm, secrets.randbits(48)) as bench:
             for name in protocols:
-                on_stage(gemm, name)
+                on_stage(name)
                 with machine_lock(self.rig.gpu):
                     timing = bench.time_baselines(self.rig.protocols[name])
-                yield Measurement(
-                    gemm,
-                    name,
-                    str(timing.status),
-                    timing.reason,
-                    timing,
-                    arms=self._described(gemm, timing),
-                    created=_now(),
-                    seconds=time.perf_counter() - start,
-                )
-                start = time.perf_counter()
+                yield Measurement(gemm, name, str(timing.status), timing.reason, timing)
 
     def _report_kernel(
-        self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[Gemm, str], None]
+        self, gemm: Gemm, protocols: Sequence[str], results: ResultsFile, on_stage: Callable[[str], None]
     ) -> Iterator[Measurement]:
         assert self._kernels
-        kernels, start = self._kernels, time.perf_counter()
+        kernels = self._kernels
         before = [results.find(gemm, name) for name in self.settings.protocol_names]
         known = next((m.kernel for m in before if m and m.status == MEASURED), "")  # one kernel under all protocols
         reported = kernels.archive.trials(gemm, kernels.target.machine) if known else []
         winner = next((trial for trial in reported if trial.candidate.id == known), None)
-        winner = winner or self._find(kernels, gemm, lambda stage: on_stage(gemm, stage))
-        for trial in kernels.report(winner, protocols, lambda name: on_stage(gemm, name), full=self.settings.full):
+        winner = winner or self._find(kernels, gemm, on_stage)
+        for trial in kernels.report(winner, protocols, on_stage, full=self.settings.full):
             candidate = trial.candidate
             yield Measurement(
                 gemm,
@@ -231,23 +213,19 @@ class Sweep:
                 family=candidate.family,
                 schedule=candidate.schedule,
                 verdict=trial.verdict,
-                arms=self._described(gemm, trial.timing),
                 created=trial.created,
-                seconds=time.perf_counter() - start,
             )
-            start = time.perf_counter()
 
     def _report_library(
-        self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[Gemm, str], None]
+        self, gemm: Gemm, protocols: Sequence[str], _: ResultsFile, on_stage: Callable[[str], None]
     ) -> Iterator[Measurement]:
         assert self._library
         if not self._library.serves(gemm):
             raise _CannotMeasure(NO_KERNEL, f"{self.settings.library} has no kernel for {gemm}")
-        start = time.perf_counter()
         reported = [self.rig.protocols[name] for name in protocols]
         with contextlib.closing(self._library.time(gemm, reported, self.rig)) as runs:
             for name in protocols:
-                on_stage(gemm, name)
+                on_stage(name)
                 timed = next(runs)
                 timing, (row, candidate) = headline(timed), timed[0][:2]
                 yield Measurement(
@@ -260,13 +238,9 @@ class Sweep:
                     proposer="library",
                     family=row.family,
                     schedule=row.schedule,
-                    arms=self._described(gemm, timing),
                     kernels=figures(timed),
                     falls_back=self._library.falls_back(gemm, name),
-                    created=_now(),
-                    seconds=time.perf_counter() - start,
                 )
-                start = time.perf_counter()
 
     def _described(self, gemm: Gemm, timing: Timing | None) -> dict[str, dict[str, object]]:
         """What the baselines of a timing ran."""
@@ -324,7 +298,3 @@ class _CannotMeasure(Exception):
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

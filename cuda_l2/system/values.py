@@ -1,5 +1,6 @@
-"""Option values as users write them: times, members of an enum, lists."""
+"""Option values as users write them, times, members of an enum, lists; and the time now."""
 
+import datetime
 import enum
 import re
 from typing import TypeVar
@@ -29,6 +30,11 @@ def member(kind: type[E], text: str, what: str) -> E:
         return kind(text.strip())
     except ValueError:
         raise UserError(f"there is no {what} {text.strip()!r}; choose from {', '.join(kind)}") from None
+
+
+def now() -> str:
+    """The time in UTC to the second, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -23,20 +23,7 @@ class LocalModel(Model):
 
     def __init__(self, rest: str, settings: ModelSettings) -> None:
         self.name, self.where = f"hf:{rest}", rest
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-                rest, padding_side="left", trust_remote_code=False
-            )
-            self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                rest, dtype="auto", trust_remote_code=False
-            )
-        except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
-            raise UserError(
-                f"cannot load the model {rest}: {one_line(str(error), 200)}; give a folder that transformers'"
-                " save_pretrained wrote, or the id of a model on the Hub"
-            ) from None
+        self._model, self._tokenizer = load(rest, "auto", padding_side="left")
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
             self._model.to(self._device).eval()
@@ -148,6 +135,24 @@ class LocalModel(Model):
         for token in self._special:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
+
+
+def load(name: str, dtype: Any, **options: Any) -> tuple[Any, Any]:
+    """The model of a folder or of the Hub, and its tokenizer; UserError where they cannot be had.
+
+    options: of the tokenizer. Code that comes with a model is not run.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        raise UserError(
+            f"cannot load the model {name}: {one_line(str(error), 200)}; give a folder that transformers'"
+            " save_pretrained wrote, or the id of a model on the Hub"
+        ) from None
+    return model, tokenizer
 
 
 def _special(tokenizer: Any) -> list[str]:

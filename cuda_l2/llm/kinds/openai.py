@@ -114,7 +114,11 @@ class OpenAiModel(Model):
         done: queue.SimpleQueue[tuple[int, Reply | BaseException]] = queue.SimpleQueue()
         for i in range(len(requests)):
             todo.put(i)
-        http = self._http()
+        try:
+            own = "" if self._own_address else self._key
+            http = _Careful(own, follow_redirects=False, transport=network.transport_to(self.where))
+        except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
+            raise network.unusable(error) from None
         client = openai.OpenAI(
             base_url=self.where,
             api_key=self._key,
@@ -156,13 +160,6 @@ class OpenAiModel(Model):
         for i in sorted(waiting):
             on_reply(i, self._late(http.failures.get(asked[i], "")) if i in asked else NOT_SENT)
 
-    def _http(self) -> "_Careful":
-        key = "" if self._own_address else self._key
-        try:
-            return _Careful(key, follow_redirects=False, transport=network.transport_to(self.where))
-        except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
-            raise network.unusable(error) from None
-
     def _late(self, failure: str | int) -> Reply:
         """The reply to a question without an answer at the deadline.
 
@@ -192,7 +189,11 @@ class OpenAiModel(Model):
             form = self._form
             tokens = min(most, self._room(prompt_tokens))
             if tokens < min(LEAST_ANSWER, request.answer_tokens):
-                return replace(self._too_long(prompt_tokens), seconds=time.perf_counter() - start)
+                reason = (
+                    f"a prompt of about {prompt_tokens:,} tokens leaves no room for an answer in the window of"
+                    f" {self.window:,} tokens that {self.where} has; lower --prompt-tokens"
+                )
+                return Reply(Outcome.TOO_LONG, reason=reason, seconds=time.perf_counter() - start)
             reply = self._try(client, request, form, tokens, deadline)
             if isinstance(reply, _Refused):
                 limits = limits_in(reply.said)
@@ -221,13 +222,6 @@ class OpenAiModel(Model):
         window = limits.window or max(2 * LEAST_ANSWER, refused_tokens // 2)
         self.window = min(window, self.window or window)
         self.note = f"prompts and answers are kept to the window of {self.window:,} tokens that {self.where} has"
-
-    def _too_long(self, prompt_tokens: int) -> Reply:
-        reason = (
-            f"a prompt of about {prompt_tokens:,} tokens leaves no room for an answer in the window of"
-            f" {self.window:,} tokens that {self.where} has; lower --prompt-tokens"
-        )
-        return Reply(Outcome.TOO_LONG, reason=reason)
 
     def _try(
         self, client: openai.OpenAI, request: Request, form: "_Form", tokens: int, deadline: float
@@ -309,23 +303,25 @@ class OpenAiModel(Model):
 
     def _by_status(self, status: int, said: str, *, quota: bool) -> Reply:
         """The reply to an error, by HTTP's status or the one that a body of status 200 names; 0 for none."""
+        outcome, retries = Outcome.REFUSED, 0
         match status:
+            case 401 | 403 if self._key == NO_KEY:
+                what = f" wants a key ({said}); set {self._variable} to yours"
             case 401 | 403:
-                advice = f"{self.where} refuses the key ({said}); set {self._variable} to one that is valid there"
-                if self._key == NO_KEY:
-                    advice = f"{self.where} wants a key ({said}); set {self._variable} to yours"
-                return Reply(Outcome.REFUSED, reason=advice)
+                what = f" refuses the key ({said}); set {self._variable} to one that is valid there"
             case 404 | 405:
-                advice = f"{self.where} has no model {self._model}, or no chat ({said}){self._hint}"
-                return Reply(Outcome.REFUSED, reason=advice)
+                what = f" has no model {self._model}, or no chat ({said}){self._hint}"
             case _ if quota:
-                return Reply(Outcome.REFUSED, reason=f"{self.where}: the account's quota is spent ({said})")
+                what = f": the account's quota is spent ({said})"
             case 429:
-                advice = f"{self.where} limits the rate ({said}); lower --concurrency or raise --retries"
-                return Reply(Outcome.RATE_LIMITED, reason=advice, retries=self._retries)
+                outcome, retries = Outcome.RATE_LIMITED, self._retries
+                what = f" limits the rate ({said}); lower --concurrency or raise --retries"
             case 400 | 413 | 422:
-                return Reply(Outcome.REFUSED, reason=f"{self.where} refuses the request ({said})")
-        return Reply(Outcome.FAILED, reason=f"{self.where} failed ({said})", retries=self._retries if status else 0)
+                what = f" refuses the request ({said})"
+            case _:
+                outcome, retries = Outcome.FAILED, self._retries if status else 0
+                what = f" failed ({said})"
+        return Reply(outcome, reason=self.where + what, retries=retries)
 
 
 class _Careful(httpx2.Client):  # type: ignore[misc]

@@ -1,0 +1,64 @@
+"""Files that are read or written whole, tables as Markdown and CSV, and packages that may be missing."""
+
+import contextlib
+import csv
+import importlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.system.errors import UserError
+
+
+def read_text(path: Path) -> str:
+    """A text file of the user's. UserError where it cannot be read."""
+    try:
+        return path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def imported(package: str, what: str, extra: str) -> Any:
+    """An optional package. UserError where it is missing. what: what needs it. extra: the part of ours that has it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{what} the package {error.name}: pip install 'cuda-l2[{extra}]'") from None
+
+
+@contextlib.contextmanager
+def whole(path: Path, advice: str = "choose another place with --out") -> Iterator[Path]:
+    """A path to write to that becomes the file only when all is written. UserError where it cannot be."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def write_text(path: Path, text: str, advice: str = "choose another place with --out") -> None:
+    """Write a text file whole. UserError where it cannot be."""
+    with whole(path, advice) as partial:
+        partial.write_text(text)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table."""
+    lines = [" | ".join(map(str, row)) for row in rows]
+    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {line} |" for line in lines)]
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table as CSV with its columns' names in the first line."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
