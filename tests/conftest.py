@@ -31,6 +31,8 @@ from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.rigs.cpu import CpuRig
 
 CHEATS = Path(__file__).with_name("cheats")
+KEY = "sk-secret-of-the-tests-0123456789"
+"""The API key of every test: never the user's own."""
 MOST_WORKERS = 8
 OUTCOMES = ("passed", "failed", "error", "skipped")
 SAME_GPU = ("gpu", "driver", "nvrtc", "cublas")
@@ -117,6 +119,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
+        patch.setenv("OPENAI_API_KEY", KEY)
         scripted_times.install(patch.setattr)
         kept_baselines.install(patch.setattr)
         yield folder

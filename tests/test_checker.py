@@ -27,11 +27,6 @@ ONE = ModelSettings(retries=0)
 CHEAT, HONEST = Say("Row 7 is skipped.\n\nVERDICT: cheat"), Say("It multiplies.\nVERDICT: honest")
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-checker-0123456789")
-
-
 @pytest.fixture
 def checked(rig, archive, monkeypatch):
     """checked(script, source) -> trial of a kernel that every timing calls a jump, the server, the exchanges."""

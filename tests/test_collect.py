@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import CHEATS, honest_source
+from conftest import CHEATS, KEY, honest_source
 from llm_server import Say, serving
 from waiting import wait_until
 
@@ -29,11 +29,6 @@ from cuda_l2.system.errors import UserError
 GEMM = Gemm.parse("32x24x40")
 TASK_CHEATS = Path(__file__).with_name("task_cheats")
 ONE = ModelSettings(concurrency=1, retries=0, repairs=0, reference_tokens=0)
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-collect-secret-0123456789")
 
 
 def block(source: str) -> str:
@@ -94,7 +89,7 @@ def test_enough_is_kept_with_how_it_was_asked_and_timed(tmp_path, capsys) -> Non
         assert row["code"].strip() in row["messages"][2]["content"] and "M = 32, N = 24" in row["instruction"]
         assert "Score " not in row["context"]  # no exemplars
     text = (tmp_path / "data" / TRIES).read_text() + capsys.readouterr().out
-    assert "sk-collect" not in text and str(tmp_path) not in json.dumps(rows)
+    assert KEY not in text and str(tmp_path) not in json.dumps(rows)
 
 
 def test_a_failing_kernel_that_was_mended_is_kept_with_its_turns(tmp_path) -> None:

@@ -17,11 +17,12 @@ from cuda_l2.measure.quick import Sampled
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-INSTRUCTION = {"mma_sync": "HMMA.16816.F32", "wgmma_tma": "HGMMA.64x64x16.F32"}
+INSTRUCTION = {"mma_sync": "HMMA.16816.F32", "wgmma_tma": "HGMMA.64x64x16.F32", "cute_tma": "HGMMA.64x128x16.F32"}
 
 
 @pytest.mark.parametrize("name", INSTRUCTION)
 def test_an_example_compiles_to_what_it_shows(name) -> None:
+    """CuTe leaves thousands of variables that no code names: not state."""
     candidate = Candidate((EXAMPLES / f"{name}.cu").read_text())
     (build,) = build_all([candidate], compile_only("sm_90a"))
     assert build.status is BuildStatus.BUILT, build.reason

@@ -15,7 +15,7 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
-from conftest import CHEATS, honest_source
+from conftest import CHEATS, KEY, honest_source
 from llm_server import Say, serving
 from waiting import wait_until
 
@@ -42,17 +42,11 @@ from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(128, 96, 160)
-KEY = "sk-secret-of-the-search-0123456789"
 ONE = ModelSettings(concurrency=1, retries=0)
 
 
 def block(source: str) -> str:
     return f"### Performance analysis\nslow\n### Algorithm design\ntiles\n### Code\n```c\n{source}```\n"
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,6 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-tests-0123456789")
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

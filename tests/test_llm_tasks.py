@@ -63,11 +63,6 @@ SLOW = re.sub(r"    for \(int64_t j = 0; j < call->columns; \+\+j\) sum .*?\n}",
 NOTHING_SUBTRACTED = ONE_THREAD.replace("x[j] - most", "x[j]")
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tasks-0123456789")
-
-
 @pytest.fixture(scope="module")
 def evaluator(rig):
     with Evaluator(tasks.parse(SOFTMAX), rig) as made:

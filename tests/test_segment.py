@@ -67,11 +67,6 @@ EASY = ModelSettings(concurrency=2, retries=0, answer_tokens=400, prompt_tokens=
 WORDS = "Write what this code does, exactly as it is."
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-segment-secret-0123456789")
-
-
 @pytest.fixture
 def folder(tmp_path) -> Path:
     made = tmp_path / "code"
