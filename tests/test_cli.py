@@ -17,7 +17,7 @@ from cuda_l2.commands import doctor, throughput
 from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import UserError
 
-COMMANDS = (
+COMMANDS = [
     "optimize",
     "show",
     "check",
@@ -37,7 +37,7 @@ COMMANDS = (
     "collect",
     "train",
     "tasks",
-)
+]
 
 
 @pytest.mark.parametrize(
@@ -165,20 +165,8 @@ def test_a_cache_on_a_mount_with_noexec_is_one_clear_line(tmp_path, monkeypatch)
 
 def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     archive = str(tmp_path / "archive.db")
-    done = run(
-        "optimize",
-        "64x48x80",
-        "33x7x9:tn",
-        "--trials",
-        "3",
-        "--budget",
-        "1h",
-        "--protocol",
-        "offline",
-        "--archive",
-        archive,
-        "--json",
-    )
+    shapes, options = ("64x48x80", "33x7x9:tn"), ("--trials", "3", "--budget", "1h", "--protocol", "offline")
+    done = run("optimize", *shapes, *options, "--archive", archive, "--json")
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["gemm"] for result in results] == ["64x48x80", "33x7x9:tn"]

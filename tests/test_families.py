@@ -22,17 +22,7 @@ from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
 from cuda_l2.records import Build, BuildStatus, Gemm, Layout, Trial
 
-SHAPES = [
-    "1x1x1",
-    "1x1x1:tn",
-    "7x5x3",
-    "3x1x129:tn",
-    "64x48x80",
-    "33x65x257:tn",
-    "1x200x300",
-    "130x2x70:tn",
-    "100x100x600:fp16",
-]
+SHAPES = ["1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn", "100x100x600:fp16"]  # fmt: skip
 OTHER_MACHINES = [
     CpuTarget("one core, 128 bits", 1, 128, (32 << 10, 1 << 20, 0)),
     CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),
@@ -111,19 +101,8 @@ def test_several_families_make_one_space_that_keeps_each_ones_rules() -> None:
 
 
 def test_the_source_compiles_alone(target, tmp_path) -> None:
-    family = CPU_GEMM
-    command = [
-        target.compiler,
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-std=gnu11",
-        "-c",
-        str(family.source),
-        "-o",
-        str(tmp_path / "o"),
-    ]
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11"]
+    command = [target.compiler, *flags, "-c", str(CPU_GEMM.source), "-o", str(tmp_path / "o")]
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
