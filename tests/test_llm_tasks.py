@@ -6,30 +6,22 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import settled
 from llm_server import Say, serving
-from test_llm_prompts import TARGETS
+from made import trial
+from test_llm_prompts import TARGETS, asked
 from test_llm_search import ONE, block, optimize, proposing, run
 
 from cuda_l2 import contract, tasks
-from cuda_l2.archive import Archive
 from cuda_l2.build.cuda import build_all
 from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
-from cuda_l2.llm._base import open_model
-from cuda_l2.llm.client import Client
-from cuda_l2.llm.exchanges import ExchangeLog
-from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._base import FamilySpace
-from cuda_l2.propose._llm import LlmProposer
-from cuda_l2.propose._prompt import Templates, fenced
-from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import query
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
@@ -92,26 +84,15 @@ def test_the_reference_that_is_shown_is_the_one_that_judges(name) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
     task, target = operation("group_norm:batch=2,groups=3,channels=4,height=5,width=6:float16"), TARGETS[name]
-    trials = []
-    for source, speedup in (("/* slower */", 0.5), ("/* faster */", 1.25)):
-        trials.append(measured(task, target.machine, source, speedup))
+    named = {"task": task, "machine": target.machine}
+    trials = [trial(source, speedup, **named) for source, speedup in (("/* slower */", 0.5), ("/* faster */", 1.25))]
     refused = Build("x", BuildStatus.FAILED, reason="error: no header norm.h")
     wrong = Verdict(VerdictStatus.INCORRECT, "other shapes", "out is off by 3 (rows=39)", passed=("seeds",))
     failures = [
         replace(trials[0], candidate=Candidate("a"), build=refused, verdict=None, timing=None, reward=-1.0),
         replace(trials[0], candidate=Candidate("b"), verdict=wrong, timing=None, reward=-0.5),
     ]
-    settings = ModelSettings(concurrency=1, repairs=0)
-    with serving([Say("no code")]) as server, Archive(tmp_path / "a.db") as archive, ExchangeLog(archive.path) as log:
-        client = Client(open_model(f"openai:stub@{server.address}", settings), log, settings)
-        sources = Sources(
-            lambda: [*trials, *failures],
-            references=lambda query: [fenced(f"found for: {query}", "cpp")],
-            profile=lambda trial: f"busy 61 % ({trial.speedup})",
-        )
-        proposer = LlmProposer(task, target, client, Templates(), sources, np.random.default_rng(0))
-        assert proposer.propose(1) == []
-    system, user = server.requests[0]["messages"]
+    system, user = asked(target, tmp_path, [*trials, *failures], task=task)
     assert "expert" in system["content"] and "two fp16" not in system["content"]
     text = user["content"]
     for part in (
@@ -143,13 +124,6 @@ def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
         assert part in text, part
     for of_products in ("void gemm(", "M x K", "fp16 gemm", "An example"):
         assert of_products not in text, of_products
-
-
-def measured(task, machine, source, speedup):
-    """A trial as the archive keeps one."""
-    from test_archive import trial  # noqa: PLC0415 - a helper of another test
-
-    return replace(trial(source, speedup), task=task, machine=machine)
 
 
 def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
