@@ -6,6 +6,8 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: sp
 import kept_baselines
 import scripted_times
 import torch
+from cuda_cheats import Cheat
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
+from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.machine import gpu_present
 from cuda_l2.machine.cpu.target import CpuTarget, usable_cores
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.propose._base import FamilySpace
-from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.records import Build, Candidate, Gemm, Trial
 from cuda_l2.rigs.cpu import CpuRig
 
 CHEATS = Path(__file__).with_name("cheats")
@@ -186,6 +191,31 @@ def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
 
     yield run
     for evaluator in evaluators.values():
+        evaluator.close()
+
+
+@pytest.fixture(scope="session")
+def build_of(own_folders: Path) -> Callable[[str], Build]:
+    """build_of(source): built for Hopper; no GPU is needed."""
+    target = replace(compile_only("sm_90a"), cores=2)
+    return cache(lambda source: build_all([Candidate(source)], target)[0])
+
+
+@pytest.fixture(scope="module")
+def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
+    """judge(cheat) -> Trial through the real path; one evaluator at a time, for the task last asked for."""
+    opened: list[Evaluator] = []
+
+    def run(cheat: Cheat) -> Trial:
+        task = tasks.parse(cheat.shape)
+        if not opened or opened[-1].task != task:
+            for evaluator in opened:
+                evaluator.close()
+            opened[:] = [Evaluator(task, gpu)]
+        return next(opened[-1].evaluate([Candidate(cheat.source)], full=cheat.full))
+
+    yield run
+    for evaluator in opened:
         evaluator.close()
 
 
