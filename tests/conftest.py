@@ -1,10 +1,12 @@
 """Shared pieces: a cache and a home of their own, this machine, and the whole path a candidate takes."""
 
 import datetime
+import importlib.util
 import json
 import math
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -22,7 +24,7 @@ import scripted_times
 import torch
 from cuda_cheats import Cheat
 
-from cuda_l2 import tasks
+from cuda_l2 import cli, tasks
 from cuda_l2.archive import Archive
 from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
@@ -194,6 +196,26 @@ def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
         evaluator.close()
 
 
+@pytest.fixture
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """typed(*arguments) of `cuda-l2`, in this process and an empty folder: exit status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["cuda-l2", *arguments])
+        status = 0
+        try:
+            with warnings.catch_warnings(action="ignore"):  # that arguments come from pytest's own process
+                cli.main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return status, *capsys.readouterr()
+
+    return command
+
+
 @pytest.fixture(scope="session")
 def build_of(own_folders: Path) -> Callable[[str], Build]:
     """build_of(source): built for Hopper; no GPU is needed."""
@@ -217,6 +239,15 @@ def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
     yield run
     for evaluator in opened:
         evaluator.close()
+
+
+def example(name: str) -> Any:
+    """A program of examples/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, drawing.ROOT / "examples" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def settled(evaluator: Evaluator) -> Evaluator:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import CHEATS, honest_source
 from llm_server import Say, serving
-from test_review import GEMM, Listed, faked, judged
+from test_review import GEMM, faked, judged
+from test_search import Listed
 
 from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.evaluator import Evaluator

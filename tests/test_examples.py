@@ -1,11 +1,11 @@
 """The examples of docs/contract.md do what it says of them."""
 
 import contextlib
-import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
+from conftest import example
 
 from cuda_l2 import contract
 from cuda_l2.build.cuda import build_all
@@ -44,12 +44,7 @@ def test_every_example_has_a_plan_and_is_named_in_the_specification() -> None:
 
 @pytest.fixture
 def tool():
-    """examples/compare_kernels.py."""
-    spec = importlib.util.spec_from_file_location("compare_kernels", EXAMPLES / "compare_kernels.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example("compare_kernels")
 
 
 def test_edited_kernels_differ_in_their_familys_source_alone(tool, tmp_path) -> None:

@@ -8,10 +8,10 @@ import made
 import pytest
 from conftest import CHEATS, honest_source
 from made import CORRECT, timing
+from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.propose._base import Proposer
 from cuda_l2.records import (
     Candidate,
     Gemm,
@@ -154,19 +154,6 @@ def faked(monkeypatch, evaluator, speedups) -> list[str]:
     monkeypatch.setattr(bench, "time", time)
     monkeypatch.setattr(bench, "redraw", redraw)
     return seeds
-
-
-class Listed(Proposer):
-    name = "listed"
-
-    def __init__(self, sources: list[str]) -> None:
-        self.sources = sources
-
-    def propose(self, count: int) -> list[Candidate]:
-        taken, self.sources = self.sources[:count], self.sources[count:]
-        return [Candidate(source) for source in taken]
-
-    def observe(self, trials) -> None: ...
 
 
 def test_a_timing_faked_to_be_unstable_is_rejected_and_tried_again_later(evaluator, archive, monkeypatch) -> None:

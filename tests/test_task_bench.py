@@ -2,12 +2,10 @@
 
 import csv
 import io
-import sys
 
 import pytest
 from made import CORRECT, timing
 
-from cuda_l2 import cli
 from cuda_l2.archive import Archive
 from cuda_l2.families._base import families_for
 from cuda_l2.machine.cpu.target import CpuTarget
@@ -120,14 +118,9 @@ def test_what_was_reported_is_not_searched_again_and_an_interrupt_ends_the_run(t
         (["--tasks", "nothing"], "no task"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
-def test_bad_options_are_one_clear_line(arguments, says, monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cuda-l2", "bench", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and says in error and len(error.splitlines()) == 1
+def test_bad_options_are_one_clear_line(arguments, says, typed) -> None:
+    status, _, error = typed("bench", *arguments)
+    assert status == 2 and says in error and len(error.splitlines()) == 1
 
 
 def test_a_task_that_the_machine_fails_at_does_not_end_the_run(tmp_path, target) -> None:

@@ -1,16 +1,13 @@
 """The stage general-rl: GRPO on tasks other than matrix products, on the CPU with a tiny model; killed, resumed."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_train_tasks import SMALL, TASKS
-from waiting import wait_until
+from waiting import CLI, kill_when
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
@@ -130,17 +127,13 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folde
         "--target": "cpu",
     }
     options |= {"--archive": tmp_path / "archive.db", "--prompts": folder / "prompts"}
-    base = [sys.executable, "-m", "cuda_l2.cli", "train", RELU, "--stage", "general-rl"]
-    base += [str(word) for pair in options.items() for word in pair]
+    arguments = ["train", RELU, "--stage", "general-rl", *(str(word) for pair in options.items() for word in pair)]
     for change in ("tuning.steps=4", "tuning.save_every=1", "sampling.prompt_tokens=2000"):
-        base += ["--set", change]
-    process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    wait_until((out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+        arguments += ["--set", change]
+    kill_when((out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists, [*CLI, *arguments])
     before = groups(out)
     assert before and not (out / "model").exists()
-    done = subprocess.run(base, capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run([*CLI, *arguments], capture_output=True, text=True)
     assert done.returncode == 0 and "goes on from checkpoint-" in done.stderr, done.stderr
     assert (out / "model").is_dir() and groups(out)[: len(before)] == before
     assert "measured" in {status for group in groups(out) for status in group["statuses"]}  # it writes right ones

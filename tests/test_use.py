@@ -1,11 +1,11 @@
 """docs/use.md: its layer is the example's and computes what torch's does; the cost of calls is reported where it counts."""
 
-import importlib.util
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import example
 from default_kernel import default_kernel
 from made import timing
 
@@ -15,14 +15,6 @@ from cuda_l2.report import tables
 from cuda_l2.search import Progress
 
 ROOT = Path(__file__).parents[1]
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
