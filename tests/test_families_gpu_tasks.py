@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import schedules
 import torch
 from cuda_on_cpu import Compiled
 
@@ -17,8 +18,9 @@ from cuda_l2.build.cuda_compiler import Compiler, compile_source, toolchain
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import Schedule, all_families, families_for, inlined
+from cuda_l2.families._base import Family, Schedule, all_families, families_for, inlined
 from cuda_l2.families._gpu_task import GpuTaskFamily
+from cuda_l2.families.sm80_gemm import FAMILY as SM80_GEMM
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
@@ -50,7 +52,7 @@ def random(family: GpuTaskFamily, task: Operation, target: CudaTarget, seed: int
 
 
 def default(family: GpuTaskFamily, task: Operation, target: CudaTarget) -> Candidate:
-    return family.render(Schedule(family, task, target, family.default(task, target)))
+    return family.render(schedules.default(family, task, target))
 
 
 def plan(candidate: Candidate, task: Operation, sms: int = HOPPER.sms) -> Plan:
@@ -96,34 +98,26 @@ def test_every_prefix_has_a_valid_value(family: GpuTaskFamily, name: str) -> Non
     for task in shown(name):
         for target in (HOPPER, compile_only("sm_80")):
             for _ in range(20):
-                values: list[int] = []
-                for choice in family.choices:
-                    valid = family.valid_values(task, target, values)
-                    assert valid and set(valid) <= set(choice.values), (choice.name, values)
-                    values.append(int(rng.choice(valid)))
+                schedules.drawn(family, task, target, rng)
 
 
 @pytest.mark.full
 def test_every_value_of_every_choice_is_valid_somewhere() -> None:
     rng = np.random.default_rng(2)
     for family in FAMILIES:
-        seen: dict[str, set[int]] = {choice.name: set() for choice in family.choices}
+        seen: dict[str, set[int]] = {}
         for name in family.table:
             for task in [*shown(name), *([shown(name, "float16")[1]] if "float16" in definition(name).dtypes else [])]:
                 for _ in range(60):
-                    values: list[int] = []
-                    for choice in family.choices:
-                        valid = family.valid_values(task, HOPPER, values)
-                        seen[choice.name].update(valid)
-                        values.append(int(rng.choice(valid)))
+                    schedules.drawn(family, task, HOPPER, rng, seen)
         assert {name: sorted(values) for name, values in seen.items()} == {
             choice.name: sorted(choice.values) for choice in family.choices
         }
 
 
-@pytest.mark.corpus(3)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
+@pytest.mark.corpus(4)
+@pytest.mark.parametrize("family", [*FAMILIES, SM80_GEMM], ids=lambda family: family.name)
+def test_the_source_compiles_alone(family: Family) -> None:
     compiled = compile_source(inlined(family.source), "sm_80", toolchain(Compiler.NVRTC), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.log
 

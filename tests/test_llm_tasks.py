@@ -12,20 +12,17 @@ from conftest import settled
 from llm_server import Say, serving
 from made import trial
 from test_llm_prompts import TARGETS, asked
-from test_llm_search import ONE, block, optimize, proposing, run
+from test_llm_search import ONE, block, optimize, proposing, require_driven, run
 
 from cuda_l2 import contract, tasks
 from cuda_l2.build.cuda import build_all
 from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import families_for
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose._references import query
 from cuda_l2.propose._task import describe_task
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
-from cuda_l2.search import search
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.words import tolerance_words
@@ -165,23 +162,7 @@ def test_the_example_of_the_gpus_contract_builds_and_has_a_plan() -> None:
 
 
 def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(evaluator, archive, slow_and_fast) -> None:
-    """This one answers with the next better kernel only when its prompt shows the last one with its code and score."""
-    space = FamilySpace(families_for(evaluator.task, evaluator.target)[0], evaluator.task, evaluator.target)
-    kernels = [SLOW, space.render(space.defaults()[0], "x").source]
-    slow_and_fast(*kernels)
-
-    def script(request, number):
-        prompt = request["messages"][-1]["content"]
-        shown = [source for source in kernels if source.strip() in prompt and "Score " in prompt]
-        return Say(block(kernels[min(len(shown), len(kernels) - 1)]))
-
-    progress, server, exchanges = run(evaluator, archive, script, 2)
-    slow, fast = progress.trials
-    assert [trial.status for trial in progress.trials] == ["measured", "measured"]
-    assert progress.best is fast and fast.candidate.proposer == "openai:stub"
-    assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
-    assert f"Score {slow.reward:.3f}" in server.prompts[1]
-    assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
+    require_driven(evaluator, archive, slow_and_fast, SLOW)
 
 
 def test_a_wrong_kernel_for_a_task_is_mended_in_the_same_conversation(evaluator, archive) -> None:
@@ -191,16 +172,6 @@ def test_a_wrong_kernel_for_a_task_is_mended_in_the_same_conversation(evaluator,
     for part in ("Status: incorrect", "Check that failed: ", "passed before: ", "large", "whole corrected file"):
         assert part in server.prompts[1], part
     assert exchanges[1].parent == exchanges[0].key
-
-
-def test_what_was_paid_for_is_judged_first_and_not_paid_again(evaluator, archive) -> None:
-    with serving([Say(block(ONE_THREAD))]) as server:
-        policy = f"openai:stub@{server.address}"
-        with proposing(policy, evaluator, archive) as proposer:
-            (paid,) = proposer.propose(1)  # and the search is killed
-        with proposing(policy, evaluator, archive) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=1)
-    assert progress.best.candidate.id == paid.id and len(server.requests) == 1
 
 
 def test_a_question_asked_before_is_answered_from_the_archive(evaluator, archive) -> None:
