@@ -23,7 +23,10 @@ from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
 from cuda_l2.records import Build, BuildStatus, Gemm, Layout, Trial
 
-SHAPES = ["1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn", "100x100x600:fp16"]  # fmt: skip
+SHAPES = (
+    *("1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn"),
+    "100x100x600:fp16",
+)
 OTHER_MACHINES = [
     CpuTarget("one core, 128 bits", 1, 128, (32 << 10, 1 << 20, 0)),
     CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import schedules
 import torch
-from cuda_on_cpu import Compiled
+from cuda_on_cpu import Compiled, bench_of
+from fake_gpu import fake_gpu  # noqa: F401 - a fixture
 
 from cuda_l2 import contract, tasks
 from cuda_l2.build.cuda import build_all
@@ -22,11 +24,12 @@ from cuda_l2.families._base import Family, Schedule, all_families, families_for,
 from cuda_l2.families._gpu_task import GpuTaskFamily
 from cuda_l2.families.sm80_gemm import FAMILY as SM80_GEMM
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStatus
 from cuda_l2.runs.task_bench import read_tasks
-from cuda_l2.tasks._base import LARGER, definition
+from cuda_l2.tasks._base import LARGER, SMALLER, definition
 from cuda_l2.tasks.cases import OwnCases
 from cuda_l2.tasks.sample import sample
 from cuda_l2.tasks.values import Distribution
@@ -218,22 +221,10 @@ def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -
             assert not limit.violation(found[output.name]), (distribution, output.name)
 
 
-ROWS = [
-    "relu",
-    "gelu_tanh",
-    "silu_gate",
-    "mish",
-    "softplus",
-    "hardswish",
-    "scale_shift_clamp",
-    "softmax",
-    "log_softmax",
-    "logsumexp",
-    "layer_norm",
-    "rms_norm",
-    "max_rows",
-    "hinge",
-]
+ROWS = (
+    *("relu", "gelu_tanh", "silu_gate", "mish", "softplus", "hardswish", "scale_shift_clamp", "softmax", "log_softmax"),
+    *("logsumexp", "layer_norm", "rms_norm", "max_rows", "hinge"),
+)
 NOT_FINITE = {
     **dict.fromkeys(ROWS, "rows=7,columns=40"),
     **dict.fromkeys(("argmin_columns", "mean_columns"), "rows=40,columns=8"),
@@ -258,6 +249,27 @@ def test_nan_and_infinities_are_treated_as_torch_does(name: str, sizes: str, tmp
     found = kernel.run(task, tensors, target.sms)
     for output, right in zip(task.outputs, known.bind(dict(task.sizes))(**tensors), strict=True):
         torch.testing.assert_close(found[output.name], right, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def small_ones(name: str) -> Iterator[Operation]:
+    """A task at sizes that loads of vectors divide and at the CPU's, in each of its types."""
+    known = definition(name)
+    for dtype in known.dtypes:
+        yield known.task(known.other_sizes(np.random.default_rng(1), SMALLER, multiple=32), dtype)
+        yield known.task(dtype=dtype)
+
+
+@pytest.mark.corpus(3)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_familys_default_passes_every_check_and_is_timed_on_a_stand_in(family, fake_gpu, tmp_path) -> None:  # noqa: F811
+    task = next(task for name in family.table for task in small_ones(name) if family.serves(task, HOPPER))
+    bench, candidate, build = bench_of(fake_gpu, default(family, task, HOPPER).source, task, tmp_path)
+    verdict = bench.verify(candidate, build)
+    assert verdict.status is VerdictStatus.CORRECT, (verdict.check, verdict.reason)
+    at_own_sizes = [name for name in verdict.passed if name != "other shapes"]  # which some kernels are compiled for
+    assert at_own_sizes == ["five seeds", "other values", "special values", "hygiene", "state", "concurrency"]
+    timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
+    assert timing.speedup, timing.reason
 
 
 GPU_MEASURED = (
