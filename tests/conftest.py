@@ -1,11 +1,15 @@
 """Shared pieces: a cache and a home of their own, this machine, and the whole path a candidate takes."""
 
 import datetime
+import importlib.util
 import json
 import math
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +22,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: sp
 import kept_baselines
 import scripted_times
 import torch
+from cuda_cheats import Cheat
 
-from cuda_l2 import tasks
+from cuda_l2 import cli, tasks
 from cuda_l2.archive import Archive
+from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.machine import gpu_present
 from cuda_l2.machine.cpu.target import CpuTarget, usable_cores
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.propose._base import FamilySpace
-from cuda_l2.records import Candidate, Gemm, Trial
+from cuda_l2.records import Build, Candidate, Gemm, Trial
 from cuda_l2.rigs.cpu import CpuRig
 
 CHEATS = Path(__file__).with_name("cheats")
+KEY = "sk-secret-of-the-tests-0123456789"
+"""The API key of every test: never the user's own."""
 MOST_WORKERS = 8
 OUTCOMES = ("passed", "failed", "error", "skipped")
 SAME_GPU = ("gpu", "driver", "nvrtc", "cublas")
@@ -117,6 +126,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_L2_CACHE", str(folder / "cache"))
         patch.setenv("CUDA_L2_HOME", str(folder / "home"))
+        patch.setenv("OPENAI_API_KEY", KEY)
         scripted_times.install(patch.setattr)
         kept_baselines.install(patch.setattr)
         yield folder
@@ -184,6 +194,60 @@ def judge(rig: CpuRig):  # type: ignore[no-untyped-def]
     yield run
     for evaluator in evaluators.values():
         evaluator.close()
+
+
+@pytest.fixture
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """typed(*arguments) of `cuda-l2`, in this process and an empty folder: exit status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["cuda-l2", *arguments])
+        status = 0
+        try:
+            with warnings.catch_warnings(action="ignore"):  # that arguments come from pytest's own process
+                cli.main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return status, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture(scope="session")
+def build_of(own_folders: Path) -> Callable[[str], Build]:
+    """build_of(source): built for Hopper; no GPU is needed."""
+    target = replace(compile_only("sm_90a"), cores=2)
+    return cache(lambda source: build_all([Candidate(source)], target)[0])
+
+
+@pytest.fixture(scope="module")
+def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
+    """judge(cheat) -> Trial through the real path; one evaluator at a time, for the task last asked for."""
+    opened: list[Evaluator] = []
+
+    def run(cheat: Cheat) -> Trial:
+        task = tasks.parse(cheat.shape)
+        if not opened or opened[-1].task != task:
+            for evaluator in opened:
+                evaluator.close()
+            opened[:] = [Evaluator(task, gpu)]
+        return next(opened[-1].evaluate([Candidate(cheat.source)], full=cheat.full))
+
+    yield run
+    for evaluator in opened:
+        evaluator.close()
+
+
+def example(name: str) -> Any:
+    """A program of examples/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, drawing.ROOT / "examples" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def settled(evaluator: Evaluator) -> Evaluator:

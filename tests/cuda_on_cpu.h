@@ -118,7 +118,8 @@ static inline float off(float exact, float share = 0x1p-22f) {
 }
 /* Within 2 units in the last place on a GPU (CUDA C++ Programming Guide, mathematical functions). */
 #define OFF(function) static inline float cuda_##function(float x) { return off(function(x), 0x1p-23f); }
-OFF(expf) OFF(erff) OFF(logf) OFF(log1pf)
+OFF(expf) OFF(logf) OFF(log1pf)
+static inline float cuda_erff(float x) { return isinf(x) ? erff(x) : off(erff(x), 0x1p-23f); } /* of infinity exactly 1 */
 #define expf(x) ((x) == 0 ? 1 : cuda_expf(x))
 #define erff cuda_erff
 #define logf(x) ((x) == 1 ? 0 : cuda_logf(x))

@@ -9,12 +9,14 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import Argument, Plan
-from cuda_l2.records import Operation
+from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Task
+from cuda_l2.rigs.cuda import CudaBench
 from cuda_l2.system import paths
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
@@ -82,6 +84,14 @@ class Compiled:
             .reshape(tensor.shape)
             for tensor in task.outputs
         }
+
+
+def bench_of(fake_gpu: Any, source: str, task: Task, folder: Path) -> tuple[CudaBench, Candidate, Build]:
+    """A source compiled for this CPU, and a bench that launches it on the stand-in of tests/fake_gpu.py."""
+    compiled, candidate, artifact = Compiled(source, folder), Candidate(source), folder / "cubin"
+    artifact.write_text("kernel")
+    rig = fake_gpu({"kernel": lambda addresses, plan: compiled.launch(plan, addresses)})
+    return CudaBench(rig, task, 1), candidate, Build(candidate.id, BuildStatus.BUILT, artifact=str(artifact))
 
 
 @cache

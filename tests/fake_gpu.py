@@ -36,31 +36,15 @@ from cuda_l2.verify._cuda import Facilities
 RMS_NORM = """/* cuda-l2
 target = "cuda"
 arch = "sm_80"
-
-[[buffer]]
-name = "x"
-shape = ["rows", "columns"]
-
-[[buffer]]
-name = "gain"
-shape = ["columns"]
-kind = "weight"
-
-[[buffer]]
-name = "out"
-shape = ["rows", "columns"]
-kind = "output"
-
-[[workspace]]
-name = "kept"
-bytes = "4 * rows * (columns + 1)"
-
-[[workspace]]
-name = "calls"
-bytes = 4
-kind = "persistent"
-fill = 7
-
+buffer = [
+  {name = "x", shape = ["rows", "columns"]},
+  {name = "gain", shape = ["columns"], kind = "weight"},
+  {name = "out", shape = ["rows", "columns"], kind = "output"},
+]
+workspace = [
+  {name = "kept", bytes = "4 * rows * (columns + 1)"},
+  {name = "calls", bytes = 4, kind = "persistent", fill = 7},
+]
 [[launch]]
 kernel = "rms_norm"
 grid = ["rows"]

@@ -1,7 +1,7 @@
 """Times by script in place of the clock's, for every timing on a CPU in this process.
 
-All launches are made and all outputs are checked as ever; only the seconds a sample took are the script's. So no test
-depends on how busy the machine is.
+All launches are made and all outputs are checked as ever; only the seconds a sample took are the script's, and limits of
+time are guards against hangs. So no test depends on how busy the machine is.
 """
 
 import hashlib
@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.machine.cpu import target
+from cuda_l2.build import cpu as cpu_build
+from cuda_l2.build import cuda_compiler
+from cuda_l2.machine.cpu import target, worker
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Candidate
 from cuda_l2.rigs.cpu import CpuBench
+from cuda_l2.verify import _cpu as cpu_session
 
 BASELINE_S = 3.0e-5
 """So short that a round has all the launches it may have."""
@@ -23,6 +26,12 @@ SLOWEST, FASTEST = 2.0, 1.2
 """Candidates' seconds lie between these shares of a baseline's, by their text: no jump, no two alike."""
 PEAK = Path(target.__file__).with_name("peak.c")
 REAL = {"sample": _CpuRounds.sample, "most": _CpuRounds.most}
+LIMITS = (
+    *((cpu_build, "TIMEOUT_S"), (cuda_compiler, "TIMEOUT_S"), (cpu_session, "LAUNCH_TIMEOUT_S")),
+    *((worker, "START_TIMEOUT_S"), (worker, "STOP_TIMEOUT_S")),
+)
+PATIENCE = 10.0
+"""These limits are this many times the usual ones: other work may take the cores."""
 FEW = 8
 """Launches of a sample, but for tests that ask for as many as lie side by side."""
 _timed = {"now": CANDIDATE}
@@ -59,6 +68,8 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
     def few(rounds: _CpuRounds) -> int:
         return min(REAL["most"].fget(rounds), FEW)
 
+    for module, name in LIMITS:
+        replace(module, name, PATIENCE * getattr(module, name))
     replace(_CpuRounds, "sample", sample)
     replace(_CpuRounds, "most", property(few))
     replace(target, "_ceilings", ceilings)

@@ -13,21 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made import trial
 from waiting import wait_until
 
 from cuda_l2.archive import Archive
 from cuda_l2.records import (
-    Arm,
     Build,
     BuildStatus,
     Candidate,
     Gemm,
-    Interval,
     Layout,
     Operation,
     Tensor,
-    Timing,
-    TimingStatus,
     Trial,
     Verdict,
     VerdictStatus,
@@ -35,18 +32,6 @@ from cuda_l2.records import (
 from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(64, 64, 64)
-
-
-def trial(source: str, speedup: float = 1.0, protocol: str = "search", machine: str = "m") -> Trial:
-    timing = Timing(
-        TimingStatus.MEASURED,
-        protocol,
-        candidate=Arm("candidate", Interval(1.0, 1.0, 1.0), 6, 6),
-        reference="torch",
-        speedup=Interval(speedup, speedup, speedup),
-    )
-    build = Build("c", BuildStatus.BUILT, artifact="k")
-    return Trial(GEMM, Candidate(source), machine, protocol, build, Verdict(VerdictStatus.CORRECT), timing, speedup)
 
 
 def test_trials_come_back_whole_and_in_order(archive) -> None:

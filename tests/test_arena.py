@@ -54,23 +54,11 @@ def test_a_launch_is_told_in_the_order_of_its_contract(arena) -> None:
     source = """/* cuda-l2
 target = "cpu"
 sizes = ["groups"]
-
-[[buffer]]
-name = "out"
-dtype = "float64"
-shape = ["pairs"]
-kind = "output"
-
-[[buffer]]
-name = "flags"
-dtype = "bool"
-shape = ["groups"]
-kind = "output"
-
-[[buffer]]
-name = "x"
-dtype = "bfloat16"
-shape = ["pairs", "wide"]
+buffer = [
+  {name = "out", dtype = "float64", shape = ["pairs"], kind = "output"},
+  {name = "flags", dtype = "bool", shape = ["groups"], kind = "output"},
+  {name = "x", dtype = "bfloat16", shape = ["pairs", "wide"]},
+]
 */"""
     arena.select(MIXED)
     memory = CandidateMemory(arena, contract.parse_cpu(source))

@@ -201,7 +201,7 @@ def test_a_sandboxed_command_cannot_make_a_folder_writable_again(kind: sandbox.K
         folder.mkdir()
     python = [sys.executable, "-I", "-c", REMOUNT, str(readable)]
     reads = [readable, Path(sys.prefix), Path(sys.base_prefix)]
-    done = sandbox.run(sandbox.wrap(python, work, using=kind, reads=reads), 20, cwd=work)
+    done = sandbox.run(sandbox.wrap(python, work, using=kind, reads=reads), 600, cwd=work)
     assert done.output == "Read-only file system\n" * 2, done
     assert not (readable / "escaped").exists()
 
@@ -212,7 +212,7 @@ def test_bubblewraps_command_has_a_session_without_the_users_terminal(tmp_path: 
         pytest.skip("bubblewrap does not work on this machine")
     script = [sys.executable, "-I", "-c", "import os; print(os.getsid(0) == os.getpgrp() != 0)"]
     reads = [Path(sys.prefix), Path(sys.base_prefix)]
-    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.BUBBLEWRAP, reads=reads), 20, cwd=tmp_path)
+    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.BUBBLEWRAP, reads=reads), 600, cwd=tmp_path)
     assert done.output == "True\n"
 
 
@@ -224,7 +224,7 @@ def test_a_sandbox_has_few_processes_and_the_machine_keeps_its_own_number(tmp_pa
     limit = Path("/proc/sys/kernel/pid_max")
     before = limit.read_text()
     script = ["/bin/sh", "-c", f"cat {limit}; (echo {sandbox.MOST_TASKS + 1} >{limit}) 2>/dev/null; cat {limit}"]
-    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.NAMESPACES, proc=True), 20, cwd=tmp_path)
+    done = sandbox.run(sandbox.wrap(script, tmp_path, using=sandbox.Kind.NAMESPACES, proc=True), 600, cwd=tmp_path)
     assert done.output.split() == [str(sandbox.MOST_TASKS)] * 2 and limit.read_text() == before
 
 

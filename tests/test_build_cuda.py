@@ -1,21 +1,22 @@
 """build/ for CUDA: what compiles for which architecture, what is refused and why, what hostile sources cost."""
 
-import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import command_line
 import pytest
+from cuda_cheats import all_cheats, read
 from linear import require_linear
+from waiting import wait_until
 
 from cuda_l2.build import cubin, cuda_compiler, cuda_rules
 from cuda_l2.build import cuda as cuda_build
@@ -23,10 +24,13 @@ from cuda_l2.build.cuda import build_all
 from cuda_l2.contract import kernel_id
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Build, BuildStatus, Candidate
-from cuda_l2.system import paths, sandbox
+from cuda_l2.system import paths, process_tree, sandbox
 from cuda_l2.system.errors import UserError
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+
+CORPUS = {cheat.name: cheat.source for cheat in all_cheats()}
+MMA, SHORT_MMA, WGMMA = (CORPUS[name] for name in ("honest_mma", "fp16_accumulation_mma", "honest_wgmma"))
 
 KERNEL = 'extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k)'
 SIMPLE = KERNEL + " { c[threadIdx.x] = a[threadIdx.x] * b[blockIdx.x]; }"
@@ -52,99 +56,6 @@ def statement(text: str) -> str:
     return source(KERNEL + " { " + text + " }")
 
 
-def mma(sums: str) -> str:
-    """One mma.sync m16n8k16 with sums in fp32 or fp16."""
-    if sums == "f32":
-        kind, registers, names, operands = "float d[4] = {}", "+f", "%0, %1, %2, %3", "%4, %5, %6, %7}, {%8, %9"
-    else:
-        kind, registers, names, operands = "unsigned d[2] = {}", "+r", "%0, %1", "%2, %3, %4, %5}, {%6, %7"
-    count = 4 if sums == "f32" else 2
-    outputs = ", ".join(f'"{registers}"(d[{i}])' for i in range(count))
-    return source(
-        KERNEL
-        + f""" {{
-          {kind};
-          const unsigned *u = (const unsigned *)a, *v = (const unsigned *)b;
-          asm volatile("mma.sync.aligned.m16n8k16.row.col.{sums}.f16.f16.{sums} {{{names}}}, {{{operands}}}, {{{names}}};"
-              : {outputs} : "r"(u[0]), "r"(u[1]), "r"(u[2]), "r"(u[3]), "r"(v[0]), "r"(v[1]));
-          c[threadIdx.x] = (half)(float)d[0];
-        }}"""
-    )
-
-
-WGMMA = """
-__device__ unsigned long long describe(const void *tile) {
-  const unsigned address = (unsigned)__cvta_generic_to_shared(tile);
-  return ((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-extern "C" __global__ void __launch_bounds__(128) gemm(const half *a, half *c) {
-  __shared__ alignas(1024) half tile[8192];
-  for (int i = threadIdx.x; i < 8192; i += 128) tile[i] = a[i];
-  asm volatile("fence.proxy.async;");
-  __syncthreads();
-  float d[4] = {};
-  asm volatile("wgmma.fence.sync.aligned;");
-  for (int i = 0; i < 4; i++) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(describe(tile)), "l"(describe(tile + 4096)));
-    BETWEEN
-  }
-  asm volatile("wgmma.commit_group.sync.aligned;");
-  asm volatile("wgmma.wait_group.sync.aligned 0;");
-  c[threadIdx.x] = (half)(d[0] + d[1] + d[2] + d[3]);
-}"""
-
-CUTE = """
-#include <cuda.h>
-#include <cute/tensor.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
-#include <cute/atom/mma_traits_sm90_gmma.hpp>
-#include <cutlass/arch/barrier.h>
-using namespace cute;
-using Barrier = cutlass::arch::ClusterTransactionBarrier;
-
-extern "C" __global__ void __launch_bounds__(128)
-gemm(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, half *c, int n, int k) {
-  auto layout = tile_to_shape(GMMA::Layout_K_SW128_Atom<half_t>{}, Shape<_64, _64>{});
-  __shared__ alignas(1024) half_t shared_a[64 * 64], shared_b[64 * 64];
-  __shared__ alignas(8) uint64_t full;
-  auto mma = make_tiled_mma(SM90_64x64x16_F32F16F16_SS<GMMA::Major::K, GMMA::Major::K>{});
-  auto mine = mma.get_thread_slice(threadIdx.x);
-  Tensor a = mine.make_fragment_A(mine.partition_A(make_tensor(make_smem_ptr(shared_a), layout)));
-  Tensor b = mine.make_fragment_B(mine.partition_B(make_tensor(make_smem_ptr(shared_b), layout)));
-  Tensor whole = make_tensor(make_gmem_ptr((half_t *)c), make_shape(64, n), make_stride(n, _1{}));
-  Tensor mine_c = mine.partition_C(local_tile(whole, Shape<_64, _64>{}, make_coord(0, blockIdx.x)));
-  Tensor sum = mine.make_fragment_C(mine_c);
-  clear(sum);
-  if (threadIdx.x == 0) {
-    Barrier::init(&full, 1);
-    cutlass::arch::fence_barrier_init();
-  }
-  __syncthreads();
-  for (int at = 0, phase = 0; at < k; at += 64, phase ^= 1) {
-    if (threadIdx.x == 0) {
-      const auto hint = uint64_t(TMA::CacheHintSm90::EVICT_NORMAL);
-      Barrier::arrive_and_expect_tx(&full, 2 * sizeof(shared_a));
-      SM90_TMA_LOAD_2D::copy(&map_a, &full, hint, shared_a, at, 0);
-      SM90_TMA_LOAD_2D::copy(&map_b, &full, hint, shared_b, at, blockIdx.x * 64);
-    }
-    Barrier::wait(&full, phase);
-    warpgroup_fence_operand(sum);
-    warpgroup_arrive();
-    gemm(mma, a, b, sum);
-    warpgroup_commit_batch();
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(sum);
-    __syncthreads();
-  }
-  for (int i = 0; i < size(sum); i++) mine_c(i) = half_t(sum(i));
-}"""
-MAPS = "".join(
-    f'[[tensor_map]]\nname = "map_{name}"\ntensor = "{name}"\ndims = ["k", "{rows}"]\nstrides = ["2 * k"]\n'
-    f'box = [64, 64]\nswizzle = "128B"\n'
-    for name, rows in (("a", "m"), ("b", "n"))
-)
-
 # a template whose instantiations double with every step: endless, and ever more memory
 BOMB = """
 template <int N, class T> struct Bomb {
@@ -164,34 +75,28 @@ def no_servers_left() -> Iterator[None]:
 @pytest.mark.corpus(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 def test_tensor_core_kernels_compile_for_every_architecture(arch: str) -> None:
-    exact, short = build_all([Candidate(mma("f32")), Candidate(mma("f16"))], target(arch))
+    exact, short = build_all([Candidate(MMA), Candidate(SHORT_MMA)], target(arch))
     for result, opcode in ((exact, "HMMA.16816.F32"), (short, "HMMA.16816.F16")):
         assert result.status is BuildStatus.BUILT, result.reason + result.log
         (kernel,) = result.kernels
         assert kernel.name == "gemm" and kernel.tensor_instructions == (opcode,)
-        assert kernel.parameter_bytes == 36 and kernel.instructions > 10 and kernel.registers >= 8
+        assert kernel.parameter_bytes == 32 and kernel.instructions > 10 and kernel.registers >= 8
         assert kernel.spill_bytes == 0 and result.warnings == ()
         assert Path(result.artifact).read_bytes().startswith(b"\x7fELF")
 
 
 def test_a_wgmma_kernel_compiles_for_hopper() -> None:
-    result = build(source(WGMMA.replace("BETWEEN", ""), "sm_90a", "a c"))
+    result = build(WGMMA)
     assert result.status is BuildStatus.BUILT, result.reason
     assert result.kernels[0].tensor_instructions == ("HGMMA.64x8x16.F32",)
-    assert result.kernels[0].shared_bytes == 16384
+    assert result.kernels[0].shared_bytes == 2304
 
 
 def test_wgmma_that_the_assembler_serialises_is_a_failure() -> None:
-    result = build(source(WGMMA.replace("BETWEEN", "d[0] += 1.0f;"), "sm_90a", "a c"))
+    (multiply,) = re.findall(r'asm volatile\("{ .reg.*?;\n', WGMMA, re.S)
+    result = build(WGMMA.replace(multiply, f"for (int i = 0; i < 4; i++) {{ {multiply} d[0] += 1.0f; }}"))
     assert result.status is BuildStatus.FAILED
     assert "C75" in result.reason and any("serialized" in warning for warning in result.warnings)
-
-
-def test_a_cute_kernel_with_tensor_maps_compiles() -> None:
-    """CuTe leaves thousands of variables that no code names: not state."""
-    result = build(source(CUTE, "sm_90a", "map_a map_b c n k", MAPS))
-    assert result.status is BuildStatus.BUILT, result.reason
-    assert result.kernels[0].tensor_instructions == ("HGMMA.64x64x16.F32",)
 
 
 def checked(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -429,39 +334,11 @@ def test_a_forged_report_of_the_assembler_is_not_believed() -> None:
 
 
 def test_a_kernel_for_another_task_compiles_with_its_own_buffers() -> None:
-    head = """/* cuda-l2
-target = "cuda"
-arch = "sm_80"
-
-[[buffer]]
-name = "x"
-shape = ["rows", "columns"]
-
-[[buffer]]
-name = "out"
-shape = ["rows"]
-kind = "output"
-
-[[launch]]
-kernel = "sums"
-grid = ["rows"]
-block = [32]
-args = ["x", "out", "columns"]
-*/
-"""
-    kernel = """extern "C" __global__ void sums(const float *x, float *out, int columns) {
-  float sum = 0;
-  for (int i = threadIdx.x; i < columns; i += 32) sum += x[(long long)blockIdx.x * columns + i];
-  for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-  if (!threadIdx.x) out[blockIdx.x] = sum;
-}
-"""
-    good, bad = build_all(
-        [Candidate(head + kernel), Candidate(head + kernel.replace("int columns)", "long long columns)"))],
-        target("sm_80"),
-    )
+    text = read(Path(__file__).with_name("cuda_task_cheats") / "honest_rms_norm.cu").source
+    wider = text.replace("int columns)", "long long columns)")
+    good, bad = build_all([Candidate(text), Candidate(wider)], target("sm_80"))
     assert good.status is BuildStatus.BUILT, good.reason
-    assert bad.status is BuildStatus.REFUSED and "sums" in bad.reason
+    assert wider != text and bad.status is BuildStatus.REFUSED and "rms_norm" in bad.reason
 
 
 def test_the_sandbox_keeps_files_from_a_source_that_no_rule_read(tmp_path: Path) -> None:
@@ -503,27 +380,15 @@ def test_a_source_out_of_memory_costs_only_itself(own_cache, monkeypatch: pytest
     assert fine.status is BuildStatus.BUILT, fine.reason
 
 
-def descendants(pid: int) -> list[int]:
-    """Processes below one, parents first."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += parents.get(each, [])
-    return found[1:]
-
-
 def test_a_compiler_that_crashes_costs_only_its_source(own_cache) -> None:
     assert build(source(SIMPLE + "// before a crash")).status is BuildStatus.BUILT
     (server,) = cuda_compiler._idle[-1:]
-    idle = descendants(server._process.pid)
+    process = server._process.pid
+    idle = process_tree.processes(process)
 
     def crash() -> None:
-        while not (working := [pid for pid in descendants(server._process.pid) if pid not in idle]):
-            time.sleep(0.01)
+        working: list[int] = []
+        wait_until(lambda: working.extend(set(process_tree.processes(process)) - set(idle)) or working)
         os.kill(working[0], signal.SIGSEGV)
 
     threading.Thread(target=crash, daemon=True).start()
@@ -621,18 +486,15 @@ def test_a_killed_build_leaves_nothing_half_written(tmp_path: Path) -> None:
         "build_all([Candidate(source(f'{SIMPLE} // {i}')) for i in range(200)], target('sm_90a'))"
     )
     environment = {**os.environ, "CUDA_L2_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         server = int(process.stdout.readline())
-        while len(list((tmp_path / "builds").iterdir())) < ENTRIES:
-            time.sleep(0.01)
+        wait_until(lambda: len(list((tmp_path / "builds").iterdir())) >= ENTRIES, process)
         process.send_signal(signal.SIGKILL)
     entries = list((tmp_path / "builds").iterdir())
     assert len(entries) >= ENTRIES and all((entry / "build.json").exists() for entry in entries)
-    while Path(f"/proc/{server}").exists():  # a server that outlives the process that started it hangs this test
-        time.sleep(0.01)
+    wait_until(lambda: not Path(f"/proc/{server}").exists())  # a server that outlives its process hangs this test
     left = list((tmp_path / "servers").iterdir())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_L2_CACHE", str(tmp_path))

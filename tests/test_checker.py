@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import CHEATS, honest_source
 from llm_server import Say, serving
-from test_review import GEMM, Listed, faked, judged
+from test_review import GEMM, faked, judged
+from test_search import Listed
 
 from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.evaluator import Evaluator
@@ -25,11 +26,6 @@ from cuda_l2.system.errors import UserError
 
 ONE = ModelSettings(retries=0)
 CHEAT, HONEST = Say("Row 7 is skipped.\n\nVERDICT: cheat"), Say("It multiplies.\nVERDICT: honest")
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-checker-0123456789")
 
 
 @pytest.fixture

@@ -18,25 +18,8 @@ from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import UserError
 
 COMMANDS = (
-    "optimize",
-    "show",
-    "check",
-    "profile",
-    "doctor",
-    "bench",
-    "prove",
-    "record",
-    "replay",
-    "select",
-    "choices",
-    "throughput",
-    "index",
-    "prompts",
-    "exchanges",
-    "corpus",
-    "collect",
-    "train",
-    "tasks",
+    *("optimize", "show", "check", "profile", "doctor", "bench", "prove", "record", "replay", "select", "choices"),
+    *("throughput", "index", "prompts", "exchanges", "corpus", "collect", "train", "tasks"),
 )
 
 
@@ -165,20 +148,8 @@ def test_a_cache_on_a_mount_with_noexec_is_one_clear_line(tmp_path, monkeypatch)
 
 def test_optimize_and_show_as_json_and_tables(tmp_path) -> None:
     archive = str(tmp_path / "archive.db")
-    done = run(
-        "optimize",
-        "64x48x80",
-        "33x7x9:tn",
-        "--trials",
-        "3",
-        "--budget",
-        "1h",
-        "--protocol",
-        "offline",
-        "--archive",
-        archive,
-        "--json",
-    )
+    shapes, options = ("64x48x80", "33x7x9:tn"), ("--trials", "3", "--budget", "1h", "--protocol", "offline")
+    done = run("optimize", *shapes, *options, "--archive", archive, "--json")
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["gemm"] for result in results] == ["64x48x80", "33x7x9:tn"]

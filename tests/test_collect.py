@@ -1,17 +1,14 @@
 """Collecting: who is asked how often, what is kept, resumed after a kill, several models, rounds, errors."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from conftest import CHEATS, honest_source
+from conftest import CHEATS, KEY, honest_source
 from llm_server import Say, serving
-from waiting import wait_until
+from waiting import CLI, kill_when
 
 from cuda_l2.archive import Archive
 from cuda_l2.commands import collect as command
@@ -29,11 +26,6 @@ from cuda_l2.system.errors import UserError
 GEMM = Gemm.parse("32x24x40")
 TASK_CHEATS = Path(__file__).with_name("task_cheats")
 ONE = ModelSettings(concurrency=1, retries=0, repairs=0, reference_tokens=0)
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-collect-secret-0123456789")
 
 
 def block(source: str) -> str:
@@ -94,7 +86,7 @@ def test_enough_is_kept_with_how_it_was_asked_and_timed(tmp_path, capsys) -> Non
         assert row["code"].strip() in row["messages"][2]["content"] and "M = 32, N = 24" in row["instruction"]
         assert "Score " not in row["context"]  # no exemplars
     text = (tmp_path / "data" / TRIES).read_text() + capsys.readouterr().out
-    assert "sk-collect" not in text and str(tmp_path) not in json.dumps(rows)
+    assert KEY not in text and str(tmp_path) not in json.dumps(rows)
 
 
 def test_a_failing_kernel_that_was_mended_is_kept_with_its_turns(tmp_path) -> None:
@@ -220,15 +212,12 @@ def test_a_killed_run_goes_on_and_pays_for_nothing_twice(tmp_path) -> None:
     arguments += ["--repairs", "0", "--reference-tokens", "0", "--tries", "12"]
     with serving(script) as server:
         policy = f"openai:stub@{server.address}"
-        base = [sys.executable, "-m", "cuda_l2.cli", "collect", str(GEMM), "--policy", policy, *arguments]
-        process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        wait_until(lambda: (out / TRIES).exists() and len(lines(out)) >= 3, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        base = [*CLI, "collect", str(GEMM), "--policy", policy, *arguments]
+        kill_when(lambda: (out / TRIES).exists() and len(lines(out)) >= 3, base)
         killed.set()
         before = lines(out)
         assert 3 <= len(before) < 12
-        done = subprocess.run(base, capture_output=True, text=True, env={**os.environ})
+        done = subprocess.run(base, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         after = lines(out)
         assert after[: len(before)] == before and len(after) == 12

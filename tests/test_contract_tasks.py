@@ -15,27 +15,13 @@ from cuda_l2.records import Gemm, Operation, Tensor
 MEAN_SQUARE = """/* cuda-l2
 target = "cuda"
 arch = "sm_80"
-
-[[buffer]]
-name = "x"
-shape = ["rows", "columns"]
-
-[[buffer]]
-name = "gain"
-shape = ["columns"]
-kind = "weight"
-
-[[buffer]]
-name = "out"
-shape = ["rows", "columns"]
-kind = "output"
-
-[names]
-parts = "cdiv(columns, 1024)"
-
-[[workspace]]
-name = "sums"
-bytes = "4 * rows * parts"
+names = {parts = "cdiv(columns, 1024)"}
+workspace = [{name = "sums", bytes = "4 * rows * parts"}]
+buffer = [
+  {name = "x", shape = ["rows", "columns"]},
+  {name = "gain", shape = ["columns"], kind = "weight"},
+  {name = "out", shape = ["rows", "columns"], kind = "output"},
+]
 
 [[launch]]
 kernel = "sum_squares"
@@ -57,25 +43,12 @@ entry = "group_norm"
 threads = 2
 workspace = "8 * batch * groups"
 sizes = ["groups"]
-
-[[buffer]]
-name = "x"
-shape = ["batch", "groups * (all / groups)", "height", "width"]
-
-[[buffer]]
-name = "gain"
-shape = ["all"]
-kind = "weight"
-
-[[buffer]]
-name = "shift"
-shape = ["all"]
-kind = "weight"
-
-[[buffer]]
-name = "out"
-shape = ["batch", "all", "height", "width"]
-kind = "output"
+buffer = [
+  {name = "x", shape = ["batch", "groups * (all / groups)", "height", "width"]},
+  {name = "gain", shape = ["all"], kind = "weight"},
+  {name = "shift", shape = ["all"], kind = "weight"},
+  {name = "out", shape = ["batch", "all", "height", "width"], kind = "output"},
+]
 */"""
 
 
@@ -117,27 +90,10 @@ def test_a_matrix_product_is_the_special_case(shape) -> None:
 
 
 def test_a_product_written_with_buffers_reads_as_one_without() -> None:
-    buffers = """
-[[buffer]]
-name = "a"
-dtype = "float16"
-shape = ["m", "k"]
-
-[[buffer]]
-name = "b"
-dtype = "float16"
-shape = ["k", "n"]
-
-[[buffer]]
-name = "c"
-dtype = "float16"
-shape = ["m", "n"]
-kind = "output"
-
-[[launch]]"""
-    declared = parse(WHOLE.replace("[[launch]]", buffers, 1))
-    assert declared == parse_cuda(WHOLE.replace("[[launch]]", buffers, 1))
-    assert isinstance(declared, CudaContract) and declared.interface == GEMM
+    shapes = {"a": '["m", "k"]', "b": '["k", "n"]', "c": '["m", "n"]\nkind = "output"'}
+    buffers = (f'[[buffer]]\nname = "{name}"\ndtype = "float16"\nshape = {shape}\n' for name, shape in shapes.items())
+    declared = parse_cuda(WHOLE.replace("[[launch]]", "".join(buffers) + "[[launch]]", 1))
+    assert declared.interface == GEMM
     assert declared.plan(Gemm(256, 128, 512), 132) == parse_cuda(WHOLE).plan(Gemm(256, 128, 512), 132)
 
 
@@ -165,12 +121,12 @@ def test_single_numbers_and_numbered_dimensions() -> None:
         ('shape = ["columns"]', "shape = [1.5]", "whole number"),
         ('shape = ["columns"]', "shape = [true]", "whole number"),
         ('shape = ["columns"]', 'shape = ["columns +"]', "cannot read"),
-        ('shape = ["columns"]', "", "shape"),
-        ('shape = ["columns"]', 'shape = ["columns"]\ndtype = "half"', "half"),
-        ('shape = ["columns"]', 'shape = ["columns"]\nstride = 4', "unknown fields: stride"),
+        (', shape = ["columns"]', "", "shape"),
+        ('shape = ["columns"]', 'shape = ["columns"], dtype = "half"', "half"),
+        ('shape = ["columns"]', 'shape = ["columns"], stride = 4', "unknown fields: stride"),
         ('kind = "weight"', 'kind = "state"', "state"),
         ('kind = "output"', 'kind = "input"', "output"),
-        ("[[buffer]]", "[[buffers]]", "'x'"),
+        ("buffer = ", "buffers = ", "'x'"),
         ('arch = "sm_80"', 'arch = "sm_80"\nsizes = "rows"', "list of names"),
         ('arch = "sm_80"', 'arch = "sm_80"\nsizes = [4]', "identifier"),
         ('args = ["x", "sums", "columns"]', 'args = ["y", "sums", "columns"]', "'y'"),
@@ -196,7 +152,7 @@ def test_sizes_of_its_own_need_buffers() -> None:
     [
         ('"gain"', '"factor"', "no tensor factor"),
         ('kind = "weight"', 'kind = "input"', "weight gain"),
-        ('shape = ["columns"]', 'shape = ["columns"]\ndtype = "float16"', "float16"),
+        ('shape = ["columns"]', 'shape = ["columns"], dtype = "float16"', "float16"),
         ('shape = ["columns"]', 'shape = ["rows"]', "rows is 48, but 3000"),
         ('shape = ["columns"]', 'shape = ["columns", 1]', "rank 2"),
         ('shape = ["columns"]', 'shape = ["columns + 1"]', r"\[3001\]"),

@@ -10,20 +10,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from cuda_l2.machine.cuda import cupti
+from cuda_l2.measure import cuda_torch, tuning
+from cuda_l2.measure import libraries as libraries_module
+from cuda_l2.measure import tuned as stored
 from cuda_l2.measure.baselines._base import library_baselines, named
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import FRESH_S, Drift, GpuSample, GpuState
+from cuda_l2.measure.launches import graphs, on, repeated, wait
 from cuda_l2.measure.sampler import Sampler, Samples
 from cuda_l2.measure.selection import Effort, select
 from cuda_l2.records import Accumulate, Conditions, Gemm, Layout
 from cuda_l2.runs import choice_audit
-
-libraries_module = pytest.importorskip("cuda_l2.measure.libraries", reason="needs cuda-bindings")
-stored = pytest.importorskip("cuda_l2.measure.tuned", reason="needs cuda-bindings")
-tuning = pytest.importorskip("cuda_l2.measure.tuning", reason="needs cuda-bindings")
 
 LAG_CYCLES = 50_000_000
 """Some 30 ms of a GPU's clock: longer than the host takes to enqueue anything."""
@@ -303,13 +304,9 @@ def test_the_helper_builds_without_cupti_headers() -> None:
 
 def test_compiled_code_writes_where_it_is_told() -> None:
     """On the CPU where there is no GPU: the same way through Inductor."""
-    import torch  # noqa: PLC0415
-
-    from cuda_l2.measure.cuda_torch import InPlace  # noqa: PLC0415
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a, b, c = (torch.randn(shape, device=device).half() for shape in ((32, 48), (48, 64), (32, 64)))
-    product = InPlace(Gemm(32, 64, 48))
+    product = cuda_torch.InPlace(Gemm(32, 64, 48))
     for _ in range(3):
         a.normal_()
         c.fill_(float("nan"))
@@ -323,12 +320,8 @@ def test_compiled_code_writes_where_it_is_told() -> None:
     assert torch.equal(other, kept)
 
 
-def test_a_handle_of_the_default_stream_is_taken_for_one(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_handle_of_the_default_stream_is_taken_for_one(monkeypatch) -> None:
     """ExternalStream takes 0 for none given, and launches on another stream run beside what fills their operands."""
-    import torch  # noqa: PLC0415
-
-    from cuda_l2.measure import cuda_torch  # noqa: PLC0415
-
     monkeypatch.setattr(torch.cuda, "ExternalStream", None)
     monkeypatch.setattr(torch.cuda, "get_stream_from_external", lambda handle: f"of {handle}")
     stream_of = cuda_torch._external.__wrapped__  # without what is kept
@@ -339,7 +332,7 @@ def test_a_handle_of_the_default_stream_is_taken_for_one(monkeypatch) -> None:  
 
 
 @pytest.fixture
-def nvidia(gpu):  # type: ignore[no-untyped-def]
+def nvidia(gpu):
     return gpu.libraries
 
 
@@ -371,9 +364,7 @@ class Product:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", ["64x64x64", "45x40x72:tn", "256x384x2048:fp16", "128x256x4096:tn:fp16"])
-def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -> None:  # type: ignore[no-untyped-def]
-    from cuda_l2.measure.launches import graphs, on, repeated, wait  # noqa: PLC0415
-
+def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -> None:
     gemm = Gemm.parse(shape)
     product = Product(gemm)
     nvidia.tune(gemm, product.buffers)
@@ -396,12 +387,8 @@ def test_every_arm_computes_the_product_plain_and_replayed(nvidia, shape: str) -
 
 
 @pytest.mark.gpu
-def test_every_arm_on_the_default_stream_waits_for_what_fills_its_operands(nvidia) -> None:  # type: ignore[no-untyped-def]
+def test_every_arm_on_the_default_stream_waits_for_what_fills_its_operands(nvidia) -> None:
     """As references are computed: operands are drawn on that stream, and it may lag far behind the host."""
-    import torch  # noqa: PLC0415
-
-    from cuda_l2.measure.launches import on  # noqa: PLC0415
-
     gemm = Gemm(64, 64, 64)
     product = Product(gemm)
     nvidia.tune(gemm, product.buffers)
@@ -423,7 +410,7 @@ def test_every_arm_on_the_default_stream_waits_for_what_fills_its_operands(nvidi
 
 
 @pytest.mark.gpu
-def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # type: ignore[no-untyped-def]
+def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:
     gemm = Gemm(256, 256, 2048)
     product = Product(gemm)
     tuned = nvidia.tune(gemm, product.buffers)
@@ -438,7 +425,7 @@ def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:  # t
 
 
 @pytest.mark.gpu
-def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:  # type: ignore[no-untyped-def]
+def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:
     gemm = Gemm(256, 256, 512)
     del nvidia  # there is a GPU
     with libraries_module.Libraries(stored.PAPER_TUNING, keeps=False) as libraries:
@@ -451,9 +438,7 @@ def test_the_papers_rounds_choose_the_least_median(nvidia) -> None:  # type: ign
 
 
 @pytest.mark.gpu
-def test_traced_kernels_have_names_and_times(nvidia) -> None:  # type: ignore[no-untyped-def]
-    from cuda_l2.measure.launches import on, wait  # noqa: PLC0415
-
+def test_traced_kernels_have_names_and_times(nvidia) -> None:
     gemm = Gemm(512, 512, 512)
     product = Product(gemm)
     cublas_nn = named("cuBLAS NN")
@@ -493,7 +478,7 @@ def test_a_reading_of_the_gpus_state_serves_for_a_moment(monkeypatch) -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpus_state_is_plausible(nvidia) -> None:  # type: ignore[no-untyped-def]
+def test_the_gpus_state_is_plausible(nvidia) -> None:
     with GpuState() as state:
         now = state.sample()
     assert now.sm_mhz > 0

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda.bindings import driver
 
+from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine import messages
+from cuda_l2.machine.cuda.driver import DriverError
+from cuda_l2.measure.baselines._base import library_baselines
+from cuda_l2.measure.libraries import IDLE_SIZES
+from cuda_l2.records import Candidate, Gemm
 from cuda_l2.system.errors import MachineError
 
-driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 CORPUS = Path(__file__).with_name("cuda_cheats")
 
 
@@ -30,8 +35,6 @@ CORPUS = Path(__file__).with_name("cuda_cheats")
     ],
 )
 def test_a_driver_error_says_whose_it_is(call: str, status: str, of_machine: bool) -> None:
-    from cuda_l2.machine.cuda.driver import DriverError  # noqa: PLC0415 - skipped without cuda-bindings
-
     assert DriverError(call, driver.CUresult[status]).of_machine is of_machine
 
 
@@ -57,9 +60,6 @@ def require_measured(trial: Any) -> None:
 @pytest.mark.gpu
 def test_a_worker_that_is_killed_costs_no_candidate(gpu: Any) -> None:
     """As by the kernel where the host has no memory left: the candidate is judged in another one."""
-    from cuda_l2.evaluator import Evaluator  # noqa: PLC0415 - needs a GPU
-    from cuda_l2.records import Candidate, Gemm  # noqa: PLC0415
-
     with Evaluator(Gemm(256, 256, 256), gpu) as evaluator:
         candidate = Candidate((CORPUS / "honest_fma.cu").read_text())
         (build,) = evaluator.build([candidate])
@@ -70,9 +70,6 @@ def test_a_worker_that_is_killed_costs_no_candidate(gpu: Any) -> None:
 
 @pytest.mark.gpu
 def test_memory_that_cannot_be_had_is_no_verdict(gpu: Any) -> None:
-    from cuda_l2.evaluator import Evaluator  # noqa: PLC0415 - needs a GPU
-    from cuda_l2.records import Candidate, Gemm  # noqa: PLC0415
-
     with Evaluator(Gemm(64, 64, 64), gpu) as evaluator:
         candidate = Candidate((CORPUS / "honest_fma.cu").read_text())
         (build,) = evaluator.build([candidate])
@@ -86,10 +83,6 @@ def test_memory_that_cannot_be_had_is_no_verdict(gpu: Any) -> None:
 
 @pytest.mark.gpu
 def test_what_is_made_for_a_size_is_forgotten_once_enough_others_came(gpu: Any) -> None:
-    from cuda_l2.measure.baselines._base import library_baselines  # noqa: PLC0415
-    from cuda_l2.measure.libraries import IDLE_SIZES  # noqa: PLC0415 - needs a GPU
-    from cuda_l2.records import Gemm  # noqa: PLC0415
-
     libraries, sizes = gpu.libraries, [Gemm(8, 8, 8 * i) for i in range(1, IDLE_SIZES + 3)]
     with contextlib.ExitStack() as held:
         for gemm in sizes:

@@ -205,9 +205,9 @@ def test_a_kernel_that_begins_early_is_launched_behind_a_slow_producer(judged: A
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (RMS_NORM.replace('name = "x"\nshape', 'name = "x"\ndtype = "float16"\nshape'), "float16"),
+        (RMS_NORM.replace('name = "x"', 'name = "x", dtype = "float16"'), "float16"),
         (RMS_NORM.replace('"4 * rows * (columns + 1)"', "1000000000000"), "of workspace for rms_norm"),
-        (RMS_NORM.replace('"columns"]\nkind = "weight"', '12]\nkind = "weight"'), ""),
+        (RMS_NORM.replace('"columns"], kind = "weight"', '12], kind = "weight"'), ""),
     ],
 )
 def test_contracts_that_do_not_fit_are_told_so(judged: Any, source: str, reason: str) -> None:

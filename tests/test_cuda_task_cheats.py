@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cuda_cheats import ACCEPTED, Cheat, all_cheats
-from cuda_on_cpu import Compiled
+from cuda_on_cpu import bench_of
 from drawing import cases
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
@@ -79,15 +79,9 @@ def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
 ) -> None:
     """With this machine's memory in place of a device's, and the source compiled for this CPU."""
     from cuda_l2.measure.protocols import CUDA_PROTOCOLS  # noqa: PLC0415 - skipped without cuda-bindings
-    from cuda_l2.rigs.cuda import CudaBench  # noqa: PLC0415
 
     task = tasks.parse(re.sub("rows=.*", "rows=6,columns=1000", cheat.shape))
-    rig = fake_gpu({"kernel": lambda addresses, plan: compiled.launch(plan, addresses)})
-    compiled = Compiled(cheat.source, tmp_path)
-    (tmp_path / "cubin").write_text("kernel")
-    candidate = Candidate(cheat.source)
-    build = Build(candidate.id, BuildStatus.BUILT, artifact=str(tmp_path / "cubin"))
-    bench = CudaBench(rig, task, 1)
+    bench, candidate, build = bench_of(fake_gpu, cheat.source, task, tmp_path)
     verdict = bench.verify(candidate, build)
     status, reason = str(verdict.status), verdict.reason
     if verdict.status is VerdictStatus.CORRECT:

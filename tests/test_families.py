@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import settled
+from schedules import default, drawn
 
 from cuda_l2 import contract
 from cuda_l2.build.cpu import build
@@ -22,17 +23,10 @@ from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.propose.random import RandomProposer
 from cuda_l2.records import Build, BuildStatus, Gemm, Layout, Trial
 
-SHAPES = [
-    "1x1x1",
-    "1x1x1:tn",
-    "7x5x3",
-    "3x1x129:tn",
-    "64x48x80",
-    "33x65x257:tn",
-    "1x200x300",
-    "130x2x70:tn",
+SHAPES = (
+    *("1x1x1", "1x1x1:tn", "7x5x3", "3x1x129:tn", "64x48x80", "33x65x257:tn", "1x200x300", "130x2x70:tn"),
     "100x100x600:fp16",
-]
+)
 OTHER_MACHINES = [
     CpuTarget("one core, 128 bits", 1, 128, (32 << 10, 1 << 20, 0)),
     CpuTarget("many cores, 256 bits", 64, 256, (32 << 10, 512 << 10, 32 << 20)),
@@ -55,12 +49,7 @@ def test_every_prefix_has_a_valid_value_and_the_default_is_valid(family, shape, 
         for values in defaults:
             Schedule(family, gemm, machine, values)
         for _ in range(50):
-            drawn: list[int] = []
-            for choice in family.choices:
-                valid = family.valid_values(gemm, machine, drawn)
-                assert valid and set(valid) <= set(choice.values)
-                drawn.append(int(rng.choice(valid)))
-            Schedule(family, gemm, machine, tuple(drawn))
+            drawn(family, gemm, machine, rng)
 
 
 @pytest.mark.parametrize("family", PRODUCTS, ids=lambda family: family.name)
@@ -70,11 +59,10 @@ def test_an_invalid_schedule_cannot_be_constructed(family, target) -> None:
         for shape, machine in itertools.product(("64x64x64", "4096x4096x256"), [target, *GPUS])
         if family.serves(Gemm.parse(shape), machine)
     )
-    default = family.default(gemm, machine)
-    with pytest.raises(ValueError):
-        Schedule(family, gemm, machine, default[:-1])
-    with pytest.raises(ValueError):
-        Schedule(family, gemm, machine, (*default[:-1], 12345))
+    values = family.default(gemm, machine)
+    for wrong in (values[:-1], (*values[:-1], 12345)):
+        with pytest.raises(ValueError):
+            Schedule(family, gemm, machine, wrong)
 
 
 @pytest.mark.parametrize(
@@ -111,25 +99,14 @@ def test_several_families_make_one_space_that_keeps_each_ones_rules() -> None:
 
 
 def test_the_source_compiles_alone(target, tmp_path) -> None:
-    family = CPU_GEMM
-    command = [
-        target.compiler,
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-std=gnu11",
-        "-c",
-        str(family.source),
-        "-o",
-        str(tmp_path / "o"),
-    ]
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-std=gnu11"]
+    command = [target.compiler, *flags, "-c", str(CPU_GEMM.source), "-o", str(tmp_path / "o")]
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_rendering_is_repeatable_and_states_its_schedule(target) -> None:
     gemm = Gemm(64, 64, 64)
-    schedule = Schedule(CPU_GEMM, gemm, target, CPU_GEMM.default(gemm, target))
+    schedule = default(CPU_GEMM, gemm, target)
     first, second = CPU_GEMM.render(schedule), CPU_GEMM.render(schedule)
     assert first.id == second.id and dict(first.schedule) == schedule.named
     assert contract.parse(first.source).threads == schedule.named["THREADS"]
@@ -154,10 +131,10 @@ def test_every_vector_width_operand_order_and_widening_is_correct(bits, layout, 
         pytest.skip(f"this CPU has {target.vector_bits}-bit vectors")
     gemm = Gemm.parse(f"29x45x150:{layout}")
     machine = replace(target, vector_bits=bits)
-    default = dict(zip([c.name for c in CPU_GEMM.choices], CPU_GEMM.default(gemm, machine), strict=True))
+    usual = default(CPU_GEMM, gemm, machine).named
     candidates = []
     for swap, widen in itertools.product((0, 1), (0, 1, 2)):
-        wanted = default | {"SWAP": swap, "WIDEN": widen, "MR": 5, "NV": 2, "KC": 128, "NC": 32}
+        wanted = usual | {"SWAP": swap, "WIDEN": widen, "MR": 5, "NV": 2, "KC": 128, "NC": 32}
         try:
             schedule = Schedule(CPU_GEMM, gemm, machine, tuple(wanted.values()))
         except ValueError:
@@ -174,19 +151,10 @@ def test_the_contracts_workspace_is_the_kernels(target) -> None:
     """The verifier guards the byte behind the workspace, so a formula that is too small fails other tests; this one
     pins that it is not wasteful."""
     gemm = Gemm(512, 512, 512)
-    schedule = Schedule(CPU_GEMM, gemm, target, CPU_GEMM.default(gemm, target))
+    schedule = default(CPU_GEMM, gemm, target)
     candidate = CPU_GEMM.render(schedule)
     assert build(candidate, target).status is BuildStatus.BUILT
     assert contract.parse(candidate.source).workspace_bytes(Gemm(512, 512, 512)) < (1 << 20) * (1 + target.cores)
-
-
-def drawn_values(family, gemm, machine, rng, **wanted: int) -> tuple[int, ...]:
-    """A valid schedule at random, with the wanted values where they are valid."""
-    drawn: list[int] = []
-    for choice in family.choices:
-        valid = family.valid_values(gemm, machine, drawn)
-        drawn.append(wanted[choice.name] if wanted.get(choice.name) in valid else int(rng.choice(valid)))
-    return tuple(drawn)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -195,8 +163,8 @@ def test_bf16_products_use_bf16_tensor_instructions_alone(arch) -> None:
     candidates, gemms = [], []
     for gemm in map(Gemm.parse, ("512x1024x4096:tn:bf16", "100x201x304:bf16")):
         for family in families_for(gemm, machine):
-            for values in (family.default(gemm, machine), drawn_values(family, gemm, machine, rng)):
-                candidates.append(family.render(Schedule(family, gemm, machine, values)))
+            for schedule in (default(family, gemm, machine), drawn(family, gemm, machine, rng)):
+                candidates.append(family.render(schedule))
                 gemms.append(gemm)
     assert len({candidate.family for candidate in candidates}) == (3 if arch == "sm_90a" else 1)
     for gemm, candidate, built in zip(gemms, candidates, build_cuda(candidates, machine), strict=True):
@@ -223,8 +191,8 @@ def test_bf16_products_on_a_cpu_are_the_exact_ones_rounded(bits, shape, target) 
     assert 0 < expected[0, 0] < 2.0**-126 and expected[3, 0].isfinite()
     stored = b.t().contiguous().t() if gemm.layout is Layout.TN else b
     for swap, widen in itertools.product((0, 1), (0, 1, 2)):
-        values = drawn_values(CPU_GEMM, gemm, machine, rng, SWAP=swap, WIDEN=widen, KC=128, NC=32)
-        candidate = CPU_GEMM.render(Schedule(CPU_GEMM, gemm, machine, values))
+        schedule = drawn(CPU_GEMM, gemm, machine, rng, SWAP=swap, WIDEN=widen, KC=128, NC=32)
+        candidate = CPU_GEMM.render(schedule)
         built = build(candidate, machine)
         assert built.status is BuildStatus.BUILT, built.log
         found = Kernel(gemm, candidate, built)(a, stored)

@@ -3,13 +3,16 @@
 import dataclasses
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import schedules
 import torch
-from cuda_on_cpu import Compiled
+from cuda_on_cpu import Compiled, bench_of
+from fake_gpu import fake_gpu  # noqa: F401 - a fixture
 
 from cuda_l2 import contract, tasks
 from cuda_l2.build.cuda import build_all
@@ -17,14 +20,16 @@ from cuda_l2.build.cuda_compiler import compile_source, toolchain
 from cuda_l2.contract import ContractError
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import Schedule, all_families, families_for, inlined
+from cuda_l2.families._base import Family, Schedule, all_families, families_for, inlined
 from cuda_l2.families._gpu_task import GpuTaskFamily
+from cuda_l2.families.sm80_gemm import FAMILY as SM80_GEMM
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
+from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.propose._base import FamilySpace
 from cuda_l2.propose.random import draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStatus
 from cuda_l2.runs.task_bench import read_tasks
-from cuda_l2.tasks._base import LARGER, definition
+from cuda_l2.tasks._base import LARGER, SMALLER, definition
 from cuda_l2.tasks.cases import OwnCases
 from cuda_l2.tasks.sample import sample
 from cuda_l2.tasks.values import Distribution
@@ -50,7 +55,7 @@ def random(family: GpuTaskFamily, task: Operation, target: CudaTarget, seed: int
 
 
 def default(family: GpuTaskFamily, task: Operation, target: CudaTarget) -> Candidate:
-    return family.render(Schedule(family, task, target, family.default(task, target)))
+    return family.render(schedules.default(family, task, target))
 
 
 def plan(candidate: Candidate, task: Operation, sms: int = HOPPER.sms) -> Plan:
@@ -96,34 +101,26 @@ def test_every_prefix_has_a_valid_value(family: GpuTaskFamily, name: str) -> Non
     for task in shown(name):
         for target in (HOPPER, compile_only("sm_80")):
             for _ in range(20):
-                values: list[int] = []
-                for choice in family.choices:
-                    valid = family.valid_values(task, target, values)
-                    assert valid and set(valid) <= set(choice.values), (choice.name, values)
-                    values.append(int(rng.choice(valid)))
+                schedules.drawn(family, task, target, rng)
 
 
 @pytest.mark.full
 def test_every_value_of_every_choice_is_valid_somewhere() -> None:
     rng = np.random.default_rng(2)
     for family in FAMILIES:
-        seen: dict[str, set[int]] = {choice.name: set() for choice in family.choices}
+        seen: dict[str, set[int]] = {}
         for name in family.table:
             for task in [*shown(name), *([shown(name, "float16")[1]] if "float16" in definition(name).dtypes else [])]:
                 for _ in range(60):
-                    values: list[int] = []
-                    for choice in family.choices:
-                        valid = family.valid_values(task, HOPPER, values)
-                        seen[choice.name].update(valid)
-                        values.append(int(rng.choice(valid)))
+                    schedules.drawn(family, task, HOPPER, rng, seen)
         assert {name: sorted(values) for name, values in seen.items()} == {
             choice.name: sorted(choice.values) for choice in family.choices
         }
 
 
-@pytest.mark.corpus(3)
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_source_compiles_alone(family: GpuTaskFamily) -> None:
+@pytest.mark.corpus(4)
+@pytest.mark.parametrize("family", [*FAMILIES, SM80_GEMM], ids=lambda family: family.name)
+def test_the_source_compiles_alone(family: Family) -> None:
     compiled = compile_source(inlined(family.source), "sm_80", toolchain(), with_cutlass=False)
     assert compiled.status is BuildStatus.BUILT, compiled.log
 
@@ -224,28 +221,17 @@ def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -
             assert not limit.violation(found[output.name]), (distribution, output.name)
 
 
+ROWS = (
+    *("relu", "gelu_tanh", "silu_gate", "mish", "softplus", "hardswish", "scale_shift_clamp", "softmax", "log_softmax"),
+    *("logsumexp", "layer_norm", "rms_norm", "max_rows", "hinge"),
+)
 NOT_FINITE = {
-    "relu": "rows=7,columns=40",
-    "gelu_tanh": "rows=7,columns=40",
-    "silu_gate": "rows=7,columns=40",
-    "mish": "rows=7,columns=40",
-    "softplus": "rows=7,columns=40",
-    "hardswish": "rows=7,columns=40",
-    "scale_shift_clamp": "rows=7,columns=40",
-    "softmax": "rows=7,columns=40",
-    "log_softmax": "rows=7,columns=40",
-    "logsumexp": "rows=7,columns=40",
-    "layer_norm": "rows=7,columns=40",
-    "rms_norm": "rows=7,columns=40",
-    "max_rows": "rows=7,columns=40",
-    "argmin_columns": "rows=40,columns=8",
-    "mean_columns": "rows=40,columns=8",
+    **dict.fromkeys(ROWS, "rows=7,columns=40"),
+    **dict.fromkeys(("argmin_columns", "mean_columns"), "rows=40,columns=8"),
     "greedy_token": "rows=7,vocabulary=40",
     "cross_entropy_smoothed": "rows=7,classes=40",
     "max_pool2d": "batch=1,channels=1,height=9,width=40",
-    "hinge": "rows=7,columns=40",
 }
-
 """Without gelu: of inf, torch's vectors for CPUs make NaN."""
 
 
@@ -263,6 +249,27 @@ def test_nan_and_infinities_are_treated_as_torch_does(name: str, sizes: str, tmp
     found = kernel.run(task, tensors, target.sms)
     for output, right in zip(task.outputs, known.bind(dict(task.sizes))(**tensors), strict=True):
         torch.testing.assert_close(found[output.name], right, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def small_ones(name: str) -> Iterator[Operation]:
+    """A task at sizes that loads of vectors divide and at the CPU's, in each of its types."""
+    known = definition(name)
+    for dtype in known.dtypes:
+        yield known.task(known.other_sizes(np.random.default_rng(1), SMALLER, multiple=32), dtype)
+        yield known.task(dtype=dtype)
+
+
+@pytest.mark.corpus(3)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_familys_default_passes_every_check_and_is_timed_on_a_stand_in(family, fake_gpu, tmp_path) -> None:  # noqa: F811
+    task = next(task for name in family.table for task in small_ones(name) if family.serves(task, HOPPER))
+    bench, candidate, build = bench_of(fake_gpu, default(family, task, HOPPER).source, task, tmp_path)
+    verdict = bench.verify(candidate, build)
+    assert verdict.status is VerdictStatus.CORRECT, (verdict.check, verdict.reason)
+    at_own_sizes = [name for name in verdict.passed if name != "other shapes"]  # which some kernels are compiled for
+    assert at_own_sizes == ["five seeds", "other values", "special values", "hygiene", "state", "concurrency"]
+    timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
+    assert timing.speedup, timing.reason
 
 
 GPU_MEASURED = (

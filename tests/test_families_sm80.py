@@ -5,33 +5,21 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from schedules import default, drawn
 
 from cuda_l2.build.cuda import build_all
-from cuda_l2.build.cuda_compiler import compile_source, toolchain
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import Schedule, inlined
+from cuda_l2.families._base import Schedule
 from cuda_l2.families._sm80_space import CHOICES, SPARE_SHARED_BYTES
 from cuda_l2.families.sm80_gemm import FAMILY
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
 SHAPES = (
-    "1x1x1",
-    "1x1x1:tn",
-    "7x5x3:fp16",
-    "33x65x31:tn",
-    "64x64x64",
-    "100x333x777",
-    "300x8x50000:tn",
-    "64x4096x4096",
-    "512x512x512:fp16",
-    "1000x1000x1001",
-    "4096x4096x4096:tn",
-    "4096x4096x64:tn:fp16",
-    "8192x512x2048",
-    "99999999x16x8",
-    "16x99999999x7:tn",
+    *("1x1x1", "1x1x1:tn", "7x5x3:fp16", "33x65x31:tn", "64x64x64", "100x333x777", "300x8x50000:tn", "64x4096x4096"),
+    *("512x512x512:fp16", "1000x1000x1001", "4096x4096x4096:tn", "4096x4096x64:tn:fp16", "8192x512x2048"),
+    *("99999999x16x8", "16x99999999x7:tn"),
 )
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a")
 DIRECT, PLAIN, PIPELINED = 0, 1, 2
@@ -45,17 +33,7 @@ HOPPER = machine("sm_90a")
 
 
 def random_schedule(gemm: Gemm, target: CudaTarget, rng: np.random.Generator, **wanted: int) -> Schedule:
-    """Any valid schedule, with the wanted values where they are valid."""
-    values: list[int] = []
-    for choice in CHOICES:
-        valid = FAMILY.valid_values(gemm, target, values)
-        assert valid and set(valid) <= set(choice.values), (choice.name, values)
-        values.append(wanted[choice.name] if wanted.get(choice.name) in valid else int(rng.choice(valid)))
-    return Schedule(FAMILY, gemm, target, tuple(values))
-
-
-def default(gemm: Gemm, target: CudaTarget) -> Schedule:
-    return Schedule(FAMILY, gemm, target, FAMILY.default(gemm, target))
+    return drawn(FAMILY, gemm, target, rng, **wanted)
 
 
 def plan(schedule: Schedule, shape: str = ""):
@@ -68,7 +46,7 @@ def plan(schedule: Schedule, shape: str = ""):
 def test_schedules_fit_the_device(shape, arch) -> None:
     gemm, target, rng = Gemm.parse(shape), machine(arch), np.random.default_rng(1)
     assert FAMILY.serves(gemm, target)
-    for schedule in [default(gemm, target), *(random_schedule(gemm, target, rng) for _ in range(20))]:
+    for schedule in [default(FAMILY, gemm, target), *(random_schedule(gemm, target, rng) for _ in range(20))]:
         choice, launches = schedule.named, plan(schedule).launches
         gemm_launch = launches[0]
         threads = 32 * choice["WARPS_M"] * choice["WARPS_N"] * choice["WARPS_K"]
@@ -84,15 +62,11 @@ def test_schedules_fit_the_device(shape, arch) -> None:
 def test_every_value_of_every_choice_is_valid_somewhere() -> None:
     """Among them what the paper's section 5 lists: 2 to 8 stages, tiles of 96, 160 and 192, strides up to 16384."""
     rng = np.random.default_rng(2)
-    seen: dict[str, set[int]] = {choice.name: set() for choice in CHOICES}
+    seen: dict[str, set[int]] = {}
     for shape in (*SHAPES, "12288x32768x8192", "256x256x256"):
         gemm = Gemm.parse(shape)
         for _ in range(60):
-            values: list[int] = []
-            for choice in CHOICES:
-                valid = FAMILY.valid_values(gemm, HOPPER, values)
-                seen[choice.name].update(valid)
-                values.append(int(rng.choice(valid)))
+            drawn(FAMILY, gemm, HOPPER, rng, seen)
     assert {name: sorted(values) for name, values in seen.items()} == {c.name: sorted(c.values) for c in CHOICES}
 
 
@@ -135,7 +109,7 @@ def test_a_contract_takes_shapes_of_the_same_divisibility_and_refuses_others() -
     for shape in ("1001x1001x1004", "1001x1002x1002"):
         with pytest.raises(ContractError):
             plan(ragged, shape)
-    once = default(Gemm.parse("64x64x64"), HOPPER)
+    once = default(FAMILY, Gemm.parse("64x64x64"), HOPPER)
     assert FAMILY.macros(once)["ONE_TRIP"]
     with pytest.raises(ContractError):
         plan(once, "64x64x128")
@@ -149,17 +123,12 @@ def test_dependent_launch_is_for_hopper_and_later() -> None:
         assert parse_cuda(FAMILY.render(schedule).source).arch == (arch if offered else "sm_80")
 
 
-def test_the_source_compiles_alone() -> None:
-    compiled = compile_source(inlined(FAMILY.source), "sm_80", toolchain(), with_cutlass=False)
-    assert compiled.status is BuildStatus.BUILT, compiled.log
-
-
 @pytest.mark.corpus(2)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_defaults_and_random_schedules_compile_clean(arch) -> None:
     target, rng = machine(arch), np.random.default_rng(6)
     cases = [("64x64x64", DIRECT), ("100x333x777:tn", PLAIN), ("1000x1000x1001:fp16", PIPELINED), ("4096x4096x4096", 2)]
-    defaults = [default(Gemm.parse(shape), target) for shape, _ in cases]
+    defaults = [default(FAMILY, Gemm.parse(shape), target) for shape, _ in cases]
     others = [random_schedule(Gemm.parse(shape), target, rng, LOAD=load) for shape, load in cases]
     builds = build_all([FAMILY.render(schedule) for schedule in defaults + others], target)
     for schedule, build in zip(defaults + others, builds, strict=True):

@@ -5,6 +5,7 @@ import re
 import machine_code
 import numpy as np
 import pytest
+from schedules import default, drawn
 
 from cuda_l2.build.cuda import build_all
 from cuda_l2.build.cuda_compiler import toolchain
@@ -21,20 +22,10 @@ from cuda_l2.records import BuildStatus, Gemm
 
 HOPPER = compile_only("sm_90a")
 FAMILIES = [WAVE, PERSISTENT]
-SHAPES = [
-    "64x64x64",
-    "8x8x8",
-    "1x1x8:tn",
-    "100x201x304:tn",
-    "256x256x8192",
-    "256x1024x12288:tn",
-    "1000x1000x1000:fp16",
-    "2048x2048x512:tn:fp16",
-    "3000x2000x520",
-    "64x12288x8192:tn",
-    "4096x4096x4096",
-    "16384x12288x64:tn",
-]
+SHAPES = (
+    *("64x64x64", "8x8x8", "1x1x8:tn", "100x201x304:tn", "256x256x8192", "256x1024x12288:tn", "1000x1000x1000:fp16"),
+    *("2048x2048x512:tn:fp16", "3000x2000x520", "64x12288x8192:tn", "4096x4096x4096", "16384x12288x64:tn"),
+)
 CASES = [
     pytest.param(family, Gemm.parse(shape), id=f"{family.name}-{shape}")
     for family in FAMILIES
@@ -44,14 +35,7 @@ CASES = [
 
 
 def random_schedule(family, gemm: Gemm, rng: np.random.Generator, **wanted: int) -> Schedule:
-    """Any valid schedule, with the wanted values where they are valid."""
-    values: list[int] = []
-    for choice in family.choices:
-        valid = family.valid_values(gemm, HOPPER, values)
-        assert valid and set(valid) <= set(choice.values), (choice.name, values)
-        value = wanted.get(choice.name, valid[0])
-        values.append(value if choice.name in wanted and value in valid else int(rng.choice(valid)))
-    return Schedule(family, gemm, HOPPER, tuple(values))
+    return drawn(family, gemm, HOPPER, rng, **wanted)
 
 
 def plan(schedule: Schedule, gemm: Gemm | None = None):
@@ -63,7 +47,7 @@ def plan(schedule: Schedule, gemm: Gemm | None = None):
 def test_schedules_fit_the_device(family, gemm) -> None:
     rng = np.random.default_rng(1)
     schedules = [random_schedule(family, gemm, rng) for _ in range(25)]
-    schedules.append(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER)))
+    schedules.append(default(family, gemm, HOPPER))
     for schedule in schedules:
         chosen, (launch,) = schedule.named, plan(schedule).launches
         assert launch.shared_bytes + _sm90.STATIC_BYTES <= HOPPER.shared_bytes
@@ -123,7 +107,7 @@ def test_what_tma_cannot_address_is_not_served(family) -> None:
 def test_columns_that_are_no_multiple_of_8_are_stored_one_by_one() -> None:
     gemm = Gemm.parse("1000x1001x1024:tn")
     assert WAVE.serves(gemm, HOPPER) and not PERSISTENT.serves(gemm, HOPPER)
-    schedule = Schedule(WAVE, gemm, HOPPER, WAVE.default(gemm, HOPPER))
+    schedule = default(WAVE, gemm, HOPPER)
     assert WAVE.macros(schedule)["EDGES"] == 2
 
 
@@ -161,7 +145,7 @@ def test_the_exchange_through_l2_has_a_place_for_every_sum(shape) -> None:
 def test_a_candidate_is_one_text() -> None:
     gemm = Gemm.parse("1024x1024x1024")
     for family in FAMILIES:
-        source = family.render(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER))).source
+        source = family.render(default(family, gemm, HOPPER)).source
         assert '#include "' not in source
         assert source.count("bool elect_one()") == 1
 
@@ -181,7 +165,7 @@ def test_a_kernel_serves_every_order_and_edge(family) -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_code_knows_of_the_compiled_choices_alone(family) -> None:
     gemm = Gemm.parse("4096x2048x1024:tn")
-    text = code(family.render(Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER))).source)
+    text = code(family.render(default(family, gemm, HOPPER)).source)
     for choice in family.choices:
         assert bool(re.search(rf"#define {choice.name}\b", text)) == choice.compiled
 
@@ -203,7 +187,7 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
         (PERSISTENT, "3000x2000x520:tn:fp16"),
     ]:
         gemm = Gemm.parse(shape)
-        schedules += [Schedule(family, gemm, HOPPER, family.default(gemm, HOPPER)), random_schedule(family, gemm, rng)]
+        schedules += [default(family, gemm, HOPPER), random_schedule(family, gemm, rng)]
     builds = build_all([schedule.family.render(schedule) for schedule in schedules], HOPPER)
     for schedule, build in zip(schedules, builds, strict=True):
         assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)

@@ -4,26 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
+from cuda_l2.machine.cuda.arena import CudaArena
+from cuda_l2.measure.heater import LONGEST_S, Heater
 from cuda_l2.measure.rounds import Kernel
+from cuda_l2.optimizer import Optimizer, Settings
 from cuda_l2.propose._base import FamilySpace, space_for
 from cuda_l2.records import Candidate, Gemm, Layout, TimingStatus
+from cuda_l2.tasks import products
 
 pytestmark = [pytest.mark.gpu]
 CORPUS = Path(__file__).with_name("cuda_cheats")
 HONEST = sorted(CORPUS.glob("honest_*.cu"))
-SHAPES = (
-    "64x64x64",
-    "1x1x1",
-    "7x5x3",
-    "33x65x31:tn",
-    "256x256x256",
-    "100x333x777",
-    "512x256x4096:tn",
-    "128x128x128:nn:fp16",
-)
+SHAPES = ("64x64x64", "1x1x1", "7x5x3", "33x65x31:tn", "256x256x256", "100x333x777", "512x256x4096:tn")
+SHAPES += ("128x128x128:nn:fp16",)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -54,8 +51,6 @@ def test_a_protocol_times_every_baseline(gpu, protocol) -> None:
 
 
 def test_a_second_gpu_confirms_a_jump(gpu, monkeypatch) -> None:
-    import torch  # noqa: PLC0415
-
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
     monkeypatch.setattr("cuda_l2.evaluator.jump", lambda speedup, best: "over 3x")
@@ -72,8 +67,6 @@ def test_a_second_gpu_confirms_a_jump(gpu, monkeypatch) -> None:
 
 
 def test_a_closed_shapes_memory_is_free_again(gpu) -> None:
-    import torch  # noqa: PLC0415
-
     with Evaluator(Gemm.parse("2048x2048x2048"), gpu) as evaluator:
         (trial,) = evaluator.evaluate([Candidate((CORPUS / "honest_fma.cu").read_text())])
         assert trial.status == "measured", trial.reason
@@ -86,10 +79,6 @@ def test_a_closed_shapes_memory_is_free_again(gpu) -> None:
 
 def test_the_heater_works_while_the_host_goes_on(gpu) -> None:
     del gpu
-    import torch  # noqa: PLC0415
-
-    from cuda_l2.measure.heater import LONGEST_S, Heater  # noqa: PLC0415
-
     heater = Heater()
     a, b, c = heater._operands
     c.zero_()
@@ -122,8 +111,6 @@ def test_a_fault_costs_its_candidate_only(gpu) -> None:
 
 
 def test_a_process_outlives_the_memory_of_a_shape(gpu) -> None:
-    from cuda_l2.machine.cuda.arena import CudaArena  # noqa: PLC0415 - only with a GPU
-
     met = []
     for _ in range(2):
         with CudaArena([Gemm(64, 64, 64)], 1 << 20) as arena:
@@ -134,10 +121,6 @@ def test_a_process_outlives_the_memory_of_a_shape(gpu) -> None:
 
 
 def test_the_gpus_reference_agrees_with_the_cpus(gpu) -> None:
-    import torch  # noqa: PLC0415 - only with a GPU
-
-    from cuda_l2.tasks import products  # noqa: PLC0415
-
     gemm = Gemm(640, 768, 1024)
     cases = products.ProductCases(gemm, 1, products.CudaReferences(lambda gemm, a, b: []))
     assert gemm.flops > products.CPU_FLOPS
@@ -147,8 +130,6 @@ def test_the_gpus_reference_agrees_with_the_cpus(gpu) -> None:
 
 
 def test_optimize_finds_a_kernel_and_reports_it(gpu, tmp_path) -> None:
-    from cuda_l2.optimizer import Optimizer, Settings  # noqa: PLC0415
-
     del gpu  # one at a time is enough; this opens its own
     with Optimizer(Settings(budget_s=4, archive=tmp_path / "archive.db", target="cuda")) as optimizer:
         result = optimizer.optimize(Gemm(256, 256, 256))

@@ -10,6 +10,7 @@ from cuda_l2 import tasks
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
 from cuda_l2.measure.baselines._base import TorchTask, baselines_of
+from cuda_l2.optimizer import Optimizer, Settings
 from cuda_l2.records import Candidate, Operation
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
@@ -95,8 +96,6 @@ def test_a_task_that_does_not_fit_says_so(gpu: Any) -> None:
 
 
 def test_optimize_finds_a_kernel_and_reports_it(gpu: Any, tmp_path: Path) -> None:
-    from cuda_l2.optimizer import Optimizer, Settings  # noqa: PLC0415
-
     task = operation("softmax:rows=1024,columns=1024")
     if not families_for(task, gpu.target):
         pytest.skip("no kernel family serves it")

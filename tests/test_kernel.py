@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from default_kernel import default_kernel
+from made import near, trial
 
 import cuda_l2
 from cuda_l2.build import cpu
@@ -21,7 +22,7 @@ from cuda_l2.library import saved
 from cuda_l2.library.kernel import Kernel
 from cuda_l2.machine.cpu.target import find_compiler
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Candidate, Gemm, Interval, Timing, TimingStatus, Trial, Verdict, VerdictStatus
+from cuda_l2.records import Candidate, Gemm
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
 
@@ -176,11 +177,8 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
 def result(kernel, target) -> Result:
     """What a search leaves, without the search."""
     build = cpu.build(kernel.candidate, target)
-    once = Interval(1.0, 1.0, 1.0)
-    timing = Timing(TimingStatus.MEASURED, "offline", candidate=Arm("candidate", once, 9, 9), speedup=once)
-    verdict = Verdict(VerdictStatus.CORRECT)
-    trial = Trial(GEMM, kernel.candidate, target.machine, "offline", build, verdict, timing)
-    return Result(GEMM, target, Progress(), {"offline": trial}, None)
+    found = trial("", 1.0, "offline", target.machine, task=GEMM, candidate=kernel.candidate, build=build)
+    return Result(GEMM, target, Progress(), {"offline": found}, None)
 
 
 def test_a_results_kernel_is_one_object_and_is_saved_by_it(result, kernel, tmp_path) -> None:
@@ -193,8 +191,7 @@ def test_a_results_kernel_is_one_object_and_is_saved_by_it(result, kernel, tmp_p
 def test_a_shape_loads_the_archives_best(result, archive, kernel) -> None:
     archive.append(result.best)
     slower = Candidate(kernel.candidate.source + "\n", "default", kernel.candidate.schedule, "cpu_gemm")
-    half = Interval(0.5, 0.5, 0.5)
-    archive.append(replace(result.best, candidate=slower, timing=replace(result.best.timing, speedup=half)))
+    archive.append(replace(result.best, candidate=slower, timing=replace(result.best.timing, speedup=near(0.5))))
     archive.append(replace(result.best, candidate=slower, machine="cpu:other"))
     assert same(cuda_l2.load("70x50x90:tn", archive=archive.path), kernel)
     with pytest.raises(UserError, match=r"no kernel for 70x50x91.*run `cuda-l2 optimize 70x50x91` first"):

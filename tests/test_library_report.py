@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from made import near, timing
 
-from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Accumulate, Arm, Gemm, Interval, Layout, Timing, TimingStatus
+from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.report import library
 from cuda_l2.report.grid import rows, write_tables
 from cuda_l2.report.grid_summary import summary
@@ -23,10 +23,6 @@ TIMES = {
 }
 
 
-def near(value: float) -> Interval:
-    return Interval(value, 0.99 * value, 1.01 * value)
-
-
 def measured(
     shape: str, times: dict[tuple[Layout, bool], tuple[float, float]], baselines: dict[str, float] = BASELINES
 ) -> Measurement:
@@ -38,21 +34,13 @@ def measured(
             family="sm90_wave",
             schedule=(("BM", 64),),
             selected_us=selected,
-            latency_us=near(us),
-            speedups=tuple((name, near(theirs / us)) for name, theirs in baselines.items()),
+            latency_us=near(us, 0.01),
+            speedups=tuple((name, near(theirs / us, 0.01)) for name, theirs in baselines.items()),
         )
         for (layout, dependent), (selected, us) in times.items()
     )
-    timing = Timing(
-        TimingStatus.MEASURED,
-        "offline",
-        candidate=Arm(CANDIDATE, kernels[0].latency_us, 9, 900),
-        baselines=tuple(Arm(name, near(us), 9, 900) for name, us in baselines.items()),
-        reference=min(baselines, key=lambda name: baselines[name]),
-        speedup=near(1.0),
-        speedups=kernels[0].speedups,
-    )
-    return Measurement(Gemm.parse(shape), "offline", "measured", timing=timing, kernels=kernels)
+    times = timing(kernels[0].latency_us.estimate, baselines, 0.01)
+    return Measurement(Gemm.parse(shape), "offline", "measured", timing=times, kernels=kernels)
 
 
 def test_shapes_that_fp16_sums_win_are_named_with_their_error() -> None:

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from made import timing
 
 from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Row, joined, read_table, write_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Arm, Build, BuildStatus, Gemm, Interval, Timing, TimingStatus
+from cuda_l2.records import Build, BuildStatus, Gemm
 from cuda_l2.runs.library_run import Library, figures, headline
 from cuda_l2.system.errors import UserError
 
@@ -36,17 +37,8 @@ class StandIn:
 
     def time_kernels(self, kernels, protocol):
         self.asked.append((protocol.name, list(kernels)))
-        interval = Interval(5.0, 4.9, 5.1)
-        return {
-            name: Timing(
-                TimingStatus.MEASURED,
-                protocol.name,
-                candidate=Arm(name, interval, 9, 90),
-                speedup=interval,
-                speedups=(),
-            )
-            for name in kernels
-        }
+        found = timing(5.0, {"torch": 25.0}, 0.02, protocol=protocol.name, speedups=())
+        return {name: replace(found, candidate=replace(found.candidate, name=name)) for name in kernels}
 
     def __enter__(self):
         return self

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import KEY
 from llm_server import Say, serving
 from waiting import wait_until
 
@@ -24,7 +25,6 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._model_policy import ModelPolicy
 from cuda_l2.system.errors import UserError
 
-KEY = "sk-secret-of-the-tests-0123456789"
 QUICK = ModelSettings(retries=0, answer_tokens=200)
 
 
@@ -32,11 +32,6 @@ QUICK = ModelSettings(retries=0, answer_tokens=200)
 def log(tmp_path):
     with Archive(tmp_path / "archive.db"), ExchangeLog(tmp_path / "archive.db") as opened:
         yield opened
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
 def client_of(server, log, settings: ModelSettings = QUICK) -> Client:

@@ -101,23 +101,8 @@ def test_megabytes_of_anything_are_read_in_linear_time(piece, before) -> None:
 
 def test_no_answer_makes_the_reader_fail() -> None:
     rng = np.random.default_rng(0)
-    pieces = [
-        "```",
-        "```c\n",
-        "~~~",
-        CONTRACT,
-        FILE,
-        "{",
-        "}",
-        "/*",
-        "*/",
-        "<think>",
-        "</think>",
-        "\n",
-        "code",
-        '"',
-        "\\",
-    ]
+    pieces = ["```", "```c\n", "~~~", "{", "}", "/*", "*/", "<think>", "</think>", "\n", "code", '"', "\\"]
+    pieces += [CONTRACT, FILE]
     for _ in range(2000):
         text = "".join(rng.choice(pieces, int(rng.integers(12))))
         answer = parse_answer(text, str(rng.choice(["stop", "length", ""])))

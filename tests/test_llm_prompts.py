@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llm_server import Say, serving
-from test_archive import trial as measured_trial
+from made import trial
 
 from cuda_l2.archive import Archive
 from cuda_l2.contract.text import contract_text
@@ -49,16 +49,15 @@ TARGETS = {
 
 def history(target) -> list[Trial]:
     """Two kernels of different scores and a failure."""
-    slow, fast = (
-        replace(measured_trial(f"/* kernel at {speedup} */\n", speedup), task=GEMM, machine=target.machine)
-        for speedup in (0.5, 1.25)
-    )
+    named = {"task": GEMM, "machine": target.machine}
+    slow, fast = (trial(f"/* kernel at {speedup} */\n", speedup, **named) for speedup in (0.5, 1.25))
     build = Build("x", BuildStatus.FAILED, reason="error: 'wmma' was not declared")
     return [slow, fast, replace(slow, candidate=Candidate("bad"), build=build, verdict=None, timing=None, reward=-1.0)]
 
 
-def asked(target, tmp_path, trials: list[Trial], settings: ModelSettings, templates: Templates) -> list[dict[str, str]]:
+def asked(target, tmp_path, trials: list[Trial], templates: Templates | None = None, task=GEMM) -> list[dict[str, str]]:
     """The messages that a real client sends over HTTP."""
+    settings = ModelSettings(concurrency=1, repairs=0)
     with serving([Say("no code")]) as server, Archive(tmp_path / "a.db"), ExchangeLog(tmp_path / "a.db") as log:
         client = Client(open_model(f"openai:stub@{server.address}", settings), log, settings)
         sources = Sources(
@@ -66,7 +65,7 @@ def asked(target, tmp_path, trials: list[Trial], settings: ModelSettings, templa
             references=lambda query: [fenced(f"found for: {query}", "cpp")],
             profile=lambda trial: f"tensor cores busy 61 % ({trial.speedup})",
         )
-        proposer = LlmProposer(GEMM, target, client, templates, sources, np.random.default_rng(0))
+        proposer = LlmProposer(task, target, client, templates or Templates(), sources, np.random.default_rng(0))
         assert proposer.propose(1) == []
     return server.requests[0]["messages"]
 
@@ -74,7 +73,7 @@ def asked(target, tmp_path, trials: list[Trial], settings: ModelSettings, templa
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_part_reaches_the_model(name, tmp_path) -> None:
     target = TARGETS[name]
-    system, user = asked(target, tmp_path, history(target), ModelSettings(concurrency=1, repairs=0), Templates())
+    system, user = asked(target, tmp_path, history(target))
     assert (system["role"], user["role"]) == ("system", "user") and "expert" in system["content"]
     text = user["content"]
     for part in (
@@ -132,9 +131,7 @@ def test_templates_of_the_users_own_reach_the_model(tmp_path) -> None:
     (folder / "system.md").write_text("You are a poet.")
     (folder / "ask.md").write_text("## Only this\n\n{task} [{machine}]")
     (folder / "repair.md").unlink()  # the packaged one serves
-    settings = ModelSettings(concurrency=1, repairs=0)
-    target = TARGETS["cpu"]
-    system, user = asked(target, tmp_path, [], settings, Templates(folder))
+    system, user = asked(TARGETS["cpu"], tmp_path, [], Templates(folder))
     assert system["content"] == "You are a poet."
     assert user["content"].startswith("## Only this") and "Your answer" not in user["content"]
     with pytest.raises(UserError, match="exists already"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import command_line
 import numpy as np
 import pytest
-from conftest import CHEATS, honest_source
+from conftest import CHEATS, KEY, honest_source
 from llm_server import Say, serving
 from waiting import wait_until
 
@@ -42,17 +42,11 @@ from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 
 GEMM = Gemm(128, 96, 160)
-KEY = "sk-secret-of-the-search-0123456789"
 ONE = ModelSettings(concurrency=1, retries=0)
 
 
 def block(source: str) -> str:
     return f"### Performance analysis\nslow\n### Algorithm design\ntiles\n### Code\n```c\n{source}```\n"
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +79,10 @@ def run(evaluator, archive, script, trials: int, settings: ModelSettings = ONE):
             return progress, server, log.exchanges()
 
 
-def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, archive, slow_and_fast) -> None:
-    """This one answers with the next better kernel only when its prompt shows the last one with its code and score."""
-    space = FamilySpace(families_for(GEMM, evaluator.target)[0], GEMM, evaluator.target)
-    kernels = [honest_source(), space.render(space.defaults()[0], "x").source]
+def require_driven(evaluator, archive, slow_and_fast, slow: str) -> None:
+    """By a model that answers with the next better kernel only when its prompt shows the last one, code and score."""
+    space = FamilySpace(families_for(evaluator.task, evaluator.target)[0], evaluator.task, evaluator.target)
+    kernels = [slow, space.render(space.defaults()[0], "x").source]
     slow_and_fast(*kernels)
 
     def script(request, number):
@@ -98,10 +92,17 @@ def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, arch
 
     progress, server, exchanges = run(evaluator, archive, script, 2)
     slow, fast = progress.trials
-    assert progress.best is fast and fast.candidate.proposer == "openai:stub"
+    assert (
+        slow.status == fast.status == "measured" and progress.best is fast and fast.candidate.proposer == "openai:stub"
+    )
     assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
     assert f"Score {slow.reward:.3f}" in server.prompts[1]
     assert [exchange.reply.text for exchange in exchanges] == [block(source) for source in kernels]
+    assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
+
+
+def test_a_model_drives_the_search_to_a_measurably_better_kernel(evaluator, archive, slow_and_fast) -> None:
+    require_driven(evaluator, archive, slow_and_fast, honest_source())
 
 
 def test_a_failing_kernel_is_mended_in_the_same_conversation(evaluator, archive) -> None:

@@ -6,6 +6,7 @@ import socket
 import numpy as np
 import pytest
 from llm_server import Say, serving
+from made import trial
 
 from cuda_l2.archive import Archive
 from cuda_l2.llm import completions
@@ -18,19 +19,7 @@ from cuda_l2.propose._answer import parse_answer
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
-from cuda_l2.records import (
-    Arm,
-    Build,
-    BuildStatus,
-    Candidate,
-    Gemm,
-    Interval,
-    Timing,
-    TimingStatus,
-    Trial,
-    Verdict,
-    VerdictStatus,
-)
+from cuda_l2.records import Gemm
 from cuda_l2.system.errors import UserError
 
 ONCE = ModelSettings(retries=0, concurrency=1)
@@ -41,7 +30,6 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-tests-0123456789")
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -271,16 +259,7 @@ def test_a_short_window_is_learnt_and_answers_shrink_to_it(log) -> None:
 
 def test_prompts_shrink_to_a_window_exemplars_first(log, target) -> None:
     source = FILE + f"/* {'tile ' * 4000}*/\n"
-    measured = Timing(
-        TimingStatus.MEASURED,
-        "search",
-        candidate=Arm("candidate", Interval(1.0, 1.0, 1.0), 6, 6),
-        reference="torch",
-        speedup=Interval(2.0, 2.0, 2.0),
-    )
-    build = Build("c", BuildStatus.BUILT, artifact="k")
-    gemm, right = Gemm(64, 64, 64), Verdict(VerdictStatus.CORRECT)
-    kept = [Trial(gemm, Candidate(source), target.machine, "search", build, right, measured, 2.0)]
+    gemm, kept = Gemm(64, 64, 64), [trial(source, 2.0, machine=target.machine)]
 
     def script(request, number):
         said = short_window(request, number)

@@ -6,34 +6,22 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import settled
 from llm_server import Say, serving
-from test_llm_prompts import TARGETS
-from test_llm_search import ONE, block, optimize, proposing, run
+from made import trial
+from test_llm_prompts import TARGETS, asked
+from test_llm_search import ONE, block, optimize, proposing, require_driven, run
 
 from cuda_l2 import contract, tasks
-from cuda_l2.archive import Archive
 from cuda_l2.build.cuda import build_all
 from cuda_l2.commands.exchanges import command as list_exchanges
 from cuda_l2.contract.text import contract_text
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.families._base import families_for
-from cuda_l2.llm._base import open_model
-from cuda_l2.llm.client import Client
-from cuda_l2.llm.exchanges import ExchangeLog
-from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.propose._base import FamilySpace
-from cuda_l2.propose._llm import LlmProposer
-from cuda_l2.propose._prompt import Templates
-from cuda_l2.propose._question import Sources
 from cuda_l2.propose._references import query
 from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Verdict, VerdictStatus
-from cuda_l2.search import search
-from cuda_l2.system.text import fenced
 from cuda_l2.tasks import describe
 from cuda_l2.tasks._base import definitions
 from cuda_l2.tasks.reference_text import reference_text
@@ -62,11 +50,6 @@ SUM_AGAIN = """\
 SLOW = re.sub(r"    for \(int64_t j = 0; j < call->columns; \+\+j\) sum .*?\n}", SUM_AGAIN, ONE_THREAD, flags=re.S)
 """Every element sums its row again."""
 NOTHING_SUBTRACTED = ONE_THREAD.replace("x[j] - most", "x[j]")
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-tasks-0123456789")
 
 
 @pytest.fixture(scope="module")
@@ -98,26 +81,15 @@ def test_the_reference_that_is_shown_is_the_one_that_judges(name) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
     task, target = operation("group_norm:batch=2,groups=3,channels=4,height=5,width=6:float16"), TARGETS[name]
-    trials = []
-    for source, speedup in (("/* slower */", 0.5), ("/* faster */", 1.25)):
-        trials.append(measured(task, target.machine, source, speedup))
+    named = {"task": task, "machine": target.machine}
+    trials = [trial(source, speedup, **named) for source, speedup in (("/* slower */", 0.5), ("/* faster */", 1.25))]
     refused = Build("x", BuildStatus.FAILED, reason="error: no header norm.h")
     wrong = Verdict(VerdictStatus.INCORRECT, "other shapes", "out is off by 3 (rows=39)", passed=("seeds",))
     failures = [
         replace(trials[0], candidate=Candidate("a"), build=refused, verdict=None, timing=None, reward=-1.0),
         replace(trials[0], candidate=Candidate("b"), verdict=wrong, timing=None, reward=-0.5),
     ]
-    settings = ModelSettings(concurrency=1, repairs=0)
-    with serving([Say("no code")]) as server, Archive(tmp_path / "a.db") as archive, ExchangeLog(archive.path) as log:
-        client = Client(open_model(f"openai:stub@{server.address}", settings), log, settings)
-        sources = Sources(
-            lambda: [*trials, *failures],
-            references=lambda query: [fenced(f"found for: {query}", "cpp")],
-            profile=lambda trial: f"busy 61 % ({trial.speedup})",
-        )
-        proposer = LlmProposer(task, target, client, Templates(), sources, np.random.default_rng(0))
-        assert proposer.propose(1) == []
-    system, user = server.requests[0]["messages"]
+    system, user = asked(target, tmp_path, [*trials, *failures], task=task)
     assert "expert" in system["content"] and "two fp16" not in system["content"]
     text = user["content"]
     for part in (
@@ -149,13 +121,6 @@ def test_every_part_of_a_task_reaches_the_model(name, tmp_path) -> None:
         assert part in text, part
     for of_products in ("void gemm(", "M x K", "fp16 gemm", "An example"):
         assert of_products not in text, of_products
-
-
-def measured(task, machine, source, speedup):
-    """A trial as the archive keeps one."""
-    from test_archive import trial  # noqa: PLC0415 - a helper of another test
-
-    return replace(trial(source, speedup), task=task, machine=machine)
 
 
 def test_the_tolerance_is_told_in_figures_and_of_integers_in_words() -> None:
@@ -195,23 +160,7 @@ def test_the_example_of_the_gpus_contract_builds_and_has_a_plan() -> None:
 
 
 def test_a_model_drives_the_search_over_a_task_to_a_measurably_better_kernel(evaluator, archive, slow_and_fast) -> None:
-    """This one answers with the next better kernel only when its prompt shows the last one with its code and score."""
-    space = FamilySpace(families_for(evaluator.task, evaluator.target)[0], evaluator.task, evaluator.target)
-    kernels = [SLOW, space.render(space.defaults()[0], "x").source]
-    slow_and_fast(*kernels)
-
-    def script(request, number):
-        prompt = request["messages"][-1]["content"]
-        shown = [source for source in kernels if source.strip() in prompt and "Score " in prompt]
-        return Say(block(kernels[min(len(shown), len(kernels) - 1)]))
-
-    progress, server, exchanges = run(evaluator, archive, script, 2)
-    slow, fast = progress.trials
-    assert [trial.status for trial in progress.trials] == ["measured", "measured"]
-    assert progress.best is fast and fast.candidate.proposer == "openai:stub"
-    assert fast.timing.speedup.estimate > 3 * slow.timing.speedup.estimate
-    assert f"Score {slow.reward:.3f}" in server.prompts[1]
-    assert [exchange.task for exchange in exchanges] == [str(evaluator.task)] * 2
+    require_driven(evaluator, archive, slow_and_fast, SLOW)
 
 
 def test_a_wrong_kernel_for_a_task_is_mended_in_the_same_conversation(evaluator, archive) -> None:
@@ -221,16 +170,6 @@ def test_a_wrong_kernel_for_a_task_is_mended_in_the_same_conversation(evaluator,
     for part in ("Status: incorrect", "Check that failed: ", "passed before: ", "large", "whole corrected file"):
         assert part in server.prompts[1], part
     assert exchanges[1].parent == exchanges[0].key
-
-
-def test_what_was_paid_for_is_judged_first_and_not_paid_again(evaluator, archive) -> None:
-    with serving([Say(block(ONE_THREAD))]) as server:
-        policy = f"openai:stub@{server.address}"
-        with proposing(policy, evaluator, archive) as proposer:
-            (paid,) = proposer.propose(1)  # and the search is killed
-        with proposing(policy, evaluator, archive) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=1)
-    assert progress.best.candidate.id == paid.id and len(server.requests) == 1
 
 
 def test_a_question_asked_before_is_answered_from_the_archive(evaluator, archive) -> None:

@@ -20,22 +20,20 @@ from cuda_l2.records import BuildStatus, Candidate, Gemm
 from cuda_l2.retrieve.sources import Source
 from cuda_l2.tasks import parse
 
-FOLDER = Path(__file__).parent.parent / "examples" / "miniature"
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "miniature"))
+
+import examine
+import general
+import teacher
+from examine import tree
+from family import families_for
+from run import MINIATURES
+
+FOLDER = Path(teacher.__file__).parent
 GEMM = Gemm.parse("24x192x32")
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in ("family", "cuda_family", "teacher", "examine", "run", "general"):
-        sys.modules.pop(name, None)
-
-
 def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, target) -> None:
-    from examine import tree  # noqa: PLC0415
-    from family import families_for  # noqa: PLC0415
-
     sources = []
     with Evaluator(GEMM, rig) as evaluator:
         for family in families_for(GEMM, target):
@@ -51,8 +49,6 @@ def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, targe
 
 @pytest.mark.parametrize("name", ["sum_rows", "variance_rows", "relu_squared"])
 def test_sources_of_other_tasks_are_correct_and_short(name, rig, target) -> None:
-    from family import families_for  # noqa: PLC0415
-
     task = parse(f"{name}:rows=5,columns=70")
     (family,) = families_for(task, target)
     with Evaluator(task, rig) as evaluator:
@@ -62,8 +58,6 @@ def test_sources_of_other_tasks_are_correct_and_short(name, rig, target) -> None
 
 
 def test_the_best_schedules_of_several_tasks_are_held_out_of_all_of_them(rig, archive, monkeypatch) -> None:
-    import teacher  # noqa: PLC0415
-
     schedules = [(2, 1, 0), (16, 4, 0), (4, 3, 64)]
     left = iter(schedules)
     monkeypatch.setattr(teacher, "draw", lambda space, rng: next(left))
@@ -77,8 +71,6 @@ def test_the_best_schedules_of_several_tasks_are_held_out_of_all_of_them(rig, ar
 
 
 def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeypatch) -> None:
-    import teacher  # noqa: PLC0415
-
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.h").write_text(
         "/* Adds two numbers, as the caller wants. */\nint add(int a, int b) {\n    int sum_of_both = a + b;  /* may overflow */\n    return sum_of_both;\n}\n"
@@ -104,9 +96,6 @@ def test_no_training_text_holds_what_is_held_out(rig, archive, tmp_path, monkeyp
 
 
 def test_the_table_of_other_tasks_has_medians_by_task(tmp_path, capsys) -> None:
-    import examine  # noqa: PLC0415
-    import general  # noqa: PLC0415
-
     answers = [
         examine.Answers(text, 4, 3, correct, speedups, new, 0, 0, "")
         for text, correct, speedups, new in zip(
@@ -122,14 +111,12 @@ def test_the_table_of_other_tasks_has_medians_by_task(tmp_path, capsys) -> None:
 
 
 def test_a_row_of_the_table_counts_over_its_shapes() -> None:
-    from examine import Answers, figures, head, row  # noqa: PLC0415
-
-    one = Answers("a", 4, 3, 2, [0.5, 0.25], 1, 0, 1, "int a;")
-    two = Answers("b", 4, 0, 0, [], 0, 0, 0, "")
+    one = examine.Answers("a", 4, 3, 2, [0.5, 0.25], 1, 0, 1, "int a;")
+    two = examine.Answers("b", 4, 0, 0, [], 0, 0, 0, "")
     timed = {"a": {Candidate("int a;").id: 0.6, "taught": 0.5, "other": 0.2}, "b": {"taught": 0.5, "other": 0.6}}
 
     def cells(*seeds):
-        return row("x", [figures([one, two], shapes, timed, ["taught", "other"]) for shapes in seeds])
+        return examine.row("x", [examine.figures([one, two], shapes, timed, ["taught", "other"]) for shapes in seeds])
 
     assert cells(["a"]) == "| x | 75% | 50% | 0.375 | 0.375 | 0.600 | 1.20 | 50% | 0% | 50% |"
     assert cells(["a", "b"]) == "| x | 38% | 25% | 0.375 | 0.375 | 0.300 | 0.60 | 50% | 0% | 50% |"
@@ -137,13 +124,10 @@ def test_a_row_of_the_table_counts_over_its_shapes() -> None:
     assert cells(["a"], ["b"]).startswith(
         "| x | 38% (0% to 75%) | 25% (0% to 50%) | 0.375 (0.375 to 0.375) | 0.375 (0.375 to 0.375) | 0.300 "
     )
-    assert all(line.count("|") == cells(["a"]).count("|") for line in head().split("\n"))
+    assert all(line.count("|") == cells(["a"]).count("|") for line in examine.head().split("\n"))
 
 
 def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -> None:
-    import examine  # noqa: PLC0415
-    from family import families_for  # noqa: PLC0415
-
     space = FamilySpace(families_for(GEMM, target)[0], GEMM, target)
     first, other = (space.render(values, "test") for values in ((1, 8, 4, 6), (1, 4, 1, 1)))
     speedups, asked = iter([3.0, 0.5, 1.0, 0.25, 2.0, 0.75]), []
@@ -161,16 +145,12 @@ def test_the_contest_times_every_kernel_once_a_round(rig, target, monkeypatch) -
 
 
 def test_the_four_sources_are_one_space(target) -> None:
-    from family import families_for  # noqa: PLC0415
-
     space = space_for(families_for(GEMM, target), GEMM, target)
     assert len({space.render(values, "test").id for values in space.defaults()}) == 4
 
 
 def _gpu_schedules(gemm: Gemm, target, count: int) -> list[Candidate]:
     """Of each of the GPU's four sources the default and some others."""
-    from family import families_for  # noqa: PLC0415
-
     rng = np.random.default_rng(0)
     found = []
     for family in families_for(gemm, target):
@@ -184,8 +164,6 @@ def _gpu_schedules(gemm: Gemm, target, count: int) -> list[Candidate]:
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_gpus_sources_compile_and_plan_for_their_shapes(number) -> None:
-    from run import MINIATURES  # noqa: PLC0415
-
     size, machine = MINIATURES["cuda"], compile_only("sm_90a")
     gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
     candidates = _gpu_schedules(gemm, machine, 2)
@@ -204,8 +182,6 @@ def test_the_gpus_sources_compile_and_plan_for_their_shapes(number) -> None:
 
 def test_every_gpu_schedule_can_be_completed() -> None:
     """The rules look at one choice after the other; none of their beginnings may be a dead end."""
-    from family import families_for  # noqa: PLC0415
-
     gemm, machine = Gemm.parse("768x768x512:tn"), compile_only("sm_90a")
 
     def complete(family, prefix: tuple[int, ...] = ()) -> int:
@@ -224,8 +200,6 @@ def test_every_gpu_schedule_can_be_completed() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_gpus_sources_are_right(gpu, number) -> None:
-    from run import MINIATURES  # noqa: PLC0415
-
     size = MINIATURES["cuda"]
     gemm = Gemm.parse((*size.shapes, *size.held_shapes)[number])
     with Evaluator(gemm, gpu) as evaluator:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cuda_l2 import cli
 from cuda_l2.measure import other_work
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import OtherWork, noticed
@@ -72,7 +71,7 @@ def test_work_of_a_process_of_ours_is_our_own(counted) -> None:
     assert watch.found().cores == 0.0
 
 
-def test_what_is_timed_for_a_report_says_so(capsys, monkeypatch) -> None:
+def test_what_is_timed_for_a_report_says_so(typed, monkeypatch) -> None:
     """Baselines alone, and a candidate beside them."""
     monkeypatch.setattr(other_work, "NOTICED_CORES", -1.0)
     softmax = str(Path(__file__).with_name("task_cheats") / "honest_softmax.c")
@@ -80,8 +79,5 @@ def test_what_is_timed_for_a_report_says_so(capsys, monkeypatch) -> None:
         (["tasks", "softplus:rows=8,columns=33", "--baselines", "--protocol", "offline"], 0),
         (["check", softmax, "softmax:rows=8,columns=33"], 0),
     ):
-        monkeypatch.setattr(sys, "argv", ["cuda-l2", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert ended.value.code == status
-        assert f"of {len(os.sched_getaffinity(0))} cores busy" in capsys.readouterr().out, arguments
+        found, said, _ = typed(*arguments)
+        assert found == status and f"of {len(os.sched_getaffinity(0))} cores busy" in said, arguments

@@ -8,7 +8,11 @@ import pytest
 from cuda_cheats import all_cheats
 
 from cuda_l2.archive import Archive
+from cuda_l2.build.cuda import build_all
 from cuda_l2.contract import parse_cuda
+from cuda_l2.families._base import Schedule
+from cuda_l2.families.sm90_persistent import FAMILY
+from cuda_l2.machine.cuda.target import detect
 from cuda_l2.measure import profile
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial, from_json, to_json
 from cuda_l2.rigs._base import Bench
@@ -129,10 +133,7 @@ def test_only_a_gpu_has_counters() -> None:
 
 
 def profiled(source: str, shape: str) -> dict[str, float]:
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415
-
-    target, gemm = cuda.detect(), Gemm.parse(shape)
+    target, gemm = detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)
     plan = parse_cuda(source).plan(gemm, target.sms)
     try:
@@ -143,9 +144,6 @@ def profiled(source: str, shape: str) -> dict[str, float]:
 
 @pytest.mark.gpu
 def test_the_counters_of_a_wgmma_kernel_are_plausible(gpu: Any) -> None:
-    from cuda_l2.families._base import Schedule  # noqa: PLC0415
-    from cuda_l2.families.sm90_persistent import FAMILY  # noqa: PLC0415
-
     gemm = Gemm(4096, 4096, 4096)
     if not FAMILY.serves(gemm, gpu.target):
         pytest.skip("needs a Hopper GPU")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cuda_l2 import contract
+from cuda_l2.commands import prove
 from cuda_l2.families._base import families_for
 from cuda_l2.library import proof as proof_module
 from cuda_l2.library.kernels import EDGE, INTERIOR, ProofTask, TableKernel, kernels_of, launched, tasks_for
@@ -17,9 +18,10 @@ from cuda_l2.library.table import PLAIN, PROGRAMMATIC, Row, family_of, write_tab
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.alone import Job
 from cuda_l2.machine.cuda.sanitizer import Tool
-from cuda_l2.machine.cuda.target import CudaTarget, compile_only
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only, detect
 from cuda_l2.records import Accumulate, Gemm, Verdict, VerdictStatus
 from cuda_l2.runs import prover
+from cuda_l2.system.errors import UserError
 from cuda_l2.system.lines import LinesFile
 from cuda_l2.verify._base import CheckFailed
 
@@ -208,8 +210,6 @@ def test_a_damaged_line_costs_itself_only(tasks: Sequence[ProofTask], tmp_path: 
 
 
 def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
-    from cuda_l2.system.errors import UserError  # noqa: PLC0415
-
     with LinesFile(tmp_path / PROOF), pytest.raises(UserError, match="another run"):
         LinesFile(tmp_path / PROOF)
 
@@ -247,12 +247,9 @@ def test_a_process_that_dies_costs_its_item_which_is_tried_once_more(small: list
     found: list[proof_module.Proof] = []
     with prover.Prover(TARGET, 2) as running:
         running.run(small, found.append)
-    assert {proof.gemm.m: proof.status for proof in found} == {
-        16: "correct",
-        32: "correct",
-        48: "died",
-        64: "incorrect",
-    }
+    assert {proof.gemm.m: str(proof.status) for proof in found} == dict(
+        zip((16, 32, 48, 64), ("correct", "correct", "died", "incorrect"), strict=True)
+    )
     by_rows = {proof.gemm.m: proof for proof in found}
     assert by_rows[16].registers > 0 and by_rows[16].passed
     assert by_rows[64].check == "exact match" and "status" in by_rows[48].reason
@@ -317,9 +314,6 @@ def test_candidates_are_watched_alone_where_the_tool_speaks_of_several(
 
 @pytest.mark.gpu
 def test_two_kernels_are_proved_by_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from cuda_l2.commands import prove  # noqa: PLC0415
-    from cuda_l2.machine.cuda.target import detect  # noqa: PLC0415
-
     rows = [row("64x64x64", "sm80_gemm", target=detect())]
     rows += [row("512x512x512:tn", "sm90_wave", {"EDGE": edge}, detect()) for edge in (0, 1)]
     write_table(tmp_path / "table.csv", rows)

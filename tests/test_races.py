@@ -14,6 +14,7 @@ import torch
 from cuda_cheats import all_cheats
 from mutation.subjects import SUBJECTS, Subject
 
+from cuda_l2.build.cuda import build_all
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, parse_cuda
 from cuda_l2.machine import gpu_present
@@ -21,12 +22,15 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import alone as cuda_alone
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Ended, Job
+from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.sanitizer import Tool
-from cuda_l2.machine.cuda.target import compile_only
+from cuda_l2.machine.cuda.target import compile_only, detect
 from cuda_l2.records import BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.tasks.products import CudaReferences, ProductCases
 from cuda_l2.verify import races, stress
 from cuda_l2.verify._base import CheckFailed
+from cuda_l2.verify._cuda import CudaSession, Facilities
 
 CHEATS = {cheat.name: cheat for cheat in all_cheats()}
 HONEST = sorted(name for name, cheat in CHEATS.items() if cheat.honest)
@@ -177,9 +181,6 @@ def test_a_stress_build_keeps_its_contract_and_its_seed_changes_the_text() -> No
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_every_family_and_honest_kernel_builds_with_delays_and_keeps_wgmma_asynchronous(counts: bool) -> None:
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-
     sources = [subject.candidate(HOPPER).source for subject in SUBJECTS] + [CHEATS[name].source for name in HONEST]
     builds = build_all([Candidate(stressed(source, 3, counts=counts)) for source in sources], HOPPER)
     assert [build.reason for build in builds if build.status is not BuildStatus.BUILT] == []
@@ -326,10 +327,7 @@ def test_a_program_that_cannot_reach_a_gpu_gives_no_digests(tmp_path: Path) -> N
 
 
 def cubin_and_plan(source: str, shape: str) -> tuple[Path, Any]:
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415
-
-    target, gemm = cuda.detect(), Gemm.parse(shape)
+    target, gemm = detect(), Gemm.parse(shape)
     (build,) = build_all([Candidate(source)], target)
     assert build.status is BuildStatus.BUILT, build.reason
     return Path(build.artifact), parse_cuda(source).plan(gemm, target.sms)
@@ -399,19 +397,13 @@ def test_one_that_is_wrong_among_several_in_one_process_is_noticed(tool: Tool, w
 
 def honest_kernels() -> list[tuple[str, str, str]]:
     """Name, source and shape of kernels that are right."""
-    from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415
-
-    kernels = [(subject.name, subject.candidate(cuda.detect()).source, subject.shape) for subject in SUBJECTS]
+    kernels = [(subject.name, subject.candidate(detect()).source, subject.shape) for subject in SUBJECTS]
     return kernels + [(name, CHEATS[name].source, CHEATS[name].shape) for name in HONEST]
 
 
 @pytest.fixture(scope="module")
 def opened(gpu: Any) -> Callable[[str, str], Any]:
     """opened(source, shape) is a session on a GPU, as a context manager."""
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-    from cuda_l2.machine.cuda.arena import CudaArena  # noqa: PLC0415
-    from cuda_l2.tasks.products import CudaReferences, ProductCases  # noqa: PLC0415
-    from cuda_l2.verify._cuda import CudaSession, Facilities  # noqa: PLC0415
 
     def builds(candidate: Candidate, seeds: Any, counts: bool) -> list[Any]:
         return build_all([Candidate(stressed(candidate.source, seed, counts=counts)) for seed in seeds], gpu.target)
@@ -472,34 +464,26 @@ def test_shared_memory_holds_other_garbage_before_every_launch(opened: Callable[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["race_after_store", "race_before_store"])
-def test_a_missing_barrier_changes_the_result_when_threads_are_delayed(
-    name: str, stress_on_gpu: Callable[[str, str], None]
-) -> None:
+def test_a_missing_barrier_changes_the_result_when_threads_are_delayed(name: str, stress_on_gpu: Any) -> None:
     with pytest.raises(CheckFailed, match="delayed"):
         stress_on_gpu(CHEATS[name].source, CHEATS[name].shape)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_kernel_gives_the_same_bits_when_threads_are_delayed(
-    name: str, stress_on_gpu: Callable[[str, str], None]
-) -> None:
+def test_an_honest_kernel_gives_the_same_bits_when_threads_are_delayed(name: str, stress_on_gpu: Any) -> None:
     stress_on_gpu(CHEATS[name].source, CHEATS[name].shape)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-def test_a_family_gives_the_same_bits_when_threads_are_delayed(
-    subject: Subject, gpu: Any, stress_on_gpu: Callable[[str, str], None]
-) -> None:
+def test_a_family_gives_the_same_bits_when_threads_are_delayed(subject: Subject, gpu: Any, stress_on_gpu: Any) -> None:
     stress_on_gpu(subject.candidate(gpu.target).source, subject.shape)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [each.name for each in SUBJECTS if each.family.startswith("sm90")])
-def test_a_stage_handed_back_while_wgmma_may_read_it_is_noticed(
-    name: str, gpu: Any, stress_on_gpu: Callable[[str, str], None]
-) -> None:
+def test_a_stage_handed_back_while_wgmma_may_read_it_is_noticed(name: str, gpu: Any, stress_on_gpu: Any) -> None:
     """Hardware reads it soon enough for the result to be right."""
     subject = next(each for each in SUBJECTS if each.name == name)
     source = subject.candidate(gpu.target).source

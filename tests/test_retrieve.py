@@ -1,8 +1,7 @@
 """Retrieval: what is indexed, refreshed, found, and how much of it a prompt takes."""
 
+import fcntl
 import os
-import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from llm_server import Say, serving
 from test_llm_prompts import TARGETS
-from waiting import wait_until
+from waiting import kill_when
 
 from cuda_l2.archive import Archive
 from cuda_l2.corpus.holdout import HoldOut
@@ -54,9 +53,14 @@ def folder(tmp_path) -> Path:
     return made
 
 
-def test_one_refresh_waits_for_another(cache, folder) -> None:
-    sources = user_sources([folder])
+def test_one_refresh_waits_for_another(cache, folder, monkeypatch) -> None:
+    sources, flock, asking = user_sources([folder]), fcntl.flock, threading.Event()
     seen = []
+
+    def asked(lock, kind: int) -> None:
+        if threading.current_thread() is thread:
+            asking.set()
+        flock(lock, kind)
 
     def other() -> None:
         refresh(sources, lambda progress: seen.append("second"), anew=True)
@@ -66,9 +70,10 @@ def test_one_refresh_waits_for_another(cache, folder) -> None:
     def first(progress) -> None:
         if not seen:
             thread.start()
-            thread.join(1.0)
+            asking.wait()
         seen.append("first")
 
+    monkeypatch.setattr(fcntl, "flock", asked)
     refresh(sources, first)
     thread.join()
     assert seen == ["first", "second"] and Index().search("cp.async")
@@ -128,13 +133,11 @@ def test_an_interrupted_build_goes_on(cache, tmp_path) -> None:
     for i in range(400):
         (code / f"file{i}.h").write_text("\n".join(f"void name_{i}_{j}();" for j in range(60)))
     script = (
-        "import sys, time; from pathlib import Path; from cuda_l2.retrieve import index, sources;"
-        "index.refresh(sources.user_sources([Path(sys.argv[1])]), lambda progress: time.sleep(0.3))"
+        "import sys, signal; from pathlib import Path; from cuda_l2.retrieve import index, sources;"
+        "wait = lambda progress: progress.read >= 200 and signal.pause();"
+        "index.refresh(sources.user_sources([Path(sys.argv[1])]), wait)"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(code)])
-    wait_until(lambda: _files_read(cache) >= 100, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_when(lambda: _files_read(cache) >= 100, [sys.executable, "-c", script, code])
     before = _files_read(cache)
     assert 100 <= before < 400
     with pytest.raises(UserError, match="cuda-l2 index"):

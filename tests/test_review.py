@@ -1,16 +1,18 @@
 """Jumps in reward: which they are, what a second look at them finds, and what a search makes of that."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 
+import made
 import pytest
 from conftest import CHEATS, honest_source
+from made import CORRECT, timing
+from test_search import Listed
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.propose._base import Proposer
 from cuda_l2.records import (
-    Arm,
     Candidate,
     Gemm,
     Interval,
@@ -32,16 +34,11 @@ from cuda_l2.rigs._base import Elsewhere
 from cuda_l2.search import search
 
 GEMM = Gemm(48, 32, 64)
-CORRECT = Verdict(VerdictStatus.CORRECT)
-
-
-def near(speedup: float, share: float = 0.01) -> Interval:
-    return Interval(speedup, (1 - share) * speedup, (1 + share) * speedup)
+near = partial(made.near, share=0.01)
 
 
 def timed(speedup: Interval) -> Timing:
-    arm = Arm("candidate", Interval(10.0, 9.0, 11.0), 6, 24)
-    return Timing(TimingStatus.MEASURED, "search", candidate=arm, reference="torch", speedup=speedup)
+    return timing(10.0, {"torch": 40.0}, speedup=speedup)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +65,7 @@ def test_a_jump_is_over_three_times_the_reference_or_twice_the_best(speedup, bes
         ([near(1.0), near(1.05)], "lowered", 1.0),
         ([near(3.0), near(3.9)], "lowered", 3.0),
         ([near(1.0), near(4.0)], "unstable", None),
-        ([near(1.0, 0.8), near(3.0, 0.8)], "lowered", 1.0),  # noise: the intervals meet
+        ([made.near(1.0, 0.8), made.near(3.0, 0.8)], "lowered", 1.0),  # noise: the intervals meet
     ],
 )
 def test_what_is_measured_again_must_agree_and_the_slowest_counts(again, status, counts) -> None:
@@ -157,19 +154,6 @@ def faked(monkeypatch, evaluator, speedups) -> list[str]:
     monkeypatch.setattr(bench, "time", time)
     monkeypatch.setattr(bench, "redraw", redraw)
     return seeds
-
-
-class Listed(Proposer):
-    name = "listed"
-
-    def __init__(self, sources: list[str]) -> None:
-        self.sources = sources
-
-    def propose(self, count: int) -> list[Candidate]:
-        taken, self.sources = self.sources[:count], self.sources[count:]
-        return [Candidate(source) for source in taken]
-
-    def observe(self, trials) -> None: ...
 
 
 def test_a_timing_faked_to_be_unstable_is_rejected_and_tried_again_later(evaluator, archive, monkeypatch) -> None:

@@ -3,25 +3,20 @@
 import math
 
 import pytest
+from made import CORRECT, timing
 
-from cuda_l2.records import Arm, BuildStatus, Interval, Timing, TimingStatus, Verdict, VerdictStatus
+from cuda_l2.records import BuildStatus, Timing, TimingStatus, Verdict, VerdictStatus
 from cuda_l2.reward import RewardSettings, count_tokens, group_advantages, reward, smooth
 
-CORRECT = Verdict(VerdictStatus.CORRECT)
-ARM = Arm("candidate", Interval(1.0, 1.0, 1.0), 6, 6)
 
-
-def timing(speedup: float, difference: float) -> Timing:
-    interval = Interval(speedup, speedup, speedup)
-    return Timing(
-        TimingStatus.MEASURED, "search", candidate=ARM, reference="torch", speedup=interval, max_difference=difference
-    )
+def timed(speedup: float, difference: float) -> Timing:
+    return timing(1.0, {"torch": speedup}, max_difference=difference)
 
 
 def test_equation_3() -> None:
     settings = RewardSettings(alpha=0.5, beta=0.001)
     # 1.4 - 0.5 * 0.2 - 0.001 * 300
-    assert reward(BuildStatus.BUILT, CORRECT, timing(1.4, 0.2), 300, settings) == pytest.approx(1.0)
+    assert reward(BuildStatus.BUILT, CORRECT, timed(1.4, 0.2), 300, settings) == pytest.approx(1.0)
 
 
 def test_failures_rank_below_any_correct_kernel() -> None:
@@ -31,7 +26,7 @@ def test_failures_rank_below_any_correct_kernel() -> None:
     unbuildable = reward(BuildStatus.FAILED, None, None, 10, settings)
     incorrect = reward(BuildStatus.BUILT, wrong, None, 10, settings)
     stale = reward(BuildStatus.BUILT, CORRECT, wrong_when_timed, 10, settings)
-    worst_correct = reward(BuildStatus.BUILT, CORRECT, timing(0.01, 50.0), 10**9, settings)
+    worst_correct = reward(BuildStatus.BUILT, CORRECT, timed(0.01, 50.0), 10**9, settings)
     assert unbuildable < incorrect == stale < worst_correct
 
 

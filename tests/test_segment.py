@@ -1,16 +1,12 @@
 """Cutting by a model: what it is shown, that only ranges of lines come of its answers, budgets, kills."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from llm_server import Say, serving
-from waiting import wait_until
+from waiting import CLI, kill_when
 
 from cuda_l2.commands import corpus as corpus_command
 from cuda_l2.commands import prompts as prompts_command
@@ -65,11 +61,6 @@ CODE = "\n".join(FILE.split("\n")[i] for i in (0, 1)) + "\n\n"
 CODE += "\n".join(FILE.split("\n")[5:11]) + "\n\n" + "\n".join(FILE.split("\n")[12:20]) + "\n"
 EASY = ModelSettings(concurrency=2, retries=0, answer_tokens=400, prompt_tokens=8_000)
 WORDS = "Write what this code does, exactly as it is."
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-segment-secret-0123456789")
 
 
 @pytest.fixture
@@ -317,14 +308,11 @@ def test_killed_while_it_waits_it_pays_for_no_window_twice(folder, tmp_path) -> 
 
     with serving(script) as server:
         command = [
-            *(sys.executable, "-m", "cuda_l2.cli", "corpus", "--out", tmp_path / "data", "--folder", folder),
+            *(*CLI, "corpus", "--out", tmp_path / "data", "--folder", folder),
             *("--only-folders", "--segment", "hard", "--policy", f"openai:stub@{server.address}"),
             *("--archive", tmp_path / "data.db", "--concurrency", "1", "--answer-tokens", "400"),
         ]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: len(server.requests) >= 4, process)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_when(lambda: len(server.requests) >= 4, command)
         assert len(server.requests) == 4 and not (tmp_path / "data").exists()
         paid = server.prompts[:3]
         slow = False

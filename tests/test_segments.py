@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from cuda_l2.machine.cuda.segments import MAX_SEGMENTS, Copied, Segment, Segments
+
 pytestmark = pytest.mark.gpu
 WORD = 0xA5A5A5A5
 POISON = 0x7DAD
 
 
 @pytest.fixture
-def segments(gpu: Any) -> Any:
-    from cuda_l2.machine.cuda.segments import Segments  # noqa: PLC0415 - needs a GPU
-
+def segments(gpu: Any) -> Segments:
     return Segments(gpu.workers.helpers)
 
 
@@ -26,8 +26,6 @@ SIZES = [(1, 0), (2, 2), (15, 0), (16, 0), (4096, 6), (4098, 0), (100_003, 0), (
 
 
 def test_each_piece_gets_its_bytes_and_no_other_is_touched(segments: Any) -> None:
-    from cuda_l2.machine.cuda.segments import Segment  # noqa: PLC0415
-
     whole = [memory(size + offset + 32) for size, offset in SIZES]
     before = [piece.clone() for piece in whole]
     sources = [memory(size) for size, _ in SIZES]
@@ -43,8 +41,6 @@ def test_each_piece_gets_its_bytes_and_no_other_is_touched(segments: Any) -> Non
 @pytest.mark.parametrize("at", [0, 7, -1])
 @pytest.mark.parametrize("which", range(len(SIZES)))
 def test_one_byte_that_differs_is_found_where_it_is(segments: Any, which: int, at: int) -> None:
-    from cuda_l2.machine.cuda.segments import Copied, Segment  # noqa: PLC0415
-
     pieces = [memory(size, offset) for size, offset in SIZES]
     same = [piece.clone() for piece in pieces]
     c, copy = torch.zeros(77, dtype=torch.int16, device="cuda"), torch.ones(77, dtype=torch.int16, device="cuda")
@@ -60,8 +56,6 @@ def test_one_byte_that_differs_is_found_where_it_is(segments: Any, which: int, a
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 1001, 1 << 20])
 def test_what_is_copied_is_searched_for_the_word(segments: Any, length: int) -> None:
-    from cuda_l2.machine.cuda.segments import Copied  # noqa: PLC0415
-
     c = torch.randint(0, 0x7000, (length,), dtype=torch.int16, device="cuda")
     copy = torch.full((length + 8,), -1, dtype=torch.int16, device="cuda")
 
@@ -79,8 +73,6 @@ def test_what_is_copied_is_searched_for_the_word(segments: Any, length: int) -> 
 
 
 def test_more_pieces_than_one_kernel_takes_are_all_filled_and_looked_at(segments: Any) -> None:
-    from cuda_l2.machine.cuda.segments import MAX_SEGMENTS, Segment  # noqa: PLC0415
-
     count = 2 * MAX_SEGMENTS + 3
     whole = torch.zeros(count, 12, dtype=torch.int32, device="cuda")
     pieces = [Segment(row.data_ptr() + 4, 16, number + 1) for number, row in enumerate(whole)]

@@ -2,28 +2,16 @@
 
 import csv
 import io
-import sys
 
 import pytest
+from made import CORRECT, timing
 
-from cuda_l2 import cli
 from cuda_l2.archive import Archive
 from cuda_l2.families._base import families_for
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.optimizer import Result
-from cuda_l2.records import (
-    Arm,
-    Build,
-    BuildStatus,
-    Candidate,
-    Interval,
-    Timing,
-    TimingStatus,
-    Trial,
-    Verdict,
-    VerdictStatus,
-)
+from cuda_l2.records import Build, BuildStatus, Candidate, Trial
 from cuda_l2.report.task_figures import figures, markdown, table
 from cuda_l2.runs.task_bench import TaskResult, read_tasks, run
 from cuda_l2.search import Progress
@@ -35,27 +23,11 @@ EAGER, COMPILED = "torch eager", "torch.compile"
 
 
 def trial(name: str, ours_us: float, **baselines_us: float) -> Trial:
-    """A reported trial; baselines by name with _ for a blank or dot."""
+    """A reported trial; baselines: eager, compiled."""
     times = {{"eager": EAGER, "compiled": COMPILED}[key]: us for key, us in baselines_us.items()}
-
-    def arm(name: str, us: float) -> Arm:
-        return Arm(name, Interval(us, us, us), 12, 120)
-
-    def ratio(us: float) -> Interval:
-        return Interval(us / ours_us, us / ours_us, us / ours_us)
-
-    timing = Timing(
-        TimingStatus.MEASURED,
-        "offline",
-        candidate=arm("candidate", ours_us),
-        baselines=tuple(arm(key, us) for key, us in times.items()),
-        reference=min(times, key=times.get),
-        speedup=ratio(min(times.values())),
-        speedups=tuple((key, ratio(us)) for key, us in times.items()),
-    )
     task, candidate = definition(name).task(), Candidate("source", "schedule", family="cpu_rows")
     build = Build(candidate.id, BuildStatus.BUILT, artifact="kernel.so")
-    return Trial(task, candidate, "here", "offline", build, Verdict(VerdictStatus.CORRECT), timing)
+    return Trial(task, candidate, "here", "offline", build, CORRECT, timing(ours_us, times))
 
 
 RESULTS = [
@@ -146,14 +118,9 @@ def test_what_was_reported_is_not_searched_again_and_an_interrupt_ends_the_run(t
         (["--tasks", "nothing"], "no task"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
-def test_bad_options_are_one_clear_line(arguments, says, monkeypatch, capsys, tmp_path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cuda-l2", "bench", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and says in error and len(error.splitlines()) == 1
+def test_bad_options_are_one_clear_line(arguments, says, typed) -> None:
+    status, _, error = typed("bench", *arguments)
+    assert status == 2 and says in error and len(error.splitlines()) == 1
 
 
 def test_a_task_that_the_machine_fails_at_does_not_end_the_run(tmp_path, target) -> None:

@@ -2,12 +2,11 @@
 
 import json
 import math
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cuda_l2 import cli
 from cuda_l2.kernelbench.arms import COMPILED, EAGER
 from cuda_l2.kernelbench.examined import Examined, Readiness
 from cuda_l2.measure.protocols import SEARCH
@@ -21,24 +20,12 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import definition, definitions
 
 CHECKOUT = Path(__file__).with_name("kernelbench")
-pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(typed):
     """run(*arguments) of `cuda-l2 tasks`: exit status, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cuda-l2", "tasks", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        return status, *capsys.readouterr()
-
-    return command
+    return partial(typed, "tasks")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +73,7 @@ def test_a_checkout_is_tried_and_counted(run, tmp_path) -> None:
     (level / "1_Good.py").write_text((CHECKOUT / "KernelBench/level2/1_Linear_Swish_Scale.py").read_text())
     (level / "2_Bad.py").write_text("import nobody_has_this")
     out = tmp_path / "out.jsonl"
-    status, said, error = run("--kernelbench", str(tmp_path), "--out", str(out), "--timeout", "30s")
+    status, said, error = run("--kernelbench", str(tmp_path), "--out", str(out), "--timeout", "10min")
     assert status == 0, error
     assert "needs-package    kernelbench/level2/2_Bad: needs the package nobody_has_this" in said
     assert "tasks: 1 of 2 files" in said

@@ -2,16 +2,13 @@
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import CLI, kill_when
 
 from cuda_l2.commands import train as command
 from cuda_l2.commands.train import TrainSettings
@@ -101,11 +98,8 @@ def test_a_killed_run_goes_on_to_the_very_same_weights(small, tmp_path, capsys) 
     out, whole = tmp_path / "killed", tmp_path / "whole"
     arguments = ["--model", "scratch", "--data", str(small / "corpus"), "--config", str(small / "small.toml")]
     arguments += ["--set", "tuning.steps=100"]
-    base = [sys.executable, "-m", "cuda_l2.cli", "train", "--stage", "pretrain", *arguments, "--out", str(out)]
-    process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    wait_until((out / "checkpoints" / "checkpoint-10").exists, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    command_line = [*CLI, "train", "--stage", "pretrain", *arguments, "--out", out]
+    kill_when((out / "checkpoints" / "checkpoint-10").exists, command_line)
     assert not (out / "model").exists()
     found = sorted((out / "checkpoints").iterdir(), key=lambda path: path.stat().st_mtime)
     broken = out / "checkpoints" / "checkpoint-95"  # as a kill while it was written leaves it

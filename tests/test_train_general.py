@@ -1,22 +1,16 @@
 """The stage general-rl: GRPO on tasks other than matrix products, on the CPU with a tiny model; killed, resumed."""
 
-import json
-import os
-import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_train_tasks import SMALL, TASKS
-from waiting import wait_until
+import test_train_tasks as stages
+from test_train_tasks import SMALL, TASKS, answer, groups, taught
+from waiting import CLI, kill_when
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
-from cuda_l2.commands import train as command
-from cuda_l2.commands.train import TrainSettings
-from cuda_l2.corpus import dataset
 from cuda_l2.learn import rl
 from cuda_l2.learn.rl import Judge
 from cuda_l2.learn.settings import read
@@ -54,44 +48,18 @@ WRONG = CONTRACT.replace("STEP", "2").replace("VALUE", "x")
 RIGHT_SQUARE = CONTRACT.replace("STEP", "1").replace("VALUE", "x * x")
 
 
-def answer(code: str) -> str:
-    return f"```c\n{code}```\n"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model that writes right and wrong kernels for one task, and what its stage is told."""
-    folder = tmp_path_factory.mktemp("general")
-    (folder / "small.toml").write_text(SMALL.replace("sequence_tokens = 256", "sequence_tokens = 512"))
-    (folder / "tasks.toml").write_text(TASKS.replace("answer_tokens = 100", "answer_tokens = 160"))
-    (folder / "prompts").mkdir()
-    (folder / "prompts" / "system.md").write_text("Write a kernel.")
-    (folder / "prompts" / "ask.md").write_text("{task}\n\n## Exemplars\n\n{exemplars}\n")
+    small, stage = (
+        SMALL.replace("_tokens = 256", "_tokens = 512"),
+        TASKS.replace("answer_tokens = 100", "answer_tokens = 160"),
+    )
     question = f"Write a kernel.\n\n{describe(tasks.parse(RELU))}"
-    turns = [
-        [{"role": "user", "content": question}, {"role": "assistant", "content": answer(code)}]
-        for code in (RIGHT, WRONG)
-    ]
-    dataset.write(folder / "collected", {"sft": [{"messages": each} for each in turns * 4]}, "test")
-    asked = TrainSettings("scratch", [folder / "collected"], folder / "tuned", folder / "small.toml")
-    command.command(stage="sft", settings=asked)
-    return folder
+    return taught(tmp_path_factory.mktemp("general"), question, (RIGHT, WRONG), small, stage)
 
 
 def run(folder: Path, out: Path, *changes: str, on=(RELU, SQUARE), **settings) -> None:
-    asked = TrainSettings(
-        **{"archive": out.parent / "archive.db", "target": "cpu", "prompts": folder / "prompts"} | settings,
-        model=str(folder / "tuned" / "model"),
-        out=out,
-        config=folder / "tasks.toml",
-        set=["sampling.prompt_tokens=2000", *changes],
-    )
-    command.command(list(on), stage="general-rl", settings=asked)
-
-
-def groups(out: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (out / "run.jsonl").read_text().splitlines()]
-    return [line for line in lines if "candidates" in line]
+    stages.run("general-rl", folder, out, "sampling.prompt_tokens=2000", *changes, shapes=on, **settings)
 
 
 @pytest.mark.full
@@ -130,17 +98,13 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folde
         "--target": "cpu",
     }
     options |= {"--archive": tmp_path / "archive.db", "--prompts": folder / "prompts"}
-    base = [sys.executable, "-m", "cuda_l2.cli", "train", RELU, "--stage", "general-rl"]
-    base += [str(word) for pair in options.items() for word in pair]
+    arguments = ["train", RELU, "--stage", "general-rl", *(str(word) for pair in options.items() for word in pair)]
     for change in ("tuning.steps=4", "tuning.save_every=1", "sampling.prompt_tokens=2000"):
-        base += ["--set", change]
-    process = subprocess.Popen(base, env={**os.environ}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    wait_until((out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+        arguments += ["--set", change]
+    kill_when((out / "checkpoints" / "checkpoint-1" / "trainer_state.json").exists, [*CLI, *arguments])
     before = groups(out)
     assert before and not (out / "model").exists()
-    done = subprocess.run(base, capture_output=True, text=True, env={**os.environ})
+    done = subprocess.run([*CLI, *arguments], capture_output=True, text=True)
     assert done.returncode == 0 and "goes on from checkpoint-" in done.stderr, done.stderr
     assert (out / "model").is_dir() and groups(out)[: len(before)] == before
     assert "measured" in {status for group in groups(out) for status in group["statuses"]}  # it writes right ones

@@ -1,6 +1,7 @@
 """Stages that judge what the model writes: self-supervised rounds and contrastive RL, on the CPU with a tiny model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,16 @@ void gemm(int64_t m, int64_t n, int64_t k, const _Float16 *a, const _Float16 *b,
         }
 }
 """
+
+
+def answer(code: str) -> str:
+    return f"```c\n{code}```\n"
+
+
+def turns(question: str, code: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer(code)}]
+
+
 QUESTION = f"Write a kernel.\n\n{describe(GEMM)}"
 RIGHT, WRONG = KERNEL.replace("STEP", "1"), KERNEL.replace("STEP", "2")
 SMALL = """
@@ -73,33 +84,29 @@ at_once = 16
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A model that writes one right and one wrong kernel about equally often, and what its stages are told."""
-    folder = tmp_path_factory.mktemp("stages")
-    (folder / "small.toml").write_text(SMALL)
-    (folder / "tasks.toml").write_text(TASKS)
+def taught(folder: Path, question: str, codes: Sequence[str], small: str = SMALL, tasks: str = TASKS) -> Path:
+    """The folder, with a model that writes these kernels about equally often, and what its stages are told."""
+    (folder / "small.toml").write_text(small)
+    (folder / "tasks.toml").write_text(tasks)
     (folder / "prompts").mkdir()
     (folder / "prompts" / "system.md").write_text("Write a kernel.")
     (folder / "prompts" / "ask.md").write_text("{task}\n\n## Exemplars\n\n{exemplars}\n")
-    rows = [
-        {"messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": f"```c\n{code}```\n"}]}
-        for code in (RIGHT, WRONG)
-    ]
+    rows = [{"messages": turns(question, code)} for code in codes]
     dataset.write(folder / "collected", {"sft": rows * 4}, "test")
     asked = TrainSettings("scratch", [folder / "collected"], folder / "tuned", folder / "small.toml")
     command.command(stage="sft", settings=asked)
     return folder
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return taught(tmp_path_factory.mktemp("stages"), QUESTION, (RIGHT, WRONG))
+
+
 def run(stage: str, folder: Path, out: Path, *changes: str, shapes=(str(GEMM),), **settings) -> None:
-    asked = TrainSettings(
-        **{"model": str(folder / "tuned" / "model"), "archive": out.parent / "archive.db", "target": "cpu"} | settings,
-        out=out,
-        config=folder / "tasks.toml",
-        prompts=folder / "prompts",
-        set=list(changes),
-    )
+    usual = {"model": str(folder / "tuned" / "model"), "archive": out.parent / "archive.db", "target": "cpu"}
+    usual["prompts"] = folder / "prompts"
+    asked = TrainSettings(**usual | settings, out=out, config=folder / "tasks.toml", set=list(changes))
     command.command(list(shapes), stage=stage, settings=asked)
 
 
@@ -113,15 +120,11 @@ def margin(folder: Path) -> float:
     pupil = models.load(str(folder), "float32")
     values = []
     for code in (RIGHT, WRONG):
-        turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": f"```c\n{code}```\n"}]
-        ids = torch.tensor([pupil.tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]])
+        asked = turns(QUESTION, code)
+        ids = torch.tensor([pupil.tokenizer.apply_chat_template(asked, return_dict=True)["input_ids"]])
         with torch.no_grad():
             values.append(-pupil.model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1))
     return values[0] - values[1]
-
-
-def answer(code: str) -> str:
-    return f"```c\n{code}```\n"
 
 
 @pytest.mark.full

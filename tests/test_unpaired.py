@@ -6,8 +6,11 @@ import pytest
 from mutation.subjects import SUBJECTS
 
 from cuda_l2.build import unpaired
+from cuda_l2.build.cuda import build_all
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Candidate
+
+TARGET = dataclasses.replace(compile_only("sm_90a"), cores=2)
 
 COPY = "cp.async.cg.shared.global [%r1], [%rd1], 16;"
 LOAD = (
@@ -92,14 +95,10 @@ def test_a_fence_between_a_barriers_initialisation_and_the_next_copy_is_enough(p
     ],
 )
 def test_a_kernel_of_ours_is_refused_without_one_half(subject: str, dropped: str, reason: str) -> None:
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-
-    target = dataclasses.replace(compile_only("sm_90a"), cores=2)
-    source = next(each for each in SUBJECTS if each.name == subject).candidate(target).source
+    source = next(each for each in SUBJECTS if each.name == subject).candidate(TARGET).source
     assert dropped in source
     without = source.replace(dropped, "ld.relaxed" if dropped == "ld.acquire" else "((void)0);")
-    whole, half = build_all([Candidate(source), Candidate(without)], target)
+    whole, half = build_all([Candidate(source), Candidate(without)], TARGET)
     assert whole.status is BuildStatus.BUILT
     assert half.status is BuildStatus.REFUSED
     assert reason in half.reason
@@ -107,15 +106,11 @@ def test_a_kernel_of_ours_is_refused_without_one_half(subject: str, dropped: str
 
 @pytest.mark.parametrize("subject", ["wave", "wave in clusters"])
 def test_each_of_a_kernels_fences_behind_its_barriers_initialisation_is_asked_for(subject: str) -> None:
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-
-    target = dataclasses.replace(compile_only("sm_90a"), cores=2)
-    source = next(each for each in SUBJECTS if each.name == subject).candidate(target).source
+    source = next(each for each in SUBJECTS if each.name == subject).candidate(TARGET).source
     pieces = source.split("bar_init_fence();")
     assert len(pieces) == 3
     mutants = ["((void)0);".join(pieces[:2]) + "bar_init_fence();" + pieces[2]]
     mutants += [pieces[0] + "bar_init_fence();" + "((void)0);".join(pieces[1:])]
-    for build in build_all([Candidate(mutant) for mutant in mutants], target):
+    for build in build_all([Candidate(mutant) for mutant in mutants], TARGET):
         assert build.status is BuildStatus.REFUSED
         assert "a bulk copy follows mbarrier.init" in build.reason

@@ -1,27 +1,20 @@
 """docs/use.md: its layer is the example's and computes what torch's does; the cost of calls is reported where it counts."""
 
-import importlib.util
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import example
 from default_kernel import default_kernel
+from made import timing
 
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Arm, Gemm, Interval, Timing, TimingStatus
+from cuda_l2.records import Gemm
 from cuda_l2.report import tables
 from cuda_l2.search import Progress
 
 ROOT = Path(__file__).parents[1]
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +73,10 @@ def test_the_table_of_call_costs_holds_every_way_against_the_kernel_alone(target
     assert table.splitlines()[2:] == ["| alone | 3.00 | 2.00 | 0.00 |", "| called | 4.25 | 3.50 | 1.50 |"]
 
 
-def timing(kernel_us: float, speedup: float) -> Timing:
-    arm = Arm("candidate", Interval(kernel_us, kernel_us, kernel_us), 9, 9)
-    return Timing(TimingStatus.MEASURED, "offline", candidate=arm, speedup=Interval(speedup, speedup, speedup))
-
-
 def test_the_report_says_what_a_caller_gets_where_a_call_costs_much(target, monkeypatch) -> None:
     monkeypatch.setattr(tables, "overhead_us", lambda gemm: 1.0)
     result = Result(Gemm(64, 64, 64), target, Progress(), {}, None)
-    said = tables._call_cost(result, timing(4.0, 5.0))
+    said = tables._call_cost(result, timing(4.0, {"torch": 20.0}))
     assert said.startswith("a call from Python costs 1.0 us beside the kernel's 4.0 us")
     assert said.endswith("gives 4.00x instead of 5.00x")
-    assert tables._call_cost(result, timing(10.0, 5.0)) == ""
+    assert tables._call_cost(result, timing(10.0, {"torch": 50.0})) == ""

@@ -1,11 +1,17 @@
 """Waiting for another process. However long it takes: pytest's own limit ends a test that hangs."""
 
+import os
+import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from subprocess import PIPE
 from typing import Any
 
 PAUSE_S = 0.02
+CLI = (sys.executable, "-m", "cuda_l2.cli")
+"""The command line, as from a shell."""
 
 
 def wait_until(condition: Callable[[], object], process: "subprocess.Popen[Any] | None" = None) -> None:
@@ -15,3 +21,23 @@ def wait_until(condition: Callable[[], object], process: "subprocess.Popen[Any] 
             assert condition(), f"{process.args} ended with status {process.returncode}: {process.communicate()}"
             return
         time.sleep(PAUSE_S)
+
+
+def kill_when(condition: Callable[[], object], command: Sequence[object]) -> None:
+    """Start a command and kill it, as kill -9 does, once the condition holds."""
+    words = [str(word) for word in command]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(condition, process)
+    process.kill()
+    process.wait()
+
+
+def interrupt_when(condition: Callable[[], object], command: Sequence[object]) -> tuple[str, str]:
+    """Start a command and interrupt it, as Ctrl-C does, once the condition holds. What it printed; it ends with 130."""
+    words = [str(word) for word in command]
+    process = subprocess.Popen(words, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
+    wait_until(condition, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    return output, errors

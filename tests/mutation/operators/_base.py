@@ -1,13 +1,16 @@
 """What operators are made of, and what several of them need to know of a source."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mutation.source import Source
 
 NOTHING = "((void)0)"
 Edits = Callable[[Source], "Iterator[Edit]"]
+Found = Callable[[Source, str], Iterator[re.Match[str]]]
+Text = str | Callable[[re.Match[str]], str]
+"""What a part of a match becomes: a template, as `re.Match.expand` reads it, or a function of the match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,25 @@ def plain_matches(source: Source, pattern: str) -> Iterator[re.Match[str]]:
     return (match for match in matches(source, pattern) if not aside(source, match.start()))
 
 
+def in_strings(source: Source, pattern: str) -> Iterator[re.Match[str]]:
+    """Matches in string literals behind the contract."""
+    for start, end in source.strings():
+        yield from re.compile(pattern).finditer(source.text, start, end)
+
+
+def each(found: Iterable[re.Match[str]], part: int, *texts: Text) -> Iterator[Edit]:
+    """Edits by which this group of each match becomes each of the texts."""
+    for match in found:
+        for text in texts:
+            yield Edit(*match.span(part), match.expand(text) if isinstance(text, str) else text(match))
+
+
+def behind(source: Source, span: tuple[int, int], *texts: str) -> Iterator[Edit]:
+    """Edits that put each of the texts behind an expression, which gets brackets."""
+    for text in texts:
+        yield Edit(*span, f"({source.text[slice(*span)]}) {text}")
+
+
 def aside(source: Source, position: int) -> bool:
     """Whether the line holds constants, assertions, what only bounds a wait, or what only a compiler sees."""
     line, following = source.line_text(position), source.line_text(source.text.find("\n", position) + 1)
@@ -88,3 +110,23 @@ def drop(name: str, group: str, *roles: str) -> None:
     def edits(source: Source) -> Iterator[Edit]:
         for call in source.role_calls(*roles):
             yield Edit(call.start, call.end, NOTHING)
+
+
+def rewrite(
+    name: str,
+    group: str,
+    *rules: tuple[str, int, *tuple[Text, ...]],
+    find: Found = matches,
+    where: Callable[[re.Match[str]], bool] = lambda match: True,
+) -> None:
+    """Register the operator whose rules are a pattern, the part of it that changes, and what that becomes."""
+
+    @operator(name, group)
+    def edits(source: Source) -> Iterator[Edit]:
+        for pattern, part, *texts in rules:
+            yield from each(filter(where, find(source, pattern)), part, *texts)
+
+
+def varies(match: re.Match[str]) -> bool:
+    """Whether the first group is not known when the source is compiled."""
+    return not constant(match[1])

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mutation.operators._base import Edit, matches, operator
+from mutation.operators._base import Edit, each, in_strings, matches, operator, rewrite
 from mutation.source import Source
 
 GROUP = "accumulator"
@@ -17,27 +17,14 @@ static __device__ float rounded_to_fp16(float x) {
 """
 
 
-@operator("sums not cleared", GROUP)
-def _uncleared(source: Source) -> Iterator[Edit]:
-    for match in matches(source, r"\((\w+(?: \| \w+)+)\) != 0"):
-        yield Edit(*match.span(), "1")
-    for match in matches(source, r"\b(?:float|Sums?|half|u32|double) \w+(?:\[[^\]=;]*\])*( = \{\});"):
-        yield Edit(*match.span(1), "")
-    for match in matches(source, r"\b\w*(?:acc|sum|share|own|out)\w*(?:\[[^\]]*\])+ = (0(?:\.0f?)?);"):
-        yield Edit(*match.span(), match.group().replace("= " + match.group(1), "+= 0"))
-
-
-@operator("sums cleared again", GROUP)
-def _recleared(source: Source) -> Iterator[Edit]:
-    for match in matches(source, r"\((\w+) \| (\w+(?: \| \w+)*)\) != 0"):
-        yield Edit(*match.span(), f"({match.group(2)}) != 0")
-        yield Edit(*match.span(), "0")
-
-
-@operator("last step left out", GROUP)
-def _short(source: Source) -> Iterator[Edit]:
-    for match in matches(source, r"\b(?:steps|trips|chunks|k_tiles|iterations|share) = ([^,;]+)"):
-        yield Edit(*match.span(1), f"{match.group(1)} - 1")
+rewrite(
+    *("sums not cleared", GROUP),
+    (r"\((\w+(?: \| \w+)+)\) != 0", 0, "1"),
+    (r"\b(?:float|Sums?|half|u32|double) \w+(?:\[[^\]=;]*\])*( = \{\});", 1, ""),
+    (r"\b(\w*(?:acc|sum|share|own|out)\w*(?:\[[^\]]*\])+ )= 0(?:\.0f?)?;", 0, r"\1+= 0;"),
+)
+rewrite("sums cleared again", GROUP, (r"\((\w+) \| (\w+(?: \| \w+)*)\) != 0", 0, r"(\2) != 0", "0"))
+rewrite("last step left out", GROUP, (r"\b(?:steps|trips|chunks|k_tiles|iterations|share) = ([^,;]+)", 1, r"\1 - 1"))
 
 
 @operator("sum rounded to fp16", GROUP)
@@ -56,21 +43,12 @@ def _half_sum(source: Source) -> Iterator[Edit]:
             yield Edit(call.start, call.end + 1, whole, ((at, at, _ROUNDED),))
 
 
-@operator("other operand type", GROUP)
-def _operand_type(source: Source) -> Iterator[Edit]:
-    for start, end in source.strings():
-        for match in re.finditer(r"mma\S*\.f32(\.f16\.f16)\b", source.text[start:end]):
-            yield Edit(start + match.start(1), start + match.end(1), ".bf16.bf16")
+rewrite("other operand type", GROUP, (r"mma\S*\.f32(\.f16\.f16)\b", 1, ".bf16.bf16"), find=in_strings)
 
 
 @operator("result rounded otherwise", GROUP)
 def _rounding(source: Source) -> Iterator[Edit]:
-    for start, end in source.strings():
-        for match in re.finditer(r"cvt\.(rn)\.f16", source.text[start:end]):
-            yield Edit(start + match.start(1), start + match.end(1), "rz")
-    for match in matches(source, r"\b__float2half(_rn)?(?=\()"):
-        yield Edit(*match.span(), "__float2half_rz")
-    for match in matches(source, r"\b__floats2half2_rn\((\w+), (\w+)\)"):
-        yield Edit(
-            *match.span(), f"__halves2half2(__float2half_rz({match.group(1)}), __float2half_rz({match.group(2)}))"
-        )
+    yield from each(in_strings(source, r"cvt\.(rn)\.f16"), 1, "rz")
+    yield from each(matches(source, r"\b__float2half(_rn)?(?=\()"), 0, "__float2half_rz")
+    pairs = matches(source, r"\b__floats2half2_rn\((\w+), (\w+)\)")
+    yield from each(pairs, 0, r"__halves2half2(__float2half_rz(\1), __float2half_rz(\2))")

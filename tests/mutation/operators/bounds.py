@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mutation.operators._base import Edit, aside, constant, matches, operator, plain_matches
+from mutation.operators._base import Edit, aside, constant, matches, operator, plain_matches, rewrite, varies
 from mutation.source import Source
 
 GROUP = "bounds"
@@ -50,17 +50,10 @@ def _guard(source: Source) -> Iterator[Edit]:
             yield Edit(*match.span(), f"({match.group(2)})")
 
 
-@operator("loop starts late", GROUP)
-def _start(source: Source) -> Iterator[Edit]:
-    for match in plain_matches(source, r"\bfor \((?:int|unsigned|u32|long long) \w+ = ([^;,]+);"):
-        yield Edit(*match.span(1), f"{match.group(1)} + 1")
-
-
-@operator("edge rounded down", GROUP)
-def _rounded(source: Source) -> Iterator[Edit]:
-    for match in matches(source, r"\((\w+) \+ (?:[^()]+(?:\([^()]*\))? - 1|63|31|15|7)\) / "):
-        if not constant(match.group(1)):
-            yield Edit(*match.span(), f"({match.group(1)}) / ")
+_FIRST = r"\bfor \((?:int|unsigned|u32|long long) \w+ = ([^;,]+);"
+rewrite("loop starts late", GROUP, (_FIRST, 1, r"\1 + 1"), find=plain_matches)
+_UP = r"\((\w+) \+ (?:[^()]+(?:\([^()]*\))? - 1|63|31|15|7)\) / "
+rewrite("edge rounded down", GROUP, (_UP, 0, r"(\1) / "), where=varies)
 
 
 def _conditions(source: Source) -> Iterator[tuple[re.Match[str], bool]]:

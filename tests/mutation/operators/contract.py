@@ -1,118 +1,14 @@
 """The launch contract: tensor maps, grid, memory, edges and arguments other than the kernel expects."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 
-from mutation.operators._base import Edit, operator
+from mutation.operators._base import Edit, operator, rewrite
 from mutation.source import Source
 
 GROUP = "contract"
-
-
-@operator("box", GROUP)
-def _box(source: Source) -> Iterator[Edit]:
-    for start, end in _elements(source, "box"):
-        value = int(source.text[start:end])
-        for other in (value // 2, value + 8):
-            if 0 < other <= 256:
-                yield Edit(start, end, str(other))
-
-
-@operator("stride", GROUP)
-def _stride(source: Source) -> Iterator[Edit]:
-    for start, end in _elements(source, "strides"):
-        yield Edit(start, end, f'"{_bare(source, start, end)} + 16"')
-
-
-@operator("dimension", GROUP)
-def _dimension(source: Source) -> Iterator[Edit]:
-    for start, end in _elements(source, "dims"):
-        for other in ("- 1", "+ 8"):
-            yield Edit(start, end, f'"{_bare(source, start, end)} {other}"')
-
-
-@operator("swizzle", GROUP)
-def _swizzle(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r'^swizzle = "(\w+)"$'):
-        for other in ("none", "32B", "64B", "128B"):
-            if other != match.group(1):
-                yield Edit(*match.span(1), other)
-
-
-@operator("fill beyond the edge", GROUP)
-def _fill(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r'^\[\[tensor_map\]\]\nname = "\w+"\ntensor = "[ab]"$'):
-        yield Edit(match.end(), match.end(), '\nout_of_bounds = "nan"')
-
-
-@operator("grid", GROUP)
-def _grid(source: Source) -> Iterator[Edit]:
-    for start, end in _elements(source, "grid"):
-        text = _bare(source, start, end)
-        if text != "1":
-            yield Edit(start, end, f'"{text} - 1"')
-
-
-@operator("block", GROUP)
-def _block(source: Source) -> Iterator[Edit]:
-    for start, end in _elements(source, "block"):
-        for other in ("- 32", "+ 32"):
-            yield Edit(start, end, f'"{_bare(source, start, end)} {other}"')
-
-
-@operator("cluster", GROUP)
-def _cluster(source: Source) -> Iterator[Edit]:
-    for start, end in _elements(source, "cluster"):
-        if _bare(source, start, end) != "1":
-            yield Edit(start, end, "1")
-
-
-@operator("shared memory", GROUP)
-def _shared(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r"^shared_bytes = (\d+)$"):
-        yield Edit(*match.span(1), str(int(match.group(1)) // 2))
-
-
-@operator("workspace size", GROUP)
-def _workspace(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r'^bytes = "?([^"\n]+)"?$'):
-        yield Edit(*match.span(), f'bytes = "({match.group(1)}) / 2"')
-
-
-@operator("workspace fill or kind", GROUP)
-def _kind(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r"^fill = (\w+)$"):
-        yield Edit(*match.span(1), "1")
-    for match in _contract(source, r'^kind = "persistent"\n(fill = \w+\n?)?'):
-        yield Edit(*match.span(), "")
-
-
-@operator("edge", GROUP)
-def _edge(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r'^edge = "plain"$'):
-        yield Edit(*match.span(), 'edge = "programmatic"')
-
-
-@operator("arguments", GROUP)
-def _arguments(source: Source) -> Iterator[Edit]:
-    for first, second in pairwise(_elements(source, "args")):
-        one, two = source.text[slice(*first)], source.text[slice(*second)]
-        if "\n" not in source.text[first[0] : second[1]]:
-            yield Edit(*first, two, ((*second, one),))
-
-
-@operator("table", GROUP)
-def _table(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r'^value = "([^"\n]+)"$'):
-        yield Edit(*match.span(1), f"{match.group(1)} + 1")
-        yield Edit(*match.span(1), re.sub(r"\bi\b", "(i / 2)", match.group(1)))
-
-
-@operator("scalar", GROUP)
-def _scalar(source: Source) -> Iterator[Edit]:
-    for match in _contract(source, r'\{(u?int(?:32|64)) = "([^"}]+)"\}'):
-        yield Edit(*match.span(), f'{{{match.group(1)} = "{match.group(2)} - 1"}}')
 
 
 def _contract(source: Source, pattern: str) -> Iterator[re.Match[str]]:
@@ -127,5 +23,41 @@ def _elements(source: Source, field: str) -> Iterator[tuple[int, int]]:
             yield match.start(1) + element.start(), match.start(1) + element.end()
 
 
-def _bare(source: Source, start: int, end: int) -> str:
-    return source.text[start:end].strip('"')
+def _entries(name: str, field: str, others: Callable[[str], Iterable[str]]) -> None:
+    """Register the operator that replaces each entry of the lists of a field. others: of an entry without quotes."""
+
+    @operator(name, GROUP)
+    def edits(source: Source) -> Iterator[Edit]:
+        for start, end in _elements(source, field):
+            for other in others(source.text[start:end].strip('"')):
+                yield Edit(start, end, other)
+
+
+rewritten = partial(rewrite, find=_contract)
+_entries("box", "box", lambda text: [str(n) for n in (int(text) // 2, int(text) + 8) if 0 < n <= 256])
+_entries("stride", "strides", lambda text: [f'"{text} + 16"'])
+_entries("dimension", "dims", lambda text: [f'"{text} - 1"', f'"{text} + 8"'])
+rewritten("swizzle", GROUP, (r'^swizzle = "(\w+)"$', 1, "none", "32B", "64B", "128B"))
+_MAP = r'^\[\[tensor_map\]\]\nname = "\w+"\ntensor = "[ab]"()$'
+rewritten("fill beyond the edge", GROUP, (_MAP, 1, r'\nout_of_bounds = "nan"'))
+_entries("grid", "grid", lambda text: [f'"{text} - 1"'] if text != "1" else [])
+_entries("block", "block", lambda text: [f'"{text} - 32"', f'"{text} + 32"'])
+_entries("cluster", "cluster", lambda text: ["1"] if text != "1" else [])
+rewritten("shared memory", GROUP, (r"^shared_bytes = (\d+)$", 1, lambda match: str(int(match[1]) // 2)))
+rewritten("workspace size", GROUP, (r'^bytes = "?([^"\n]+)"?$', 0, r'bytes = "(\1) / 2"'))
+_PERSISTENT = r'^kind = "persistent"\n(fill = \w+\n?)?'
+rewritten("workspace fill or kind", GROUP, (r"^fill = (\w+)$", 1, "1"), (_PERSISTENT, 0, ""))
+rewritten("edge", GROUP, (r'^edge = "plain"$', 0, 'edge = "programmatic"'))
+
+
+@operator("arguments", GROUP)
+def _arguments(source: Source) -> Iterator[Edit]:
+    for first, second in pairwise(_elements(source, "args")):
+        one, two = source.text[slice(*first)], source.text[slice(*second)]
+        if "\n" not in source.text[first[0] : second[1]]:
+            yield Edit(*first, two, ((*second, one),))
+
+
+_VALUE = r'^value = "([^"\n]+)"$'
+rewritten("table", GROUP, (_VALUE, 1, r"\1 + 1", lambda match: re.sub(r"\bi\b", "(i / 2)", match[1])))
+rewritten("scalar", GROUP, (r'\{(u?int(?:32|64)) = "([^"}]+)"\}', 0, r'{\1 = "\2 - 1"}'))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mutation.operators._base import NOTHING, Edit, functions, operator, plain_matches
+from mutation.operators._base import NOTHING, Edit, each, functions, operator, plain_matches
 from mutation.source import Source
 
 GROUP = "epilogue"
@@ -18,8 +18,8 @@ def _drop_store(source: Source) -> Iterator[Edit]:
             r"\breturn\b|\bconst\b[^;]*$", source.code[source.code.rfind(";", 0, match.start()) : match.start()]
         ):
             yield Edit(*match.span(), NOTHING)
-    for match in plain_matches(source, r"(?<=[ )])(?:at|C|c|out|to|p|tile)\[[^;=]*?\] = (?!=)[^;]+(?=;)"):
-        yield Edit(*match.span(), NOTHING)
+    stores = plain_matches(source, r"(?<=[ )])(?:at|C|c|out|to|p|tile)\[[^;=]*?\] = (?!=)[^;]+(?=;)")
+    yield from each(stores, 0, NOTHING)
 
 
 @operator("drop last store", GROUP)
@@ -59,8 +59,8 @@ def _lanes(source: Source) -> Iterator[Edit]:
 
 @operator("wrong sum of a thread", GROUP)
 def _fragments(source: Source) -> Iterator[Edit]:
-    for match in plain_matches(source, r"\b(?:pair|value|sum_of)\((\w+(?:\[[^\]]*\])*), ([^;]*?)\)(?=[,);])"):
-        yield Edit(*match.span(2), f"({match.group(2)}) ^ 1")
+    pairs = plain_matches(source, r"\b(?:pair|value|sum_of)\((\w+(?:\[[^\]]*\])*), ([^;]*?)\)(?=[,);])")
+    yield from each(pairs, 2, r"(\2) ^ 1")
     for match in plain_matches(source, r"\bpack\((\w+\[[^;]*?\]), (\w+\[[^;]*?\])\)"):
         yield Edit(*match.span(1), match.group(2), ((*match.span(2), match.group(1)),))
 

@@ -4,39 +4,30 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from mutation.operators._base import Edit, constant, functions, operator, plain_matches
+from mutation.operators._base import Edit, constant, each, functions, operator, plain_matches, rewrite, varies
 from mutation.source import Call, Source
 
 GROUP = "index"
 _DESCRIPTOR = r"\b(DESC_HIGH = )([^;]+);|(desc_low\([^)]*\) \{ return )([^;]+);"
 
 
-@operator("divide for remainder", GROUP)
-def _remainder(source: Source) -> Iterator[Edit]:
-    for match in _arithmetic(source, r"[%/]"):
-        yield Edit(*match.span(1), "/" if match.group(1) == "%" else "%")
+def _arithmetic(source: Source, symbols: str) -> Iterator[re.Match[str]]:
+    """Operators between operands that are not all known when compiling."""
+    for match in plain_matches(source, rf" ({symbols}) (?!=)"):
+        near = source.code[max(0, match.start() - 24) : match.end() + 24].split(";")
+        if not constant(" ".join(near)):
+            yield match
 
 
-@operator("other factor", GROUP)
-def _factor(source: Source) -> Iterator[Edit]:
-    for match in plain_matches(source, r" \* (\d+)\b"):
-        value = int(match.group(1))
-        if value >= 2:
-            yield Edit(*match.span(1), str(value // 2))
-            yield Edit(*match.span(1), str(value * 2))
-
-
-@operator("minus for plus", GROUP)
-def _sign(source: Source) -> Iterator[Edit]:
-    for match in _arithmetic(source, r"\+"):
-        yield Edit(*match.span(1), "-")
-
-
-@operator("offset by eight", GROUP)
-def _offset(source: Source) -> Iterator[Edit]:
-    for match in plain_matches(source, r"\b(?:row|col|column|at|m|n|k|x|y)\w* = ([^,;=]+)[,;]"):
-        if not constant(match.group(1)):
-            yield Edit(*match.span(1), f"{match.group(1)} + 8")
+rewrite("divide for remainder", GROUP, (r"[%/]", 1, lambda m: "/" if m[1] == "%" else "%"), find=_arithmetic)
+rewrite(
+    *("other factor", GROUP, (r" \* (\d+)\b", 1, lambda m: str(int(m[1]) // 2), lambda m: str(int(m[1]) * 2))),
+    find=plain_matches,
+    where=lambda match: int(match[1]) >= 2,
+)
+rewrite("minus for plus", GROUP, (r"\+", 1, "-"), find=_arithmetic)
+_COORDINATE = r"\b(?:row|col|column|at|m|n|k|x|y)\w* = ([^,;=]+)[,;]"
+rewrite("offset by eight", GROUP, (_COORDINATE, 1, r"\1 + 8"), find=plain_matches, where=varies)
 
 
 @operator("swap neighbouring arguments", GROUP)
@@ -48,13 +39,13 @@ def _swap(source: Source) -> Iterator[Edit]:
                 yield Edit(*first, two, ((*second, one),))
 
 
-@operator("other stride", GROUP)
-def _stride(source: Source) -> Iterator[Edit]:
-    other = {"m": "n", "n": "m", "k": "(k + 8)", "M": "N", "N": "M", "K": "(K + 8)"}
-    for match in plain_matches(source, r" \* ([mnkMNK])\b(?! \*)"):
-        yield Edit(*match.span(1), other[match.group(1)])
-    for match in plain_matches(source, r" \* (?:\w+::)?(\w*(?:PITCH|WIDTH|BYTES|STRIDE))\b"):
-        yield Edit(match.end(), match.end(), " / 2")
+_OTHER = {"m": "n", "n": "m", "k": "(k + 8)", "M": "N", "N": "M", "K": "(K + 8)"}
+rewrite(
+    *("other stride", GROUP),
+    (r" \* ([mnkMNK])\b(?! \*)", 1, lambda match: _OTHER[match[1]]),
+    (r" \* (?:\w+::)?(\w*(?:PITCH|WIDTH|BYTES|STRIDE))\b()", 2, " / 2"),
+    find=plain_matches,
+)
 
 
 @operator("swizzle without xor", GROUP)
@@ -87,27 +78,16 @@ def _descriptor(source: Source) -> Iterator[Edit]:
 
 @operator("ring one stage short or stuck", GROUP)
 def _ring(source: Source) -> Iterator[Edit]:
-    for match in plain_matches(source, r"\+\+\w+ == (\w+)"):
-        yield Edit(*match.span(1), f"{match.group(1)} - 1")
-    for match in plain_matches(source, r"\b(\w+) \* \(?STAGE_BYTES"):
-        yield Edit(*match.span(1), f"({match.group(1)} ? 0 : 1)")
+    yield from each(plain_matches(source, r"\+\+\w+ == (\w+)"), 1, r"\1 - 1")
+    yield from each(plain_matches(source, r"\b(\w+) \* \(?STAGE_BYTES"), 1, r"(\1 ? 0 : 1)")
     waits = [call.template for call in source.role_calls("copy-wait", "bulk-wait", "wgmma-wait") if call.template]
     for match in plain_matches(source, r"\bSTAGES - (\d)"):
         if not any(start <= match.start() < end for start, end in waits):  # to wait for more groups is no fault
             yield Edit(*match.span(1), str(int(match.group(1)) + 1))
-    for match in plain_matches(source, r" \+ (STAGES)\b"):
-        yield Edit(*match.span(1), "STAGES - 1")
+    yield from each(plain_matches(source, r" \+ (STAGES)\b"), 1, "STAGES - 1")
     for match in plain_matches(source, r" \? (stage|ring) : (next|stage|ring)\b| \? (\w+) : stage \+ STAGE_BYTES"):
         group = 1 if match.group(1) else 3
         yield Edit(*match.span(group), match.group(2) or "stage")
-
-
-def _arithmetic(source: Source, symbols: str) -> Iterator[re.Match[str]]:
-    """Operators between operands that are not all known when compiling."""
-    for match in plain_matches(source, rf" ({symbols}) (?!=)"):
-        near = source.code[max(0, match.start() - 24) : match.end() + 24].split(";")
-        if not constant(" ".join(near)):
-            yield match
 
 
 def _calls(source: Source) -> Iterator[Call]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mutation.operators._base import NOTHING, Edit, drop, matches, operator
+from mutation.operators._base import NOTHING, Edit, behind, drop, each, in_strings, matches, operator, rewrite
 from mutation.source import Call, Source
 
 GROUP = "synchronisation"
@@ -30,9 +30,7 @@ drop("drop griddepcontrol.wait", GROUP, "dependency-wait")
 def _expected(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("expect"):
         if len(call.arguments) >= 2:
-            start, end = call.arguments[-1]
-            for other in ("- 128", "+ 128", "/ 2"):
-                yield Edit(start, end, f"({source.text[start:end]}) {other}")
+            yield from behind(source, call.arguments[-1], "- 128", "+ 128", "/ 2")
 
 
 @operator("wait for fewer groups", GROUP)
@@ -40,15 +38,14 @@ def _groups(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("wgmma-wait", "bulk-wait", "copy-wait"):
         span = call.template or (call.arguments[0] if call.arguments else None)
         if span:
-            yield Edit(*span, f"({source.text[slice(*span)]}) + 1")
+            yield from behind(source, span, "+ 1")
 
 
 @operator("flip phase", GROUP)
 def _phase(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("wait"):
         if len(call.arguments) >= 2:
-            start, end = call.arguments[1]
-            yield Edit(start, end, f"({source.text[start:end]}) ^ 1")
+            yield from behind(source, call.arguments[1], "^ 1")
     for match in matches(source, r"\b(?:parity|phase)\w* \^= (1)\b|\b(?:parity|phase)\w* = ([01])\b"):
         group = 1 if match.group(1) else 2
         yield Edit(*match.span(group), "0" if match.group(group) == "1" else "1")
@@ -61,8 +58,7 @@ def _rings(source: Source) -> Iterator[Edit]:
         match = re.compile(r"\b(full|empty)\b").search(source.text, call.start, call.end)
         if match:
             yield Edit(*match.span(), other[match.group()])
-    for match in matches(source, r"\bbar = (full|empty)\b"):
-        yield Edit(*match.span(1), other[match.group(1)])
+    yield from each(matches(source, r"\bbar = (full|empty)\b"), 1, lambda match: other[match[1]])
 
 
 @operator("wait on another stage", GROUP)
@@ -71,26 +67,22 @@ def _stage(source: Source) -> Iterator[Edit]:
         match = re.compile(r"\b(?:full|empty) \+ (\w+) \* 8").search(source.text, call.start, call.end)
         if match:
             yield Edit(*match.span(1), f"({match.group(1)} ? 0 : 1)")
-    for match in matches(source, r"\brelease\((\w+)\);"):
-        yield Edit(*match.span(1), f"({match.group(1)} ? 0 : 1)")
+    yield from each(matches(source, r"\brelease\((\w+)\);"), 1, r"(\1 ? 0 : 1)")
 
 
 @operator("other number of arrivals", GROUP)
 def _arrivals(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("barrier-init"):
         if len(call.arguments) >= 2:
-            start, end = call.arguments[1]
-            for other in ("+ 1", "- 1"):
-                yield Edit(start, end, f"({source.text[start:end]}) {other}")
+            yield from behind(source, call.arguments[1], "+ 1", "- 1")
 
 
 @operator("other barrier or count of threads", GROUP)
 def _named(source: Source) -> Iterator[Edit]:
     for call in source.role_calls("named-sync", "named-arrive"):
         if len(call.arguments) >= 2:
-            (start, end), (first, last) = call.arguments[:2]
-            yield Edit(start, end, f"({source.text[start:end]}) + 1")
-            yield Edit(first, last, f"({source.text[first:last]}) - 32")
+            yield from behind(source, call.arguments[0], "+ 1")
+            yield from behind(source, call.arguments[1], "- 32")
 
 
 @operator("move barrier earlier", GROUP)
@@ -112,19 +104,13 @@ def _later(source: Source) -> Iterator[Edit]:
             yield Edit(call.start, call.end, NOTHING, ((target, target, moved),))
 
 
-@operator("acquire or release to relaxed", GROUP)
-def _relaxed(source: Source) -> Iterator[Edit]:
-    for start, end in source.strings():
-        for match in re.finditer(r"\b(?:ld|red|atom)\.(acquire|release|acq_rel)\b", source.text[start:end]):
-            yield Edit(start + match.start(1), start + match.end(1), "relaxed")
-
-
-@operator("believe what is polled", GROUP)
-def _polled(source: Source) -> Iterator[Edit]:
-    for match in matches(source, r"\b(?:ready|done|ok) &= ([^;]+);"):
-        yield Edit(*match.span(1), "true")
-    for match in matches(source, r"\bwhile \((!?(?:ready|done|ok)|\w+ != [^;&]+?) &&"):
-        yield Edit(*match.span(1), "false")
+_ORDERED = r"\b(?:ld|red|atom)\.(acquire|release|acq_rel)\b"
+rewrite("acquire or release to relaxed", GROUP, (_ORDERED, 1, "relaxed"), find=in_strings)
+rewrite(
+    *("believe what is polled", GROUP),
+    (r"\b(?:ready|done|ok) &= ([^;]+);", 1, "true"),
+    (r"\bwhile \((!?(?:ready|done|ok)|\w+ != [^;&]+?) &&", 1, "false"),
+)
 
 
 def _movable(source: Source) -> Iterator[tuple[Call, tuple[tuple[int, int], ...], int]]:
