@@ -15,6 +15,7 @@ from typing import Any, overload
 from cuda_l2 import tasks
 from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
+from cuda_l2.measure.rounds import PATIENCE_S
 from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
 from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
@@ -52,6 +53,8 @@ class Evaluator(Closing):
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         """The best speedup known; a jump is relative to it."""
+        self.patience_s = PATIENCE_S
+        """How long a timing may wait while other work has the machine."""
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
@@ -120,7 +123,8 @@ class Evaluator(Closing):
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
-        return self._bench.time(candidate, build, protocol, POOR * self.best_speedup if protocol.selects else 0.0)
+        beat = POOR * self.best_speedup if protocol.selects else 0.0
+        return self._bench.time(candidate, build, protocol, beat, self.patience_s)
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""

@@ -22,7 +22,7 @@ from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, SEARCH
 from cuda_l2.propose._base import Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
-from cuda_l2.records import Candidate, Gemm, Task, Trial, VerdictStatus
+from cuda_l2.records import Candidate, Gemm, Task, TimingStatus, Trial, VerdictStatus
 from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
 from cuda_l2.rigs import Request, Rig, open_rig
@@ -46,6 +46,8 @@ class Result:
     search: Progress
     reports: dict[str, Trial]  # by protocol, from runs after the search on other inputs; empty if interrupted
     source_path: Path | None
+    not_reported: str = ""
+    """Why a report is missing, where other work had the machine."""
 
     @property
     def best(self) -> Trial | None:
@@ -118,7 +120,8 @@ class Workbench(Closing):
                 on_stage(name)
                 slow = full and name == protocols[0]
                 (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=slow)
-                self.archive.append(trial)
+                if trial.status != TimingStatus.BUSY:
+                    self.archive.append(trial)
                 yield trial
 
     def close(self) -> None:
@@ -176,11 +179,10 @@ class Optimizer(Workbench):
         progress, winner = self.find(task, on_progress, on_stage)
         reports: dict[str, Trial] = {}
         try:
-            if winner is not None:
-                self._report(winner, reports, on_stage)
+            not_reported = self._report(winner, reports, on_stage) if winner is not None else ""
         except KeyboardInterrupt:
-            progress.interrupted = True
-        result = Result(task, self.target, progress, reports, None)
+            progress.interrupted, not_reported = True, ""
+        result = Result(task, self.target, progress, reports, None, not_reported)
         if result.best:
             result.source_path = self.save_source(result.best)
         return result
@@ -262,14 +264,21 @@ class Optimizer(Workbench):
         if state:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
-    def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> None:
-        """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`."""
+    def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> str:
+        """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`.
+
+        Why one is missing, where other work had the machine.
+        """
+        missing = ""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
         for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}")):
             if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
                 raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
             if trial.timing and trial.timing.speedup:
                 reports[trial.protocol] = trial
+            elif trial.timing and trial.timing.status is TimingStatus.BUSY:
+                missing = f"{trial.protocol}: {trial.reason}"
+        return missing
 
     def save_source(self, trial: Trial) -> Path:
         """Write a winner's source beside the archive."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.machine.cpu import target
+from cuda_l2.measure import cpu_rounds
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Candidate
@@ -28,6 +29,17 @@ FEW = 8
 _timed = {"now": CANDIDATE}
 seconds_by_source: dict[str, float] = {}
 """Seconds of a launch of candidates that a test has scripted itself, by their text without space around it."""
+
+
+class AlwaysQuiet:
+    """Whether other work has the cores is no business of tests."""
+
+    def __init__(self, *_: object) -> None: ...
+    def begin(self) -> None: ...
+    def sampled(self, *_: float) -> None: ...
+    def wait(self, why: str) -> None: ...
+    def disturbed(self) -> str:
+        return ""
 
 
 def seconds_of(source: str) -> float:
@@ -59,6 +71,7 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
     def few(rounds: _CpuRounds) -> int:
         return min(REAL["most"].fget(rounds), FEW)
 
+    replace(cpu_rounds, "Quiet", AlwaysQuiet)
     replace(_CpuRounds, "sample", sample)
     replace(_CpuRounds, "most", property(few))
     replace(target, "_ceilings", ceilings)

@@ -14,8 +14,9 @@ from cuda_l2.machine.cpu.target import detect
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
+from cuda_l2.measure.quiet import Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
-from cuda_l2.records import Conditions, Timing
+from cuda_l2.records import Conditions, Timing, TimingStatus
 from cuda_l2.system.errors import UserError
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
@@ -34,6 +35,9 @@ class Contestant(Interface):
 
     def prepare(self, slots: Sequence[int]) -> None: ...
     def run(self, timeout_s: float) -> float: ...
+    def queued_s(self) -> float:
+        """Seconds that its threads have waited for a core so far."""
+
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
     def collect(self) -> Sequence[int]:
@@ -93,6 +97,9 @@ def measure_cpu(
                 empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
     except (Fault, WrongOutput) as error:
         return failed(error, terms.protocol, start, terms.clock)
+    except Busy as busy:
+        reason = f"other work kept the cores busy ({busy}), so that no ratio would be true"
+        return Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=terms.clock.now() - start)
     timing = run.timing(empty_call_us, terms.clock.now() - start)
     evicted = run.evicted.nbytes if terms.protocol.evict else None
     return replace(timing, conditions=Conditions(evicted_bytes=evicted, other_work=others.found() if others else None))
@@ -104,6 +111,7 @@ class _CpuRounds(Rounds):
     ) -> None:
         subject = CANDIDATE if CANDIDATE in contestants else next(iter(contestants))
         super().__init__(list(contestants), terms, subject=subject)
+        self.quiet = Quiet(terms.clock, terms.patience_s)
         self.operands, self.contestants, self.timeout_s = operands, contestants, timeout_s
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
         self.evicted = np.zeros(evicted if self.protocol.evict else 0, dtype=np.uint8)
@@ -111,6 +119,15 @@ class _CpuRounds(Rounds):
     @property
     def most(self) -> int:
         return self.operands.slots
+
+    def begin_watch(self) -> None:
+        self.quiet.begin()
+
+    def disturbed(self) -> str:
+        return self.quiet.disturbed()
+
+    def wait_for_quiet(self, why: str) -> None:
+        self.quiet.wait(why)
 
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         """Each of the launches has operands and an output of its own.
@@ -130,10 +147,12 @@ class _CpuRounds(Rounds):
         arm.freeze()
         self.evicted += 1
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
+        queued_s = arm.queued_s()
         self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
         arm.thaw()
         seconds = arm.run(self.timeout_s) / count
         arm.freeze()
+        self.quiet.sampled(seconds * count, arm.queued_s() - queued_s)
         try:
             difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
             self.operands.require_untouched(count)

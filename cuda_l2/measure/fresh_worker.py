@@ -26,6 +26,9 @@ class FreshWorker:
     def run(self, timeout_s: float) -> float:
         return self._worker.run(timeout_s)
 
+    def queued_s(self) -> float:
+        return self._worker.queued_s()
+
     def collect(self) -> Sequence[int]:
         return self._worker.collect()
 

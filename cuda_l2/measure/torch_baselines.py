@@ -21,7 +21,7 @@ from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
-from cuda_l2.system import paths, variables
+from cuda_l2.system import paths, process_tree, variables
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
@@ -106,6 +106,10 @@ class TorchBaselines:
         self._write(struct.pack("i", 0))
         self._await(b"D", timeout_s)
         return self._now() - start
+
+    def queued_s(self) -> float:
+        """Seconds that the process's threads have waited for a core."""
+        return process_tree.queued_s(self._process.pid)
 
     def collect(self) -> None:
         """Put the last result of a baseline that returns new tensors into its slot."""
@@ -209,6 +213,9 @@ class TorchArm:
 
     def run(self, timeout_s: float) -> float:
         return self._baselines.run(timeout_s)
+
+    def queued_s(self) -> float:
+        return self._baselines.queued_s()
 
     def freeze(self) -> None:
         """Stop the process: OpenMP's threads would spin into the next arm's time."""

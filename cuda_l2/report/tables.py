@@ -52,6 +52,12 @@ def print_result(result: Result) -> None:
     console = _console()
     best, search = result.best, result.search
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
+    if best is None and search.untimed:
+        console.print(
+            f"{result.task}: the kernel {search.untimed.candidate.id} is correct, and no time would be true:"
+            f" {search.untimed.reason}; run again when the machine is quiet, or give it longer with --budget"
+        )
+        return
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
         candidates = counted(search.proposed, "candidate")
@@ -100,6 +106,8 @@ def print_result(result: Result) -> None:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions.drifted}")
         if busy := noticed(timing.conditions):
             console.print(f"{timing.protocol}: {busy}")
+    if result.not_reported:
+        console.print(f"not reported, {result.not_reported}; run again when the machine is quiet")
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")

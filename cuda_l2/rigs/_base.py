@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.rounds import PATIENCE_S, Kernel
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.errors import UserError
 
@@ -69,8 +69,16 @@ class Bench(ABC):
         """Whether a built candidate is correct. full: also by checks too slow for every candidate of a search."""
 
     @abstractmethod
-    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        """Time a correct candidate. beat: a speedup surely below this needs no more digits."""
+    def time(
+        self,
+        candidate: Candidate,
+        build: Build,
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> Timing:
+        """Time a correct candidate. beat: a speedup surely below this needs no more digits. patience_s: how long to
+        wait while other work has the machine."""
 
     def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol) -> dict[str, Timing]:
         """Time several correct kernels of the shape in one run, whichever layout of B each reads; by name."""

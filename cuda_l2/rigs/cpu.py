@@ -22,7 +22,7 @@ from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.fresh_worker import FreshWorker
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.measure.rounds import Terms
+from cuda_l2.measure.rounds import PATIENCE_S, Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
 from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
@@ -120,13 +120,26 @@ class CpuBench(Bench):
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         return verify(partial(CpuSession, candidate, build, self._arena, self._cases), all_checks(), full=full)
 
-    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._time((candidate, build), protocol, beat)
+    def time(
+        self,
+        candidate: Candidate,
+        build: Build,
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> Timing:
+        return self._time((candidate, build), protocol, beat, patience_s)
 
     def time_baselines(self, protocol: Protocol) -> Timing:
         return self._time(None, protocol)
 
-    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
+    def _time(
+        self,
+        kernel: tuple[Candidate, Build] | None,
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> Timing:
         task, arena = self._task, self._arena
         arena.select(task)
         if self._operands is None:
@@ -134,7 +147,7 @@ class CpuBench(Bench):
         operands = self._operands
         arms, conditions = self._arms(protocol)
         opened = self._candidate(*kernel, operands) if kernel else None
-        terms = Terms(protocol, self._rng, beat, self._rig.clock)
+        terms = Terms(protocol, self._rng, beat, self._rig.clock, patience_s)
         timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
         return replace(timing, conditions=replace(timing.conditions, **conditions))
 

@@ -29,7 +29,7 @@ from cuda_l2.measure.launches import Buffers
 from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
+from cuda_l2.measure.rounds import CANDIDATE, PATIENCE_S, Kernel, Terms
 from cuda_l2.measure.timed_memory import ProductMemory, TaskMemory
 from cuda_l2.measure.tuned import TuneSettings
 from cuda_l2.records import Build, Candidate, Gemm, Layout, Task, Timing, Verdict
@@ -251,7 +251,14 @@ class CudaBench(Bench):
         with given_file(self._task, case.tensors if case else None) as given:
             return collect(Path(build.artifact), plan, self._task, given)
 
-    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
+    def time(
+        self,
+        candidate: Candidate,
+        build: Build,
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> Timing:
         layout = self._gemm.layout if self._gemm else Layout.NN
         return self.time_kernels({CANDIDATE: Kernel(candidate, build, layout)}, protocol, beat)[CANDIDATE]
 

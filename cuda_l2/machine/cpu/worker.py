@@ -19,7 +19,7 @@ from typing import Protocol
 
 from cuda_l2.contract import CpuContract
 from cuda_l2.records import VerdictStatus
-from cuda_l2.system import sandbox, scratch
+from cuda_l2.system import process_tree, sandbox, scratch
 from cuda_l2.system.native import compiled
 
 RUNNER = Path(__file__).with_name("runner.c")
@@ -99,6 +99,10 @@ class Worker:
         if select.select([self._ack], [], [], 0)[0]:
             raise self._forbidden("acknowledged more than it was asked")
         return seconds
+
+    def queued_s(self) -> float:
+        """Seconds that its threads have waited for a core."""
+        return process_tree.queued_s(self._pid)
 
     def collect(self) -> Sequence[int]:
         """The slots of the last run, all of which hold its results."""
