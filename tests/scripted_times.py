@@ -6,15 +6,16 @@ depends on how busy the machine is.
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from cuda_l2.machine.cpu import target
+from cuda_l2.machine.cpu.ceilings import PROGRAM
 from cuda_l2.measure import cpu_rounds
 from cuda_l2.measure.cpu_rounds import _CpuRounds
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Candidate
 from cuda_l2.rigs.cpu import CpuBench
+from cuda_l2.system.native import compiled
 
 BASELINE_S = 3.0e-5
 """So short that a round has all the launches it may have."""
@@ -22,7 +23,6 @@ OTHERS = 1.1
 """Every further baseline takes this many times the one before it."""
 SLOWEST, FASTEST = 2.0, 1.2
 """Candidates' seconds lie between these shares of a baseline's, by their text: no jump, no two alike."""
-PEAK = Path(target.__file__).with_name("peak.c")
 REAL = {"sample": _CpuRounds.sample, "most": _CpuRounds.most}
 FEW = 8
 """Launches of a sample, but for tests that ask for as many as lie side by side."""
@@ -57,8 +57,8 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
             return seconds_of(_timed["now"])
         return BASELINE_S * OTHERS ** list(rounds.contestants).index(name)
 
-    def ceilings(threads: int) -> tuple[float, float]:
-        target.compiled(PEAK, "-O3", target.NATIVE, "-pthread")
+    def ceilings(threads: int, machine: str) -> tuple[float, float]:
+        compiled(PROGRAM, "-O3", target.NATIVE, "-pthread")
         return 100.0 * threads, 20.0
 
     def remembering(time: Any) -> Any:

@@ -121,6 +121,11 @@ def _reached(result: Result, timing: Timing) -> str:
     if isinstance(result.task, Gemm):
         unit, gflops_a_unit = result.target.unit
         reached = result.task.flops / latency_us * 1e-3 / gflops_a_unit
+        if reached > peak:
+            return (
+                f"{reached:.3g} {unit}, more than the {peak:.0f} that were measured as this machine's peak: one of the"
+                " two is wrong; `cuda-l2 doctor` measures the peak again"
+            )
         return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
     reached = result.task.bytes / latency_us * 1e-3
     return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"
