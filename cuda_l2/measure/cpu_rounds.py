@@ -69,48 +69,59 @@ class TimedOperands(Interface):
 
 
 def measure_cpu(
-    open_candidate: Callable[[], AbstractContextManager[CandidateArm]] | None,
+    kernels: Mapping[str, Callable[[], AbstractContextManager[CandidateArm]]],
     baselines: Mapping[str, Contestant],
     operands: TimedOperands,
     terms: Terms,
     timeout_s: float,
-) -> Timing:
-    """Time one candidate that was found correct, or without one the baselines against the first of them.
+) -> dict[str, Timing]:
+    """Time candidates that were found correct side by side, or without one the baselines against the first of them.
 
-    The reference is the strongest baseline of this run. timeout_s: of a sample's launches.
+    By name; without candidates under the name CANDIDATE. kernels: what opens the process of each. The reference is the
+    strongest baseline of this run. A fault of one candidate ends the run for all. timeout_s: of a sample's launches.
     """
     start = terms.clock.now()
+    names = list(kernels) or [CANDIDATE]
     # a search is too short to tell, and nobody reads its digits
     others = None if terms.protocol.selects else OtherWork(terms.clock)
     arms: dict[str, Contestant] = dict(baselines)
     empty_call_us = float("nan")
     try:
         with contextlib.ExitStack() as stack:
-            worker: CandidateArm | None = None
-            if open_candidate:
-                arms[CANDIDATE] = worker = stack.enter_context(open_candidate())
-                worker.freeze()
-            run = _CpuRounds(operands, arms, terms, timeout_s)
+            workers: list[CandidateArm] = []
+            for name, open_kernel in kernels.items():
+                workers.append(stack.enter_context(open_kernel()))
+                arms[name] = workers[-1]
+                workers[-1].freeze()
+            run = _CpuRounds(operands, arms, terms, timeout_s, list(kernels))
             run.run()
-            if worker:
-                worker.thaw()
-                empty_call_us = statistics.median(worker.empty() for _ in range(9)) * 1e6
+            if workers:
+                workers[0].thaw()
+                empty_call_us = statistics.median(workers[0].empty() for _ in range(9)) * 1e6
     except (Fault, WrongOutput) as error:
-        return failed(error, terms.protocol, start, terms.clock)
+        return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
     except Busy as busy:
         reason = f"other work kept the cores busy ({busy}), so that no ratio would be true"
-        return Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=terms.clock.now() - start)
-    timing = run.timing(empty_call_us, terms.clock.now() - start)
+        seconds = terms.clock.now() - start
+        return dict.fromkeys(names, Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=seconds))
     evicted = run.evicted.nbytes if terms.protocol.evict else None
-    return replace(timing, conditions=Conditions(evicted_bytes=evicted, other_work=others.found() if others else None))
+    conditions = Conditions(evicted_bytes=evicted, other_work=others.found() if others else None)
+    seconds = terms.clock.now() - start
+    found = {name: run.timing(empty_call_us, seconds, name if kernels else "") for name in names}
+    return {name: replace(timing, conditions=conditions) for name, timing in found.items()}
 
 
 class _CpuRounds(Rounds):
     def __init__(
-        self, operands: TimedOperands, contestants: dict[str, Contestant], terms: Terms, timeout_s: float
+        self,
+        operands: TimedOperands,
+        contestants: dict[str, Contestant],
+        terms: Terms,
+        timeout_s: float,
+        kernels: Sequence[str],
     ) -> None:
-        subject = CANDIDATE if CANDIDATE in contestants else next(iter(contestants))
-        super().__init__(list(contestants), terms, subject=subject)
+        subject = kernels[0] if kernels else next(iter(contestants))
+        super().__init__(list(contestants), terms, subject=subject, kernels=kernels)
         self.quiet = Quiet(terms.clock, terms.patience_s)
         self.operands, self.contestants, self.timeout_s = operands, contestants, timeout_s
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
@@ -157,11 +168,11 @@ class _CpuRounds(Rounds):
             difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
             self.operands.require_untouched(count)
         except WrongOutput as wrong:
-            if name == CANDIDATE:
+            if name in self.kernels:
                 raise
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this machine sound?"
             ) from None
-        if name == CANDIDATE and self.check_elements:
+        if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds

@@ -80,9 +80,18 @@ class Bench(ABC):
         """Time a correct candidate. beat: a speedup surely below this needs no more digits. patience_s: how long to
         wait while other work has the machine."""
 
-    def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol) -> dict[str, Timing]:
-        """Time several correct kernels of the shape in one run, whichever layout of B each reads; by name."""
-        raise UserError("only CUDA kernels can be timed several in a run; choose a machine with an NVIDIA GPU")
+    @abstractmethod
+    def time_kernels(
+        self,
+        kernels: Mapping[str, Kernel],
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[str, Timing]:
+        """Time several correct kernels of the task in one run, by name; without kernels a baseline in their place.
+
+        On a GPU of a matrix product also those that read B in the other layout.
+        """
 
     @abstractmethod
     def time_baselines(self, protocol: Protocol) -> Timing:

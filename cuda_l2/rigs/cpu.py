@@ -1,7 +1,7 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.fresh_worker import FreshWorker
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.measure.rounds import PATIENCE_S, Terms
+from cuda_l2.measure.rounds import CANDIDATE, PATIENCE_S, Kernel, Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
 from cuda_l2.rigs._base import ADAPTIVE, Bench, Request, Rig
@@ -128,35 +128,39 @@ class CpuBench(Bench):
         beat: float = 0.0,
         patience_s: float = PATIENCE_S,
     ) -> Timing:
-        return self._time((candidate, build), protocol, beat, patience_s)
+        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat, patience_s)[CANDIDATE]
 
     def time_baselines(self, protocol: Protocol) -> Timing:
-        return self._time(None, protocol)
+        (timing,) = self.time_kernels({}, protocol).values()
+        return timing
 
-    def _time(
+    def time_kernels(
         self,
-        kernel: tuple[Candidate, Build] | None,
+        kernels: Mapping[str, Kernel],
         protocol: Protocol,
         beat: float = 0.0,
         patience_s: float = PATIENCE_S,
-    ) -> Timing:
+    ) -> dict[str, Timing]:
         task, arena = self._task, self._arena
         arena.select(task)
         if self._operands is None:
             self._operands = open_operands(arena, self._cases, self._rng)
         operands = self._operands
         arms, conditions = self._arms(protocol)
-        opened = self._candidate(*kernel, operands) if kernel else None
+        parsed = {name: contract.parse_cpu(kernel.candidate.source) for name, kernel in kernels.items()}
+        operands.workspace_bytes = max((terms.workspace_bytes(task) for terms in parsed.values()), default=0)
+        opened = {name: self._opened(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
         terms = Terms(protocol, self._rng, beat, self._rig.clock, patience_s)
-        timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
-        return replace(timing, conditions=replace(timing.conditions, **conditions))
+        timings = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
+        return {
+            name: replace(timing, conditions=replace(timing.conditions, **conditions))
+            for name, timing in timings.items()
+        }
 
-    def _candidate(
-        self, candidate: Candidate, build: Build, operands: Operands
+    def _opened(
+        self, build: Build, terms: contract.CpuContract, operands: Operands
     ) -> Callable[[], Worker] | Callable[[], FreshWorker]:
         """Opens what launches a candidate where it is timed."""
-        terms = contract.parse_cpu(candidate.source)
-        operands.workspace_bytes = terms.workspace_bytes(self._task)
         memory = CandidateMemory(self._arena, terms)
 
         def open_worker() -> Worker:

@@ -266,11 +266,13 @@ class CudaBench(Bench):
         (timing,) = self.time_kernels({}, protocol).values()
         return timing
 
-    def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float = 0.0) -> dict[str, Timing]:
-        """Time several kernels in one run, of a matrix product also those that read B in the other layout.
-
-        By name; without kernels one baseline stands in their place.
-        """
+    def time_kernels(
+        self,
+        kernels: Mapping[str, Kernel],
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[str, Timing]:
         terms = Terms(protocol, self._rng, beat, self._rig.clock)
         prepared = self._prepared_product if self._gemm else self._prepared
         measure = self._on_the_gpu(lambda: prepared(kernels, terms))
