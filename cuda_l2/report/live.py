@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from cuda_l2.records import Task
+from cuda_l2.records import Task, TimingStatus
 from cuda_l2.search import Progress
 
 LINE_EVERY_S = 5.0
@@ -73,5 +73,6 @@ def describe(task: Task | str, progress: Progress, budget_s: float) -> str:
         lines.append(f"policy: {progress.summary}")
     last = progress.last
     if last and last.reason:
-        lines.append(f"last rejected: {last.reason[:100]}")
+        what = "correct, not timed" if last.status == TimingStatus.BUSY else "last rejected"
+        lines.append(f"{what}: {last.reason[:100]}")
     return "\n  ".join(lines)
