@@ -4,6 +4,7 @@ The candidate is launched in its own process, the baselines in this one, on the 
 turns. Device time: CUDA events around a replay, or CUPTI around a single launch.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -63,18 +64,14 @@ def measure_cuda(
     Where they fail, every kernel has the same failure.
     """
     start = terms.clock.now()
-    rounds: GraphRounds | None = None
     try:
-        rounds = GraphRounds(gpu, baselines, kernels, memory, terms)
-        rounds.run()
-        return rounds.finish(start)
+        with contextlib.closing(GraphRounds(gpu, baselines, kernels, memory, terms)) as rounds:
+            rounds.run()
+            return rounds.finish(start)
     except (Fault, WrongOutput) as error:
         gpu.workers.renew()
         names = list(kernels) or [baselines[0].name]
         return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
-    finally:
-        if rounds:
-            rounds.close()
 
 
 @functools.cache
