@@ -21,7 +21,8 @@ from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
-from cuda_l2.tasks import is_foreign, parse
+from cuda_l2.tasks import parse
+from cuda_l2.tasks.optional import is_foreign
 
 LIKE = 0.5
 """A text with more of its shingles from a held-out file than this is held out."""
