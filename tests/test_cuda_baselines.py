@@ -535,7 +535,8 @@ for _ in range(2):
     enqueue(int(stream), 3)
     check("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
     assert len(trace.spans()) == 3
-    trace.close(detach=True)
+    trace.close()
+    trace.detach()
 print(before, launch_us())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
