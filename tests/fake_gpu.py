@@ -118,15 +118,13 @@ class Graph:
         self._run()
         return 1e-5
 
-    def time(
-        self, warm: int = 1, between: Callable[[], None] | None = None, before: "Graph | None" = None
-    ) -> tuple[float, float]:
+    def time(self, warm: int = 1, between: Callable[[], None] | None = None, before: "Graph | None" = None) -> float:
         for _ in range(warm):
             (before or self)._run()
         if between:
             between()
         self._run()
-        return 1e-4, 1e-4
+        return 1e-4
 
     def destroy(self) -> None:
         pass

@@ -509,7 +509,7 @@ def enqueue(handle, count=64):
 
 def launch_us():
     graph = Graph(int(stream), enqueue)
-    times = sorted(graph.time()[0] for _ in range(15))
+    times = sorted(graph.time() for _ in range(15))
     graph.destroy()
     return times[7] / 64 * 1e6
 
@@ -520,7 +520,8 @@ for _ in range(2):
     enqueue(int(stream), 3)
     check("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
     assert len(trace.spans()) == 3
-    trace.close(detach=True)
+    trace.close()
+    trace.detach()
 print(before, launch_us())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

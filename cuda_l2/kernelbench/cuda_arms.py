@@ -167,13 +167,10 @@ class ModelPlayed(Played):
         """Launch once and wait; Fault where that fails."""
         self._opened().seconds(self._windows, graph=self._graph, warm=False)
 
-    def time(
-        self, warm: int = 1, between: Callable[[], None] | None = None, before: Replays | None = None
-    ) -> tuple[float, float]:
+    def time(self, warm: int = 1, between: Callable[[], None] | None = None, before: Replays | None = None) -> float:
         """The host's seconds of one replay, behind another one where any are to come before it."""
         with failing():
-            seconds = self._opened().seconds(self._windows, graph=self._graph, warm=warm > 0)
-        return seconds, seconds
+            return self._opened().seconds(self._windows, graph=self._graph, warm=warm > 0)
 
     @property
     def results(self) -> tuple[torch.Tensor, ...]:

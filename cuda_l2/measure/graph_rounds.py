@@ -312,11 +312,11 @@ class GraphRounds(Rounds):
             self._workers.helpers.settle(self._stream.cuda_stream)
             between = self._memory.poisoning(window) if poisoned else None
             first = self._played(name, unit)[0]
-            return self._played(name, count)[0].time(warm, between, first)[0]
+            return self._played(name, count)[0].time(warm, between, first)
         (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
         terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
         terms["poisoned"] = self._memory.arena.written(window) if poisoned else []
-        return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
+        return float(self.worker.call("time", self.timeout_s, **terms)["seconds"])
 
     def _single(self, name: str, count: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""
