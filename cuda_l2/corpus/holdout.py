@@ -59,9 +59,8 @@ class HoldOut:
         """The file's entries, none without a file; UserError with the line that cannot be read."""
         if path is None:
             return cls()
-        ids, shapes, digests = set[str](), set[tuple[int, int, int]](), set[str]()
-        tasks, names = set[str](), set[str]()
-        schedules, like = [], []
+        ids, digests, tasks, names = set[str](), set[str](), set[str](), set[str]()
+        shapes, schedules, like = set[tuple[int, int, int]](), [], []
         for number, line in enumerate(read_text(path).split("\n"), 1):
             entry = line.partition("#")[0].strip()
             head, colon, rest = entry.partition(": ")
