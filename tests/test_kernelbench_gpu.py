@@ -178,7 +178,15 @@ def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name
     _, stages, candidate, build = opened(name, RIGHT[name])
     verdict = stages.verify(candidate, build)
     assert verdict.status == "correct", (verdict.check, verdict.reason)
-    assert verdict.passed == ("five seeds", "other values", "other shapes", "state", "concurrency")
+    assert verdict.passed == (
+        "five seeds",
+        "other values",
+        "other shapes",
+        "special values",
+        "hygiene",
+        "state",
+        "concurrency",
+    )
     timing = stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.status is TimingStatus.MEASURED, timing.reason
     assert [arm for arm, _ in timing.speedups] == [EAGER], "no compiler takes a search's time, no CPU has graphs"
