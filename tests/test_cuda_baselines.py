@@ -261,15 +261,8 @@ def test_one_arm_or_none_cannot_drift() -> None:
 
 # CUPTI
 
-RECORD_OFFSETS = {
-    "start": 16,
-    "end": 24,
-    "streamId": 48,
-    "correlationId": 92,
-    "name": 104,
-    "graphNodeId": 144,
-    "graphId": 156,
-}
+RECORD_OFFSETS = {"start": 16, "end": 24, "streamId": 48, "correlationId": 92, "name": 104}
+RECORD_OFFSETS |= {"graphNodeId": 144, "graphId": 156}
 
 
 def test_the_record_is_laid_out_as_the_toolkit_says(tmp_path: Path) -> None:
