@@ -155,13 +155,8 @@ def test_kernels_for_other_tasks_are_collected_and_held_out_tasks_are_not(tmp_pa
     shapes = ("softmax:rows=8,columns=64", "gelu:rows=4,columns=32", "softmax:rows=4,columns=8")
     (tmp_path / "held.txt").write_text("gelu\nsoftmax:rows=4,columns=8\n")
     with serving([Say(block(softmax))]) as server:
-        run(
-            f"openai:stub@{server.address}",
-            out=tmp_path / "data",
-            shapes=shapes,
-            keep=1,
-            hold_out=tmp_path / "held.txt",
-        )
+        held = tmp_path / "held.txt"
+        run(f"openai:stub@{server.address}", out=tmp_path / "data", shapes=shapes, keep=1, hold_out=held)
         assert len(server.requests) == 1
         (tmp_path / "held.txt").write_text("softmax\ngelu")
         with pytest.raises(UserError, match="every task is held out"):
@@ -197,18 +192,8 @@ def test_a_killed_run_goes_on_and_pays_for_nothing_twice(tmp_path) -> None:
         wait = killed.wait if number == 8 and not killed.is_set() else lambda: None
         return Say(block(broken.replace("\n", f"\n/* {number} */\n", 2)), wait=wait)
 
-    arguments = [
-        "--out",
-        str(out),
-        "--archive",
-        str(archive),
-        "--target",
-        "cpu",
-        "--concurrency",
-        "2",
-        "--retries",
-        "0",
-    ]
+    arguments = ["--out", str(out), "--archive", str(archive), "--target", "cpu"]
+    arguments += ["--concurrency", "2", "--retries", "0"]
     arguments += ["--repairs", "0", "--reference-tokens", "0", "--tries", "12"]
     with serving(script) as server:
         policy = f"openai:stub@{server.address}"

@@ -402,7 +402,7 @@ def test_the_dataset_is_what_hugging_face_reads(folder, tmp_path, monkeypatch) -
 def test_installed_headers_give_kernels_functions_and_templates() -> None:
     aten = next(source for source in installed_sources() if source.name == "aten")
     made = build([Source("aten", aten.root, ("ATen/native/cuda",), aten.without)], context_tokens=0)
-    kinds = made.counts.by_kind
+    kinds = made.by("kind")
     assert kinds["kernel"] > 10 and kinds["template"] > 200 and kinds["function"] > 50
     assert not {row["name"] for row in made.triplets} & {"if", "for", "while", "switch", "catch"}
     assert sum(not row["name"] for row in made.triplets) < 0.05 * len(made.triplets)

@@ -261,15 +261,8 @@ def test_one_arm_or_none_cannot_drift() -> None:
 
 # CUPTI
 
-RECORD_OFFSETS = {
-    "start": 16,
-    "end": 24,
-    "streamId": 48,
-    "correlationId": 92,
-    "name": 104,
-    "graphNodeId": 144,
-    "graphId": 156,
-}
+RECORD_OFFSETS = {"start": 16, "end": 24, "streamId": 48, "correlationId": 92, "name": 104}
+RECORD_OFFSETS |= {"graphNodeId": 144, "graphId": 156}
 
 
 def test_the_record_is_laid_out_as_the_toolkit_says(tmp_path: Path) -> None:
@@ -509,7 +502,7 @@ def enqueue(handle, count=64):
 
 def launch_us():
     graph = Graph(int(stream), enqueue)
-    times = sorted(graph.time()[0] for _ in range(15))
+    times = sorted(graph.time() for _ in range(15))
     graph.destroy()
     return times[7] / 64 * 1e6
 
@@ -520,7 +513,8 @@ for _ in range(2):
     enqueue(int(stream), 3)
     check("cuStreamSynchronize", driver.cuStreamSynchronize(stream))
     assert len(trace.spans()) == 3
-    trace.close(detach=True)
+    trace.close()
+    trace.detach()
 print(before, launch_us())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,32 +54,35 @@ def test_a_message_is_met_whenever_it_comes() -> None:
         assert ours.recv(16) == b""
 
 
-def require_measured(trial: Any) -> None:
-    assert trial.status == "measured", trial.reason
-
-
-@pytest.mark.gpu
-def test_a_worker_that_is_killed_costs_no_candidate(gpu: Any) -> None:
-    """As by the kernel where the host has no memory left: the candidate is judged in another one."""
+@pytest.fixture
+def judge_again(gpu: Any) -> Iterator[Callable[[], None]]:
+    """Judges an honest kernel, which must be measured; it was before."""
     with Evaluator(Gemm(256, 256, 256), gpu) as evaluator:
         candidate = Candidate((CORPUS / "honest_fma.cu").read_text())
         (build,) = evaluator.build([candidate])
-        require_measured(evaluator.judge(candidate, build))
-        os.kill(gpu.workers._current._process.pid, signal.SIGKILL)
-        require_measured(evaluator.judge(candidate, build))
+
+        def judge() -> None:
+            trial = evaluator.judge(candidate, build)
+            assert trial.status == "measured", trial.reason
+
+        judge()
+        yield judge
 
 
 @pytest.mark.gpu
-def test_memory_that_cannot_be_had_is_no_verdict(gpu: Any) -> None:
-    with Evaluator(Gemm(64, 64, 64), gpu) as evaluator:
-        candidate = Candidate((CORPUS / "honest_fma.cu").read_text())
-        (build,) = evaluator.build([candidate])
-        evaluator.judge(candidate, build)
-        worker = gpu.workers._current
-        with pytest.raises(MachineError, match="out of memory"):
-            worker.call("evict", 10.0, size=1 << 45)
-        assert not worker.alive
-        require_measured(evaluator.judge(candidate, build))
+def test_a_worker_that_is_killed_costs_no_candidate(gpu: Any, judge_again: Callable[[], None]) -> None:
+    """As by the kernel where the host has no memory left: the candidate is judged in another one."""
+    os.kill(gpu.workers._current._process.pid, signal.SIGKILL)
+    judge_again()
+
+
+@pytest.mark.gpu
+def test_memory_that_cannot_be_had_is_no_verdict(gpu: Any, judge_again: Callable[[], None]) -> None:
+    worker = gpu.workers._current
+    with pytest.raises(MachineError, match="out of memory"):
+        worker.call("evict", 10.0, size=1 << 45)
+    assert not worker.alive
+    judge_again()
 
 
 @pytest.mark.gpu

@@ -264,14 +264,14 @@ SQUARE = "self.layer = nn.Linear(width, width)"
 TABLE = f"picks = {list(range(8)) * 8}\nfew = [3, 1, 2]"
 SIZES = {
     "of weights, where others do not suffice": (PARETO + "n, shape = 2, (2**20, 4)", {"shape_0": 2**14}),
-    "that must agree": (PRODUCT, {"n": 2**10, "m": 2**10}),
+    "that must agree": (PRODUCT, {"n": 2**8, "m": 2**8}),
     "that come back": (WIDE.replace("n = 8", "n = 2**20").replace("[]", "[n][1:]"), {"n": 2**16}),
     # 16 MiB of weights are six times the budget; 16 rows would take 134 MFLOP
     "that cannot change what is needed": (
         text("self.layer(x)", "torch.rand(batch, 2**11)", "batch, length = 2**10, 2**10", SQUARE, "length * 0 + 2**11"),
         {"batch": 8},
     ),
-    "in lists": (text("self.layers(x)", "torch.rand(2, 64)", "wide = [2**14, 64]", LAYERS, "wide"), {"wide_0": 2**13}),
+    "in lists": (text("self.layers(x)", "torch.rand(2, 64)", "wide = [2**14, 64]", LAYERS, "wide"), {"wide_0": 2**12}),
     "read by other functions": (text(given="made()", more="def made():\n    return torch.rand(n, 3)"), {}),
     "of views": (text(VIEWS, "torch.rand(n, n)", "n = 256"), {}),
     "in a table": (text("x[torch.tensor(picks)][few]", "torch.rand(n, len(picks) + len(few))", TABLE), {}),

@@ -163,6 +163,8 @@ def test_what_is_timed_is_what_another_run_of_the_file_gives() -> None:
     assert all(torch.equal(value, again.tensors[name]) for name, value in case.tensors.items())
     assert not torch.equal(cases.timed(2).tensors["linear_weight"], case.tensors["linear_weight"])
     assert cases.distributions and len(cases.others) == 2
+    for each in (case, cases.drawn("seed 0"), cases.changed(case, "scale", wholly=True)):
+        assert all(tensor.is_contiguous() for tensor in each.tensors.values())
 
 
 @pytest.mark.full

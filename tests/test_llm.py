@@ -46,6 +46,13 @@ def ask(client: Client, *questions: Question, deadline_s: float = 3600.0):
     return client.ask("64x64x64", "m", questions, time.perf_counter() + deadline_s)
 
 
+def asked(log, script, *texts: str, settings: ModelSettings = QUICK):
+    """The client that asked a server of this script one question after the other, the server and the exchanges."""
+    with serving(script) as server:
+        client = client_of(server, log, settings)
+        return client, server, [exchange for text in texts for exchange in ask(client, question(text))]
+
+
 def test_policies_that_are_models_are_told_apart() -> None:
     assert model_kinds() == ("hf", "openai")
     assert is_model("openai:gpt@http://x/v1") and is_model("hf:folder") and not is_model("schedule")
@@ -102,13 +109,8 @@ def test_model_names_may_hold_an_at_sign() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"money": 1.0},
-        {"price_in": 1.0},
-        {"tokens": 0},
-        {"concurrency": 0},
-        {"repairs": -1},
-        {"temperature": -0.1},
-        {"model_seconds": float("nan")},
+        *({"money": 1.0}, {"price_in": 1.0}, {"tokens": 0}, {"concurrency": 0}, {"repairs": -1}),
+        *({"temperature": -0.1}, {"model_seconds": float("nan")}),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong) -> None:
@@ -118,9 +120,7 @@ def test_settings_that_cannot_be_are_refused(wrong) -> None:
 
 def test_an_exchange_comes_back_whole(log) -> None:
     settings = ModelSettings(retries=0, answer_tokens=200, temperature=0.7, price_in=2.0, price_out=10.0)
-    with serving([Say("the answer")]) as server:
-        client = client_of(server, log, settings)
-        (exchange,) = ask(client, question())
+    client, server, (exchange,) = asked(log, [Say("the answer")], "hello", settings=settings)
     (kept,) = log.exchanges(task="64x64x64", machine="m", model="openai:stub", purpose="propose")
     assert kept.reply == exchange.reply and kept.messages == exchange.messages and kept.created
     assert kept.address == server.address
@@ -142,8 +142,7 @@ def test_questions_are_asked_at_once(log) -> None:
 def test_rate_limits_and_server_faults_are_tried_again(log) -> None:
     soon = {"retry-after-ms": "10"}
     script = [Say("slow down", 429, headers=soon), Say("oh", 500, headers=soon), Say("well")]
-    with serving(script) as server:
-        (exchange,) = ask(client_of(server, log, ModelSettings(retries=3)), question())
+    _, _, (exchange,) = asked(log, script, "hello", settings=ModelSettings(retries=3))
     assert exchange.reply.text == "well" and exchange.reply.retries == 2
 
 
@@ -159,9 +158,7 @@ def test_rate_limits_and_server_faults_are_tried_again(log) -> None:
     ids=["rate", "fault", "text", "empty", "nested"],
 )
 def test_faults_are_recorded_and_counted_not_fatal(say, outcome, log) -> None:
-    with serving([say]) as server:
-        client = client_of(server, log)
-        (exchange,) = ask(client, question())
+    client, _, (exchange,) = asked(log, [say], "hello")
     assert exchange.reply.outcome is outcome and "\n" not in exchange.reply.reason
     assert log.exchanges()[0].reply == exchange.reply
     assert client.outcomes == {outcome: 1} and not client.ended
@@ -172,8 +169,7 @@ def test_a_response_is_read_to_a_limit(log) -> None:
     packed = Say(body=gzip.compress(b"x" * (50 << 20)), headers={"Content-Encoding": "gzip"})
     long = Say(body=b"x" * (5 << 20)), Say(body=b"x" * (5 << 20), status=400), Say(body=b"x" * (5 << 20), status=500)
     for i, say in enumerate((packed, *long)):
-        with serving([say]) as server:
-            (exchange,) = ask(client_of(server, log), question(str(i)))
+        _, server, (exchange,) = asked(log, [say], str(i))
         assert exchange.reply.outcome is Outcome.FAILED
         assert ("packed as gzip" if say is packed else "more than 4 MiB") in exchange.reply.reason
         assert exchange.reply.billed is (say.status == 200)
@@ -321,10 +317,7 @@ def test_a_host_that_is_not_there_is_one_clear_line(log) -> None:
 
 
 def test_a_key_that_is_revoked_later_is_counted(log) -> None:
-    with serving([Say("fine"), Say("revoked", 401)]) as server:
-        client = client_of(server, log)
-        ask(client, question("a"))
-        ask(client, question("b"))
+    client, _, _ = asked(log, [Say("fine"), Say("revoked", 401)], "a", "b")
     assert "set OPENAI_API_KEY" in client.failure and "1 refused" in client.summary()
 
 
@@ -422,9 +415,7 @@ def test_nothing_is_paid_for_that_a_full_disk_could_not_keep(log, monkeypatch) -
 
 
 def test_usage_that_is_not_told_is_estimated(log) -> None:
-    with serving([Say("x" * 300, usage=None)]) as server:
-        client = client_of(server, log)
-        ask(client, question("y" * 300))
+    client, _, _ = asked(log, [Say("x" * 300, usage=None)], "y" * 300)
     assert 200 <= client.budget.tokens <= 220
 
 
@@ -462,10 +453,7 @@ def _ask_alone(server, path: Path) -> None:
 
 def test_keys_are_nowhere_even_if_a_server_repeats_them(log, tmp_path, caplog) -> None:
     caplog.set_level(logging.DEBUG)
-    with serving(lambda request, number: Say(f"your key is {KEY}") if number == 0 else Say(f"{KEY} is no key", 500)) as server:  # fmt: skip
-        client = client_of(server, log)
-        ask(client, question("a"))
-        ask(client, question("b"))
+    client, server, _ = asked(log, [Say(f"your key is {KEY}"), Say(f"{KEY} is no key", 500)], "a", "b")
     log.close()
     for path in tmp_path.iterdir():
         assert KEY.encode() not in path.read_bytes(), path
@@ -479,29 +467,23 @@ def test_no_part_of_a_key_is_kept_where_a_text_is_cut(own, log, monkeypatch) -> 
     says = [Say(f"{'x' * (MAX_ANSWER_CHARS - 5)} {own}")]
     says += [Say(f"{'y' * before} {own} {'z' * 50}", 500) for before in range(100, 230, 2)]
     says += [Say(body=f"{'y' * before} {own} {'z' * 50}".encode()) for before in range(50, 110, 2)]
-    with serving(says) as server:
-        client = client_of(server, log)
-        replies = [ask(client, question(str(i)))[0].reply for i in range(len(says))]
-    for reply in replies:
+    _, _, exchanges = asked(log, says, *map(str, range(len(says))))
+    for reply in (exchange.reply for exchange in exchanges):
         kept = f"{reply.text[-50:]} {reply.reason}"
         assert own[:4] not in kept, kept
 
 
 def test_what_a_terminal_would_obey_is_not_kept(log) -> None:
     evil = "\x1b]0;title\x07\x1b[2J\x9b31m\u202efine\u200b"
-    with serving([Say(evil), Say(evil, 500)]) as server:
-        client = client_of(server, log)
-        texts = [ask(client, question("a"))[0].reply.text, ask(client, question("b"))[0].reply.reason]
+    _, _, (answered, failed) = asked(log, [Say(evil), Say(evil, 500)], "a", "b")
+    texts = [answered.reply.text, failed.reply.reason]
     assert all("fine" in text and text.isprintable() for text in texts)
 
 
 def test_answers_of_megabytes_are_cut_and_odd_characters_do_no_harm(log) -> None:
     body = b'{"choices": [{"message": {"content": "' + b"y" * (1 << 20) + b'\\u0000\\ud800"}}]}'
     odd = b'{"choices": [{"message": {"content": "a\\u0000b\\ud800c"}}]}'
-    with serving([Say(body=body), Say(body=odd)]) as server:
-        client = client_of(server, log)
-        (long,) = ask(client, question("a"))
-        (short,) = ask(client, question("b"))
+    _, _, (long, short) = asked(log, [Say(body=body), Say(body=odd)], "a", "b")
     assert len(long.reply.text) == MAX_ANSWER_CHARS and long.reply.finish == "length"
     assert short.reply.text == "ab?c"
 

@@ -199,6 +199,14 @@ def test_kernels_that_reach_the_power_limit_run_a_while_before_they_are_timed() 
     assert heavy_round_s(1e-3, dataclasses.replace(heated, round_s=0.02)) == 0.02
 
 
+def run(kind: type[Rounds], protocol: Protocol, names: Collection[str], **named: Any) -> Any:
+    """Rounds of these arms, over, by a clock that moves when it is read."""
+    terms = Terms(protocol, np.random.default_rng(0), clock=named.pop("clock", None) or ticking())
+    rounds = kind([*names], terms, **named)
+    rounds.run()
+    return rounds
+
+
 class Scripted(Rounds):
     """Arms whose samples take times of their own: a tenth more in every next round."""
 
@@ -224,8 +232,7 @@ class ColdFirst(Rounds):
 @pytest.mark.parametrize("name", ["offline", "server"])
 def test_no_arm_is_left_out_for_a_cold_first_sample(name: str, seldom: list[str]) -> None:
     protocol = dataclasses.replace(brief(CUDA_PROTOCOLS[name]), halfwidth=-1.0)
-    rounds = ColdFirst([*ColdFirst.FIRST], Terms(protocol, np.random.default_rng(0), clock=ticking()), seldom=seldom)
-    rounds.run()
+    rounds = run(ColdFirst, protocol, ColdFirst.FIRST, seldom=seldom)
     timing = rounds.timing(0.0, 0.0)
     assert timing.reference == "usual" and timing.speedup.estimate == pytest.approx(5 / 5.5)
     assert {arm.name for arm in timing.baselines if arm.rounds > 1} == {"usual", "other"}
@@ -257,8 +264,7 @@ def test_a_round_in_parts_is_prepared_once_and_counts_once() -> None:
             return self.LATER[name] * (1 + part % 2)
 
     protocol = dataclasses.replace(CPU_PROTOCOLS["search"], halfwidth=-1.0)
-    rounds = InParts([CANDIDATE, "usual"], Terms(protocol, np.random.default_rng(0), clock=ticking()))
-    rounds.run()
+    rounds = run(InParts, protocol, (CANDIDATE, "usual"))
     assert rounds.events[0] == ("begin", [], 0)
     for first in range(1, len(rounds.events), 10):
         begin, *samples, end = rounds.events[first : first + 10]
@@ -280,8 +286,7 @@ def test_no_arm_is_left_out_because_the_machine_was_busy_for_a_moment() -> None:
             return 2e-3 if name == "usual" and self.taken <= 4 else self.LATER[name]
 
     protocol = dataclasses.replace(brief(CPU_PROTOCOLS["offline"]), halfwidth=-1.0)
-    rounds = Busy([CANDIDATE, "usual", "other", "slow"], Terms(protocol, np.random.default_rng(0), clock=ticking()))
-    rounds.run()
+    rounds = run(Busy, protocol, (CANDIDATE, "usual", "other", "slow"))
     timing = rounds.timing(0.0, 0.0)
     assert timing.reference == "usual" and timing.speedup.estimate == pytest.approx(5 / 5.5)
     assert len(rounds.samples.of("slow")) == 1
@@ -289,16 +294,10 @@ def test_no_arm_is_left_out_because_the_machine_was_busy_for_a_moment() -> None:
 
 def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() -> None:
     protocol = dataclasses.replace(brief(CPU_PROTOCOLS["offline"]), round_s=0, halfwidth=-1.0)
-    rounds = Scripted(
-        [CANDIDATE, "usual", "other"], Terms(protocol, np.random.default_rng(0), clock=ticking()), seldom=["other"]
-    )
-    rounds.run()
+    rounds = run(Scripted, protocol, (CANDIDATE, "usual", "other"), seldom=["other"])
     found = {name: len(rounds.samples.of(name)) for name in rounds.arms}
-    assert found == {
-        CANDIDATE: protocol.max_rounds,
-        "usual": protocol.max_rounds,
-        "other": -(-protocol.max_rounds // 2),
-    }
+    most = protocol.max_rounds
+    assert found == {CANDIDATE: most, "usual": most, "other": -(-most // 2)}
     timing = rounds.timing(0.0, 0.0)
     assert timing.reference == "usual"
     for name, expected in (("usual", 2.0), ("other", 3.0)):
@@ -308,8 +307,7 @@ def test_arms_that_are_sampled_seldom_are_paired_with_the_rounds_they_were_in() 
 
 def test_an_arm_that_is_much_slower_is_timed_once_and_its_ratio_has_no_interval() -> None:
     protocol = dataclasses.replace(CPU_PROTOCOLS["offline"], round_s=0)
-    rounds = Scripted([CANDIDATE, "usual", "slow"], Terms(protocol, np.random.default_rng(0), clock=ticking()))
-    rounds.run()
+    rounds = run(Scripted, protocol, (CANDIDATE, "usual", "slow"))
     assert len(rounds.samples.of("slow")) == 1
     assert math.isinf(rounds.ratio("slow").low)
     assert math.isinf(rounds.ratio("slow").high)
@@ -324,9 +322,7 @@ def test_a_protocol_with_a_time_warms_up_and_measures_as_long_as_its_clock_says(
             return super().sample(name, count, warm)
 
     paper = CUDA_PROTOCOLS["paper"]
-    clock = ticking(0.5)
-    rounds = Counted([CANDIDATE, "usual"], Terms(paper, np.random.default_rng(0), clock=clock))
-    rounds.run()
+    rounds = run(Counted, paper, (CANDIDATE, "usual"), clock=ticking(0.5))
     passed = paper.measure_s / 0.5
     assert taken.count(0) >= 2 * (paper.warmup_s / 0.5 - 1), "rounds that warm up count for nothing"
     assert passed - 1 <= len(rounds.samples.of("usual")) <= passed + 1

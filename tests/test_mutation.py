@@ -96,11 +96,8 @@ def test_helpers_are_known_by_their_ptx_and_not_by_their_names() -> None:
 
 
 def test_phases_flip_at_the_start_at_the_turn_and_at_the_wait() -> None:
-    assert edits("flip phase") == [
-        "wait_for(full + s * 8, (parity) ^ 1);",
-        "unsigned parity = 1;",
-        "parity ^= 0;",
-    ]
+    flipped = ["wait_for(full + s * 8, (parity) ^ 1);", "unsigned parity = 1;", "parity ^= 0;"]
+    assert edits("flip phase") == flipped
 
 
 def test_a_barrier_moves_past_its_neighbour() -> None:
@@ -132,18 +129,8 @@ def test_bounds_move_by_one() -> None:
 
 def test_contracts_mutate_and_still_parse() -> None:
     mutants = [m for m in enumerate_mutants("kernel", KERNEL) if m.group == "contract"]
-    operators = {mutant.operator for mutant in mutants}
-    assert operators >= {
-        "box",
-        "stride",
-        "dimension",
-        "swizzle",
-        "grid",
-        "block",
-        "edge",
-        "workspace size",
-        "shared memory",
-    }
+    kinds = {"box", "stride", "dimension", "swizzle", "grid", "block", "edge", "workspace size", "shared memory"}
+    assert {mutant.operator for mutant in mutants} >= kinds
     for mutant in mutants:
         parse_cuda(mutant.source)
 
@@ -183,17 +170,17 @@ def test_ids_stay_when_lines_are_added_elsewhere(subject: Subject, target: CudaT
     assert kernels[0] == kernels[1]
 
 
+def built(folder: Path, code: str) -> Build:
+    (folder / code).write_text(code)
+    return Build("id", BuildStatus.BUILT, artifact=str(folder / code))
+
+
 def test_the_sample_is_large_enough_and_holds_no_machine_code_twice(target: CudaTarget, tmp_path: Path) -> None:
     """With texts for machine code: what compilers would find equal comes on top, and queues are longer than quotas."""
     taken, used = [], Counter[str]()
 
     def build(texts: Sequence[str]) -> list[Build]:
-        found = []
-        for text in texts:
-            path = tmp_path / hashlib.sha256(text.encode()).hexdigest()
-            path.write_text(text)
-            found.append(Build("id", BuildStatus.BUILT, artifact=str(path)))
-        return found
+        return [built(tmp_path, hashlib.sha256(text.encode()).hexdigest()) for text in texts]
 
     for subject in SUBJECTS:
         taken += [mutant for mutant, _ in select(subject, subject.candidate(target).source, SMS, build, used)]
@@ -209,15 +196,9 @@ def test_mutants_that_do_not_compile_or_compile_to_the_same_are_left_out(tmp_pat
 
     def build(texts: Sequence[str]) -> list[Build]:
         """Sees synchronisation alone, and cannot compile a missing wait."""
-        found = []
-        for text in texts:
-            if "wait_for(full" not in text:
-                found.append(Build("id", BuildStatus.FAILED, reason="no wait"))
-                continue
-            path = tmp_path / str(text.count("__syncthreads();"))
-            path.write_text(path.name)
-            found.append(Build("id", BuildStatus.BUILT, artifact=str(path)))
-        return found
+        failed = Build("id", BuildStatus.FAILED, reason="no wait")
+        barriers = [str(text.count("__syncthreads();")) if "wait_for(full" in text else "" for text in texts]
+        return [built(tmp_path, each) if each else failed for each in barriers]
 
     chosen = [mutant for mutant, _ in select(subject, KERNEL, SMS, build, Counter())]
     code = [mutant for mutant in chosen if mutant.group != "contract"]

@@ -222,13 +222,8 @@ def test_the_installed_headers_answer_what_kernels_ask(cache) -> None:
         words = query(Gemm(64, 64, 64, accumulate=accumulate), target, [])
         assert words.endswith(f" pipeline {types}")
         assert any("mma_sm90_gmma" in piece.name for piece in index.search(words, 3))
-    failure = Trial(
-        Gemm(64, 64, 64),
-        Candidate("x"),
-        "m",
-        "search",
-        Build("x", BuildStatus.FAILED, reason="identifier cooperative_groups is undefined"),
-    )
+    build = Build("x", BuildStatus.FAILED, reason="identifier cooperative_groups is undefined")
+    failure = Trial(Gemm(64, 64, 64), Candidate("x"), "m", "search", build)
     for tokens in (0, 500, 3000):
         found = excerpts(index, target, query(Gemm(64, 64, 64), target, [failure]), tokens, lambda text: len(text) // 3)
         assert sum(len(text) // 3 for text in found) <= tokens and bool(found) == (tokens > 0)

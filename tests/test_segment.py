@@ -82,17 +82,9 @@ def many(folder: Path, count: int) -> None:
 
 
 def run(folder: Path, out: Path, server, **settings) -> dict[str, dict]:
-    chosen = {"segment": "all", "model": EASY, **settings}
-    corpus_command.command(
-        out=out,
-        settings=CorpusSettings(
-            folder=[folder],
-            only_folders=True,
-            policy=f"openai:stub@{server.address}",
-            archive=out.with_suffix(".db"),
-            **chosen,
-        ),
-    )
+    chosen = {"segment": "all", "model": EASY, "policy": f"openai:stub@{server.address}", **settings}
+    chosen |= {"folder": [folder], "only_folders": True, "archive": out.with_suffix(".db")}
+    corpus_command.command(out=out, settings=CorpusSettings(**chosen))
     return {row["name"]: row for row in dataset.read(out, "triplets")}
 
 

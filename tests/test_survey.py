@@ -126,7 +126,16 @@ def test_records_survive_a_file_cut_off_anywhere(tmp_path: Path) -> None:
 
 
 def survey(folder: Path, grid: str, **settings: Any) -> Survey:
-    return Survey(SurveySettings(grid=grid, out=folder, **settings), HOPPER, lambda text: None)
+    """With its pool."""
+    found = Survey(SurveySettings(grid=grid, out=folder, **settings), HOPPER, lambda text: None)
+    found.pool()
+    return found
+
+
+def loaded(folder: Path, grid: str, **settings: Any) -> Survey:
+    found = survey(folder, grid, **settings)
+    found.load()
+    return found
 
 
 def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
@@ -135,9 +144,7 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     assert len(gemms) == 4
     rows = default_pool(gemms[:1], HOPPER, 1)[:1]
     write_pool(tmp_path / "given.csv", rows)
-    first = survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv")
-    first.pool()
-    first.load()
+    first = loaded(tmp_path / "out", shapes, pool=tmp_path / "given.csv")
     assert [(g.m, g.n, g.k) for g in first.pending()] == list(dict.fromkeys((g.m, g.n, g.k) for g in gemms))
     first.build()
     lines = [json.loads(line) for line in (tmp_path / "out" / BUILDS).read_text().splitlines()]
@@ -147,23 +154,19 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     assert all(Path(artifact).exists() for artifact in first.artifacts.values())
     header = json.dumps(first._header()).encode()
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((128, 64, 64))))
-    again = survey(tmp_path / "out", shapes)
-    again.pool()
-    again.load()
+    again = loaded(tmp_path / "out", shapes)
     assert again.rows == rows and [(g.m, g.n, g.k) for g in again.pending()] == [(64, 64, 64)]
     kernel = next(iter(first.artifacts))  # the fp16 class tries what was best with fp32 sums, also of an earlier run
     best = Arm(0, Layout.NN, (), kernel, (1.0, math.nan), (1.0, math.nan))
     fp32 = Record(Gemm(64, 64, 64), (best,))
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(fp32))
-    narrow = survey(tmp_path / "out", "64x64x64", accumulate="fp32,fp16")
-    narrow.pool()
-    narrow.load()
+    narrow = loaded(tmp_path / "out", "64x64x64", accumulate="fp32,fp16")
     assert [gemm.accumulate for gemm in narrow.pending()] == ["fp16"]
     narrow.build()
     assert set(narrow.artifacts) == {option.kernel for option in narrow._finalists[Gemm(64, 64, 64)]} == {kernel}
     write_pool(tmp_path / "given.csv", [*rows, dataclasses.replace(rows[0], layout=None)])
     with pytest.raises(UserError, match="another pool"):
-        survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv").pool()
+        survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv")
     (tmp_path / "out" / TIMES).write_bytes(header.replace(b"sm_90a", b"sm_80") + b"\n")
     with pytest.raises(UserError, match="another machine"):
         again.load()
@@ -180,20 +183,17 @@ def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
         chosen.append(Row(gemm, PLAIN, schedule.family.name, tuple(schedule.named.items()), 1.0 + len(chosen)))
     write_table(tmp_path / "table.csv", chosen[:1])
     ragged = Gemm.parse("250x256x256")  # the same pool compiles to kernels with bounds there
-    first = survey(tmp_path / "out", f"{gemm},{ragged}", layouts="nn", table=tmp_path / "table.csv", state="cold")
-    first.pool()
-    first.load()
+    first = loaded(tmp_path / "out", f"{gemm},{ragged}", layouts="nn", table=tmp_path / "table.csv", state="cold")
     first.build()
     assert first.rows == pool_of(chosen[:1]) and len(first.rows) == 1
     assert set(first.artifacts) == {kernel_id(chosen[0].candidate(HOPPER).source)}
     assert first._header()["cold"]
     write_table(tmp_path / "table.csv", chosen[1:])
     with pytest.raises(UserError, match="another pool"):
-        survey(tmp_path / "out", str(gemm), layouts="nn", table=tmp_path / "table.csv").pool()
+        survey(tmp_path / "out", str(gemm), layouts="nn", table=tmp_path / "table.csv")
     header = json.dumps(first._header()).encode()
     (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((256, 256, 256))))
     warm = survey(tmp_path / "out", str(gemm), layouts="nn")
-    warm.pool()
     with pytest.raises(UserError, match="another state of the cache"):
         warm.load()
 

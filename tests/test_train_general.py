@@ -91,12 +91,8 @@ def test_a_step_on_two_tasks_rewards_what_is_right_for_each(folder, tmp_path, mo
 @pytest.mark.full
 def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folder, tmp_path) -> None:
     out = tmp_path / "rl"
-    options = {
-        "--model": folder / "tuned" / "model",
-        "--out": out,
-        "--config": folder / "tasks.toml",
-        "--target": "cpu",
-    }
+    options = {"--model": folder / "tuned" / "model", "--out": out, "--target": "cpu"}
+    options |= {"--config": folder / "tasks.toml"}
     options |= {"--archive": tmp_path / "archive.db", "--prompts": folder / "prompts"}
     arguments = ["train", RELU, "--stage", "general-rl", *(str(word) for pair in options.items() for word in pair)]
     for change in ("tuning.steps=4", "tuning.save_every=1", "sampling.prompt_tokens=2000"):

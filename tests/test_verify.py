@@ -35,6 +35,14 @@ class InProcess(Session):
         assert task == self.task
 
 
+def run_all(gemm: Gemm, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], seed: int = 1) -> None:
+    """Every check that applies; CheckFailed where one rejects."""
+    session = InProcess(ProductCases(gemm, seed, CpuReferences()), multiply)
+    for check in all_checks():
+        if check.applies(session):
+            check.run(session)
+
+
 def in_fp64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.double() @ b.double()).float().half()
 
@@ -53,12 +61,8 @@ def in_eight_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     "shape", ["1x1x1", "1x1x16384", "2x3x1", "3x1x129:tn", "17x33x300:tn", "1x4x8192", "40x30x2000"]
 )
 def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> None:
-    gemm = Gemm.parse(shape)
     for seed in range(12):
-        session = InProcess(ProductCases(gemm, seed, CpuReferences()), multiply)
-        for check in all_checks():
-            if check.applies(session):
-                check.run(session)
+        run_all(Gemm.parse(shape), multiply, seed)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +78,8 @@ def test_an_honest_sum_in_another_order_is_never_rejected(shape, multiply) -> No
     ids=["one per cent off", "no NaN", "no infinity", "bf16 operands", "one column", "subnormals flushed"],
 )
 def test_a_wrong_product_is_rejected(multiply) -> None:
-    gemm = Gemm(24, 20, 256)
-    session = InProcess(ProductCases(gemm, 1, CpuReferences()), multiply)
     with pytest.raises(CheckFailed):
-        for check in all_checks():
-            if check.applies(session):
-                check.run(session)
+        run_all(Gemm(24, 20, 256), multiply)
 
 
 class Spoilt(CpuReferences):
@@ -134,16 +134,9 @@ def test_fp16_sums_pass_in_their_own_class_only() -> None:
             c = c + a[:, p, None] * b[None, p]
         return c
 
-    for text, right in (("24x20x256:fp16", True), ("24x20x256", False)):
-        gemm = Gemm.parse(text)
-        session = InProcess(ProductCases(gemm, 1, CpuReferences()), summed_in_fp16)
-        try:
-            for check in all_checks():
-                if check.applies(session):
-                    check.run(session)
-            assert right
-        except CheckFailed:
-            assert not right
+    run_all(Gemm.parse("24x20x256:fp16"), summed_in_fp16)
+    with pytest.raises(CheckFailed):
+        run_all(Gemm.parse("24x20x256"), summed_in_fp16)
 
 
 def test_rows_and_columns_with_one_value_left_lie_all_over_special_inputs() -> None:

@@ -1,7 +1,6 @@
 """What was built, addressed by content. An entry appears by one rename: a killed build leaves nothing half-written."""
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cuda_l2.records import Build, from_json, to_json
-from cuda_l2.system import paths
+from cuda_l2.system import lock, paths
 
 RECORD = "build.json"
 
@@ -41,14 +40,11 @@ def find(folder: Path) -> Build | None:
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold what is to become an entry against other threads and processes: who waits finds it there."""
-    lock = paths.cache_dir() / "locks" / folder.name
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with lock.held(f"locks/{folder.name}") as path:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)  # who comes now finds the entry
+            path.unlink(missing_ok=True)  # who comes now finds the entry
 
 
 def publish(work: Path, folder: Path, result: Build) -> None:

@@ -49,12 +49,7 @@ def _load() -> str:
 
 
 def _run(job: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
-    limits = {
-        resource.RLIMIT_AS: job["memory"],
-        resource.RLIMIT_CPU: job["cpu_s"],
-        resource.RLIMIT_FSIZE: job["file"],
-        resource.RLIMIT_CORE: job["core"],
-    }
+    limits = {getattr(resource, name): value for name, value in job["limits"].items()}
     return {"status": in_child(connection, limits, lambda: _compile(job))}
 
 

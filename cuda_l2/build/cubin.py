@@ -77,9 +77,8 @@ class Cubin:
     """What the rules need of the file."""
 
     kernels: tuple[Kernel, ...]
-    addresses: Mapping[
-        int, str
-    ]  # offset in constant bank 4 -> variable or function whose address the loader puts there
+    addresses: Mapping[int, str]
+    """Offset in constant bank 4 to the variable or function whose address the loader puts there."""
     named: tuple[str, ...]  # variables whose address stands anywhere else
     variable_bytes: int  # of writable memory that lasts from launch to launch
     outside: tuple[str, ...]  # functions that are not in the file

@@ -148,8 +148,8 @@ def compile_source(source: str, arch: str, tools: Toolchain, *, with_cutlass: bo
         headers.append(found[0])
     timeout_s = CUTLASS_TIMEOUT_S if with_cutlass else TIMEOUT_S
     memory_bytes = CUTLASS_MEMORY_BYTES if with_cutlass else MEMORY_BYTES
-    job: dict[str, Any] = {"memory": memory_bytes, "cpu_s": int(2 * timeout_s), "file": FILE_BYTES, "core": 0}
-    job["options"] = _nvrtc_options(arch, headers)
+    limits = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": int(2 * timeout_s), "RLIMIT_FSIZE": FILE_BYTES, "RLIMIT_CORE": 0}
+    job = {"limits": limits, "options": _nvrtc_options(arch, headers)}
     for _ in range(2):
         try:
             with _server() as server:

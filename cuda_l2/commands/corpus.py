@@ -1,6 +1,7 @@
 """cuda-l2 corpus: training text from the code that is installed here and your own."""
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,8 +15,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
-    from cuda_l2.corpus.build import Counts
-    from cuda_l2.corpus.segment import Segmented
+    from cuda_l2.corpus.build import Corpus
     from cuda_l2.llm.client import Client
 
 SEGMENTS = "segments.jsonl"
@@ -116,10 +116,8 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
                 on_stage=lambda stage, done, of: shown.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
-        dataset.write_lines(out / SEGMENTS, made.segmented.lines if made.segmented else [])
-        _say(made.counts, out)
-        if made.segmented:
-            _say_segmented(made.segmented, out)
+        dataset.write_lines(out / SEGMENTS, made.segmented or [])
+        _say(made, out)
         if client is not None:
             print(client.summary())
 
@@ -141,21 +139,21 @@ def _listed(counter: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counter.items(), key=lambda pair: -pair[1]))
 
 
-def _say(counts: "Counts", out: Path) -> None:
+def _say(made: "Corpus", out: Path) -> None:
+    counts = made.counts
     names = ("the same", "nearly the same", "held out", "of no use")
     dropped = dict(zip(names, (counts.same, counts.near, counts.held_out, counts.unworthy), strict=True))
     left_out = _listed({name: count for name, count in dropped.items() if count}) or "none"
-    triplets, texts = counted(counts.kept, "triplet"), counted(counts.texts, "text")
-    print(f"{triplets} and {texts} of {counts.chars / 1e6:.1f} million characters in {out}")
-    print(f"  from {counted(counts.files, 'file')}: {_listed(counts.by_source)}")
-    print(f"  kinds: {_listed(counts.by_kind)}")
-    print(f"  cut by: {_listed(counts.cut_by)}")
-    print(f"  instructions by: {_listed(counts.worded_by)}")
+    triplets, texts = counted(len(made.triplets), "triplet"), counted(len(made.text), "text")
+    chars = sum(len(row["text"]) for row in made.text)
+    print(f"{triplets} and {texts} of {chars / 1e6:.1f} million characters in {out}")
+    print(f"  from {counted(counts.files, 'file')}: {_listed(made.by('source'))}")
+    for what, column in (("kinds", "kind"), ("cut by", "cut_by"), ("instructions by", "worded_by")):
+        print(f"  {what}: {_listed(made.by(column))}")
     print(f"  left out of {counts.found}: {left_out}")
-
-
-def _say_segmented(segmented: "Segmented", out: Path) -> None:
-    windows = counted(segmented.windows, "window")
-    print(f"  {windows} shown to the model: {_listed(segmented.outcomes)}; see {out / SEGMENTS}")
-    if segmented.refusals:
-        print(f"  pieces of its answers that were refused: {_listed(segmented.refusals)}")
+    if made.segmented is not None:
+        windows, outcomes = counted(len(made.segmented), "window"), Counter(line["outcome"] for line in made.segmented)
+        print(f"  {windows} shown to the model: {_listed(outcomes)}; see {out / SEGMENTS}")
+        refusals = Counter(reason for line in made.segmented for _, reason in line["refused"])
+        if refusals:
+            print(f"  pieces of its answers that were refused: {_listed(refusals)}")

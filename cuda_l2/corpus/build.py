@@ -5,7 +5,7 @@ The dataset has two parts from the same snippets: `triplets`, a row a snippet, a
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from cuda_l2.corpus import segment as segmenting
 from cuda_l2.corpus.duplicates import Duplicates, digest
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, for_task, from_code
-from cuda_l2.corpus.segment import File, Segmented
+from cuda_l2.corpus.segment import File
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
@@ -52,7 +52,7 @@ DRAWS = 20
 
 @dataclass
 class Counts:
-    """Numbers of snippets by outcome and origin."""
+    """Numbers of files, and of snippets by outcome."""
 
     files: int = 0
     found: int = 0
@@ -60,23 +60,20 @@ class Counts:
     near: int = 0
     held_out: int = 0
     unworthy: int = 0  # a model found them useless
-    kept: int = 0
-    texts: int = 0
-    chars: int = 0
-    by_kind: collections.Counter[str] = field(default_factory=collections.Counter)
-    by_source: collections.Counter[str] = field(default_factory=collections.Counter)
-    worded_by: collections.Counter[str] = field(default_factory=collections.Counter)
-    cut_by: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
 @dataclass
 class Corpus:
-    """Both parts as rows of a dataset. segmented: of a model, where one was asked to cut."""
+    """Both parts as rows of a dataset. segmented: a record of each window that a model was asked to cut."""
 
     triplets: list[dict[str, Any]]
     text: list[dict[str, Any]]
     counts: Counts
-    segmented: Segmented | None = None
+    segmented: list[dict[str, Any]] | None = None
+
+    def by(self, column: str) -> collections.Counter[str]:
+        """Numbers of triplets by a column's value up to the first colon."""
+        return collections.Counter(row[column].partition(":")[0] for row in self.triplets)
 
 
 @dataclass(frozen=True)
@@ -155,13 +152,7 @@ def build(
     items = _worded(items, client, prompts, counts, on_stage)
     contexts = _contexts(items, context_tokens, on_stage)
     rows = [item.row(context) for item, context in zip(items, contexts, strict=True)]
-    counts.kept = len(rows)
-    counts.by_source.update(item.source.partition(":")[0] for item in items)
-    for counter, column in ((counts.by_kind, "kind"), (counts.worded_by, "worded_by"), (counts.cut_by, "cut_by")):
-        counter.update(row[column] for row in rows)
-    text = _texts(items)
-    counts.texts, counts.chars = len(text), sum(len(row["text"]) for row in text)
-    return Corpus(rows, text, counts, segmented)
+    return Corpus(rows, _texts(items), counts, segmented)
 
 
 def _collected(

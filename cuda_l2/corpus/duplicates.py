@@ -48,8 +48,7 @@ def shingles(code: str) -> Shingles:
 class Duplicates:
     """Texts met so far."""
 
-    def __init__(self, near: float = NEAR) -> None:
-        self._near = near
+    def __init__(self) -> None:
         self._digests: set[str] = set()
         self._bands: dict[tuple[int, bytes], list[int]] = {}
         self._shingles: list[Shingles] = []
@@ -67,7 +66,7 @@ class Duplicates:
             return ""
         bands = _bands(found)
         others = {other for band in bands for other in self._bands.get(band, ())}
-        if any(_share(found, self._shingles[other]) >= self._near for other in others):
+        if any(_share(found, self._shingles[other]) >= NEAR for other in others):
             return "near"
         for band in bands:
             self._bands.setdefault(band, []).append(len(self._shingles))

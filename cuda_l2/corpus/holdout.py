@@ -21,7 +21,8 @@ from cuda_l2.families._base import all_families
 from cuda_l2.records import Candidate, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
-from cuda_l2.tasks import is_foreign, parse
+from cuda_l2.tasks import parse
+from cuda_l2.tasks.optional import is_foreign
 
 LIKE = 0.5
 """A text with more of its shingles from a held-out file than this is held out."""
@@ -58,9 +59,8 @@ class HoldOut:
         """The file's entries, none without a file; UserError with the line that cannot be read."""
         if path is None:
             return cls()
-        ids, shapes, digests = set[str](), set[tuple[int, int, int]](), set[str]()
-        tasks, names = set[str](), set[str]()
-        schedules, like = [], []
+        ids, digests, tasks, names = set[str](), set[str](), set[str](), set[str]()
+        shapes, schedules, like = set[tuple[int, int, int]](), [], []
         for number, line in enumerate(read_text(path).split("\n"), 1):
             entry = line.partition("#")[0].strip()
             head, colon, rest = entry.partition(": ")

@@ -17,7 +17,7 @@ from cuda_l2.tasks import describe
 
 TEMPLATE = "instruct.md"
 PURPOSE = "instruct"
-LEAST_CHARS, MOST_CHARS = 20, 1000
+LEAST_CHARS, MOST_CHARS, MOST_SAID = 20, 1000, 400
 SKIP = "SKIP"
 _NOUNS = {"kernel": "CUDA kernel", "template": "template", "function": "function", "type": "type", "macro": "macro"}
 
@@ -80,15 +80,15 @@ def _read(answer: str) -> Instruction | None:
     return Instruction(text, "model") if len(text) >= LEAST_CHARS else None
 
 
-def _first_sentences(comment: str, limit: int = 400) -> str:
+def _first_sentences(comment: str) -> str:
     """The whole sentences that fit; empty where the comment has fewer than three words."""
     if len(re.findall(r"[A-Za-z]{2,}", comment)) < 3:
         return ""
-    if len(comment) <= limit:
+    if len(comment) <= MOST_SAID:
         return comment if comment[-1] in ".!?" else f"{comment}."
-    cut = comment[:limit]
+    cut = comment[:MOST_SAID]
     end = max(cut.rfind(". "), cut.rfind("; "))
-    return cut[: end + 1] if end > limit // 4 else f"{cut.rpartition(' ')[0]} ..."
+    return cut[: end + 1] if end > MOST_SAID // 4 else f"{cut.rpartition(' ')[0]} ..."
 
 
 def fingerprint(text: str) -> str:

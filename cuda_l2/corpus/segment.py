@@ -6,7 +6,6 @@ usable answer the rules' pieces stand.
 
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,16 +49,6 @@ class File:
     license: str = ""
 
 
-@dataclass
-class Segmented:
-    """Outcomes of all windows and pieces."""
-
-    windows: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)  # of windows: cut, none, unusable, unanswered
-    refusals: Counter[str] = field(default_factory=Counter)  # of pieces, by reason
-    lines: list[dict[str, Any]] = field(default_factory=list)  # a window each, for a record beside the dataset
-
-
 def by_model(
     client: Client,
     files: Sequence[File],
@@ -67,8 +56,8 @@ def by_model(
     hard_only: bool,
     prompts: Path | None = None,
     on_answer: Callable[[int, int], None] = lambda done, of: None,
-) -> tuple[list[list[Snippet]], Segmented]:
-    """Each file's pieces: the model's where its answer is usable, else the rules'.
+) -> tuple[list[list[Snippet]], list[dict[str, Any]]]:
+    """Each file's pieces: the model's where its answer is usable, else the rules'; and a record of every window.
 
     hard_only: ask about lines that rules cut badly alone. prompts: folder of the user's templates. UserError where a
     window is too small, or the model never answers.
@@ -82,7 +71,7 @@ def by_model(
             texts.append(text)
     replies = dict(answers(client, PURPOSE, texts, lambda done: on_answer(done, len(texts))))
     pieces = [list(file.pieces) for file in files]
-    segmented = Segmented(windows=len(shown))
+    lines = []
     listing, of = Listing(""), -1
     for i, (number, window) in enumerate(shown):
         if number != of:
@@ -90,10 +79,8 @@ def by_model(
         own = [piece for piece in pieces[number] if not piece.lines and window.first <= piece.line <= window.last]
         cut = _cut(listing, window, own, replies.get(i))
         pieces[number] = [piece for piece in pieces[number] if piece not in own] + cut.pieces
-        segmented.outcomes[cut.outcome] += 1
-        segmented.refusals.update(reason for _, reason in cut.refused)
-        segmented.lines.append(_line(files[number].name, window, cut, replies.get(i)))
-    return [sorted(found, key=lambda piece: piece.line) for found in pieces], segmented
+        lines.append(_line(files[number].name, window, cut, replies.get(i)))
+    return [sorted(found, key=lambda piece: piece.line) for found in pieces], lines
 
 
 def window_tokens(client: Client, template: Template) -> int:
@@ -174,7 +161,7 @@ def piece(listing: Listing, window: Window, ranges: Ranges) -> Snippet | str:
 class _Cut:
     """The outcome of one window."""
 
-    outcome: str
+    outcome: str  # cut, none, unusable, unanswered
     pieces: list[Snippet]  # that stand in place of the rules'
     accepted: list[Ranges] = field(default_factory=list)
     refused: list[tuple[Ranges, str]] = field(default_factory=list)

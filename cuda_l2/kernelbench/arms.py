@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import ForeignCase
@@ -108,18 +109,11 @@ class ModelArm:
     """One of them with a worker's verbs; only the last of its results is kept. slots: launches of a run, at most."""
 
     def __init__(self, name: str, known: ForeignTask, task: Task, slots: int, threads: int, spins: bool) -> None:
-        effort, self.spins = known.file.effort, spins
+        self.spins = spins
         self._case: ForeignCase | None = None
         self._slots: list[int] = []
-        resources = Resources(
-            device="cpu",
-            threads=threads,
-            memory_bytes=effort.memory_bytes,
-            arena_bytes=shared_bytes(task, slots + 1),
-            timeout_s=effort.timeout_s,
-            spins=spins,
-        )
-        self._module = Module(known.text.encode(), "Model", resources, compiled=name == COMPILED)
+        limits = Resources("cpu", threads, known.file.effort.memory_bytes, 0, known.file.effort.timeout_s, spins)
+        self._module = model_of(known, task, slots + 1, limits, compiled=name == COMPILED)
 
     def tried(self, arena: Arena, case: ForeignCase) -> str:
         """Use an arena and a case of its task from now on; why it does not compute the case, empty where it does."""
@@ -172,10 +166,11 @@ class ModelArm:
         self._module.close()
 
 
-def shared_bytes(task: Task, calls: int) -> int:
-    """Bytes of shared memory that a module's process needs for a number of calls."""
+def model_of(known: ForeignTask, task: Task, calls: int, limits: Resources, *, compiled: bool) -> Module:
+    """A file's Model in a process with shared memory for a number of calls. limits: of all but that memory."""
     gaps = LINE * (len(task.inputs) + len(task.weights) + len(task.outputs))
-    return calls * (task.bytes + gaps) + SPARE_ARENA_BYTES
+    limits = replace(limits, arena_bytes=calls * (task.bytes + gaps) + SPARE_ARENA_BYTES)
+    return Module(known.text.encode(), "Model", limits, compiled=compiled)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ class ForeignCases(Cases):
         given = case.tensors[tensor]
         if tensor in case.numbers or not given.is_floating_point() or not (tensor in case.keys or bool(given.any())):
             return None
-        key = f"{case.task} {case.asked['weights_seed']} changed {tensor} {wholly}"
+        key = f"{case.task} {case.asked['seed']} {case.weights_seed} changed {tensor} {wholly}"
         return self._or_none(key, {**case.asked, "changed": tensor, "wholly": wholly})
 
     @property

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from cuda_l2.kernelbench.arms import COMPILED, EAGER, failing, shared_bytes
+from cuda_l2.kernelbench.arms import COMPILED, EAGER, failing, model_of
 from cuda_l2.kernelbench.checkout import ForeignTask, foreign
 from cuda_l2.kernelbench.opened import Call, ForeignCase
-from cuda_l2.kernelbench.process import LOAD_TIMEOUT_S, Module, Resources
+from cuda_l2.kernelbench.process import LOAD_TIMEOUT_S, Resources
 from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda.driver import Replays
@@ -108,14 +108,9 @@ class ModelProcess:
     def __init__(self, known: ForeignTask, task: Task, calls_at_most: int, device: str, *, compiled: bool) -> None:
         self.calls_at_most, self.conversation_s = calls_at_most, 0.0
         self._calls: list[Call] | None = None
-        resources = Resources(
-            device=device,
-            threads=usable_cores(),
-            memory_bytes=known.file.effort.memory_bytes,
-            arena_bytes=shared_bytes(task, calls_at_most),
-            timeout_s=LOAD_TIMEOUT_S,  # a call may compile
-        )
-        self._module = Module(known.text.encode(), "Model", resources, compiled=compiled)
+        memory_bytes = known.file.effort.memory_bytes
+        limits = Resources(device, usable_cores(), memory_bytes, 0, LOAD_TIMEOUT_S)  # a call may compile
+        self._module = model_of(known, task, calls_at_most, limits, compiled=compiled)
 
     def open(self, case: Case) -> None:
         """Load the file; Fault where that fails."""
@@ -167,13 +162,10 @@ class ModelPlayed(Played):
         """Launch once and wait; Fault where that fails."""
         self._opened().seconds(self._windows, graph=self._graph, warm=False)
 
-    def time(
-        self, warm: int = 1, between: Callable[[], None] | None = None, before: Replays | None = None
-    ) -> tuple[float, float]:
+    def time(self, warm: int = 1, between: Callable[[], None] | None = None, before: Replays | None = None) -> float:
         """The host's seconds of one replay, behind another one where any are to come before it."""
         with failing():
-            seconds = self._opened().seconds(self._windows, graph=self._graph, warm=warm > 0)
-        return seconds, seconds
+            return self._opened().seconds(self._windows, graph=self._graph, warm=warm > 0)
 
     @property
     def results(self) -> tuple[torch.Tensor, ...]:

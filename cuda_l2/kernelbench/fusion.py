@@ -116,17 +116,11 @@ def plan(
     """
     graph_module = _trace(module, inputs)
     operators = [node for node in graph_module.graph.nodes if _kind(node) not in (None, Kind.MOVEMENT)]
-    groups = [
-        group
-        for group in _groups(graph_module.graph)
-        if sum(_kind(node) is not Kind.MOVEMENT for node in group) >= least
-    ]
     order = {node: index for index, node in enumerate(graph_module.graph.nodes)}
-    groups.sort(key=lambda group: max(order[node] for node in group))
-    parts = tuple(
-        _cut(graph_module, f"part_{index}", sorted(group, key=order.__getitem__), name, revision)
-        for index, group in enumerate(groups)
-    )
+    ordered = (sorted(group, key=order.__getitem__) for group in _groups(graph_module.graph))
+    groups = [group for group in ordered if sum(_kind(node) is not Kind.MOVEMENT for node in group) >= least]
+    groups.sort(key=lambda group: order[group[-1]])
+    parts = tuple(_cut(graph_module, f"part_{index}", group, name, revision) for index, group in enumerate(groups))
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
     return Plan(graph_module, parts, len(operators))
@@ -210,16 +204,13 @@ def _grown(anchor: fx.Node, taken: set[fx.Node]) -> set[fx.Node]:
             break
         group.add(following)
     group = best
-    growing = bool(group)
-    while growing and len(group) <= MAX_NODES:
-        growing = False
-        for node in list(group):
-            if node is anchor and _kind(anchor) in (Kind.CONTRACTION, Kind.ATTENTION, Kind.POOLING):
-                continue
-            for source in node.all_input_nodes:
-                if source not in group and joins(source) and set(source.users) <= group:
-                    group.add(source)
-                    growing = True
+    closed = {anchor} if _kind(anchor) in (Kind.CONTRACTION, Kind.ATTENTION, Kind.POOLING) else set()
+    while len(group) <= MAX_NODES:
+        sources = {source for node in group - closed for source in node.all_input_nodes} - group
+        joining = {source for source in sources if joins(source) and set(source.users) <= group}
+        if not joining:
+            break
+        group |= joining
     return _trimmed(group)
 
 
@@ -237,15 +228,10 @@ def _ends_well(node: fx.Node) -> bool:
 
 def _trimmed(group: set[fx.Node]) -> set[fx.Node]:
     """Without the views at its beginning: they cost nothing outside."""
-    while True:
-        leading = {
-            node
-            for node in group
-            if _kind(node) is Kind.MOVEMENT and not any(source in group for source in node.all_input_nodes)
-        }
-        if not leading:
-            return group
+    views = {node for node in group if _kind(node) is Kind.MOVEMENT}
+    while leading := {node for node in views & group if group.isdisjoint(node.all_input_nodes)}:
         group = group - leading
+    return group
 
 
 def _cut(parent: fx.GraphModule, name: str, nodes: list[fx.Node], task: str, revision: str) -> Part:

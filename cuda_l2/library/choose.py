@@ -4,13 +4,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
+MOST_PASSES = 20
 
 
-def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int, passes: int = 20) -> list[int]:
+def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int) -> list[int]:
     """At most `most` columns whose weighted sum over rows of the largest worth is large; in order of their number.
 
     worth_SK: of kernel K to case S, 0 where it does not serve it. The greedy choice is at least 63 % of the best sum;
-    swaps of one kernel for another then go on until none helps, or for so many passes. What adds nothing is left out.
+    swaps of one kernel for another then go on until none helps, or MOST_PASSES are done. What adds nothing is left out.
     """
     weighted_SK = worth_SK * weights_S[:, None].astype(np.float32)
     chosen: list[int] = []
@@ -23,7 +24,7 @@ def choose(worth_SK: Matrix, weights_S: NDArray[np.float64], most: int, passes: 
             break
         chosen.append(k)
         best_S = np.maximum(best_S, weighted_SK[:, k])
-    for _ in range(passes):
+    for _ in range(MOST_PASSES):
         if not _swap_each(weighted_SK, chosen):
             break
     for k in list(chosen):

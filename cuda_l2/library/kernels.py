@@ -7,6 +7,7 @@ family takes the schedule and writes the very same kernel. Choices of the launch
 these fit.
 """
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -163,8 +164,7 @@ class _Fit:
             self._launches[place] = {name: value for name, value in row.schedule if name in names}
         counted = Counter(tuple(launch.items()) for launch in self._launches.values())
         self._usual = [dict(launch) for launch, _ in counted.most_common()]
-        self._contracts: dict[Gemm, contract.CudaContract | None] = {}
-        self._blocks: dict[tuple[Gemm, int], int] = {}
+        self._contract, self._planned = functools.cache(self._read), functools.cache(self._plan)
         first = kernel.rows[0]
         self._own = Schedule(self._family, first.gemm, target, self._family.values(dict(first.schedule)))
 
@@ -187,10 +187,7 @@ class _Fit:
 
     def blocks(self, gemm: Gemm, sms: int = 0) -> int:
         """Of the first launch; 0 where the kernel does not serve the shape."""
-        key = gemm, sms or self._target.sms
-        if key not in self._blocks:
-            self._blocks[key] = self._planned(*key)
-        return self._blocks[key]
+        return self._planned(gemm, sms or self._target.sms)
 
     def wraps(self, gemm: Gemm) -> bool:
         """Whether blocks take several tiles each there."""
@@ -204,11 +201,12 @@ class _Fit:
     def sms(self) -> int:
         return self._target.sms
 
-    def _planned(self, gemm: Gemm, sms: int) -> int:
-        if gemm not in self._contracts:
-            candidate = self.candidate(gemm, PLAIN)
-            self._contracts[gemm] = contract.parse_cuda(candidate.source) if candidate else None
-        terms = self._contracts[gemm]
+    def _read(self, gemm: Gemm) -> contract.CudaContract | None:
+        candidate = self.candidate(gemm, PLAIN)
+        return contract.parse_cuda(candidate.source) if candidate else None
+
+    def _plan(self, gemm: Gemm, sms: int) -> int:
+        terms = self._contract(gemm)
         try:
             plan = terms.plan(gemm, sms) if terms else None
         except contract.ContractError:

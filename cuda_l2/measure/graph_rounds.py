@@ -4,6 +4,7 @@ The candidate is launched in its own process, the baselines in this one, on the 
 turns. Device time: CUDA events around a replay, or CUPTI around a single launch.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -63,18 +64,14 @@ def measure_cuda(
     Where they fail, every kernel has the same failure.
     """
     start = terms.clock.now()
-    rounds: GraphRounds | None = None
     try:
-        rounds = GraphRounds(gpu, baselines, kernels, memory, terms)
-        rounds.run()
-        return rounds.finish(start)
+        with contextlib.closing(GraphRounds(gpu, baselines, kernels, memory, terms)) as rounds:
+            rounds.run()
+            return rounds.finish(start)
     except (Fault, WrongOutput) as error:
         gpu.workers.renew()
         names = list(kernels) or [baselines[0].name]
         return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
-    finally:
-        if rounds:
-            rounds.close()
 
 
 @functools.cache
@@ -315,11 +312,11 @@ class GraphRounds(Rounds):
             self._workers.helpers.settle(self._stream.cuda_stream)
             between = self._memory.poisoning(window) if poisoned else None
             first = self._played(name, unit)[0]
-            return self._played(name, count)[0].time(warm, between, first)[0]
+            return self._played(name, count)[0].time(warm, between, first)
         (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
         terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
         terms["poisoned"] = self._memory.arena.written(window) if poisoned else []
-        return float(self.worker.call("time", self.timeout_s, **terms)["device_s"])
+        return float(self.worker.call("time", self.timeout_s, **terms)["seconds"])
 
     def _single(self, name: str, count: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""

@@ -39,14 +39,12 @@ def repeated(enqueue: Enqueue, count: int) -> Enqueue:
 @contextlib.contextmanager
 def graphs(stream: int, enqueues: Sequence[Enqueue]) -> Iterator[list[Graph]]:
     """A graph of each; destroyed at the end."""
-    made: list[Graph] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        made: list[Graph] = []
         for enqueue in enqueues:
             made.append(Graph(stream, enqueue))
+            stack.callback(made[-1].destroy)
         yield made
-    finally:
-        for graph in made:
-            graph.destroy()
 
 
 def wait(stream: int) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -73,24 +72,19 @@ class Libraries(Closing):
         self._compiled: dict[Gemm, cuda_torch.Compiled] = {}
         self.chose = 0
         """Products whose algorithms this process timed."""
-        self._holders: Counter[Sizes] = Counter()
-        self._idle: dict[Sizes, None] = {}
-        """Sizes that nobody holds any more, the oldest first."""
+        self._holders: dict[Sizes, int] = {}
+        """How often each size is held; what was held or released last comes last."""
 
     def hold(self, product: Task) -> None:
         """Keep what is made for this size until it is released as often as it was held."""
-        self._holders[product.sizes] += 1
-        self._idle.pop(product.sizes, None)
+        self._holders[product.sizes] = self._holders.pop(product.sizes, 0) + 1
 
     def release(self, product: Task) -> None:
         """The size's graphs are gone: it is forgotten once enough others came after it."""
-        size = product.sizes
-        self._holders[size] -= 1
-        if self._holders[size] <= 0:
-            del self._holders[size]
-            self._idle[size] = None
-        while len(self._idle) > IDLE_SIZES:
-            self._forget(next(iter(self._idle)))
+        self._holders[product.sizes] = max(0, self._holders.pop(product.sizes, 0) - 1)
+        idle = [size for size, holders in self._holders.items() if not holders]
+        for size in idle[:-IDLE_SIZES]:
+            self._forget(size)
 
     def product(self, gemm: Gemm, layout: Layout) -> LtProduct:
         """cuBLASLt on a product with B in a layout, whatever the Gemm's own is."""
@@ -193,7 +187,7 @@ class Libraries(Closing):
             self.stream = 0
 
     def _forget(self, size: Sizes) -> None:
-        self._idle.pop(size)
+        del self._holders[size]
         for key in [key for key in self._products if key[0].sizes == size]:
             self._products.pop(key).close()
         self._tuned = {gemm: tuned for gemm, tuned in self._tuned.items() if gemm.sizes != size}

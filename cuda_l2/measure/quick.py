@@ -228,7 +228,7 @@ class _Bench:
     def _sample_us(self, arm: _Arm) -> float:
         """Microseconds of a launch, once."""
         self.helpers.settle(self.stream.cuda_stream)
-        return float(arm.graph.time()[0]) * 1e6 / arm.nodes
+        return float(arm.graph.time()) * 1e6 / arm.nodes
 
     def _final(
         self, gemm: Gemm, items: Sequence[Item], arms: Sequence[_Arm], guess_us: float

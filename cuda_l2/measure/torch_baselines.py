@@ -178,10 +178,17 @@ class TorchArm:
 
     def __init__(self, baselines: TorchBaselines, baseline: TorchBaseline) -> None:
         self._baselines, self._baseline = baselines, baseline
+        # stopped between its turns: OpenMP's threads would spin into the next arm's time
+        self.run, self.queued_s, self.freeze, self.thaw = (
+            baselines.run,
+            baselines.queued_s,
+            baselines.freeze,
+            baselines.thaw,
+        )
         self._slots: Sequence[int] = ()
 
     def prepare(self, slots: Sequence[int]) -> None:
-        self._baselines.thaw()
+        self.thaw()
         self._baselines.prepare(self._baseline, slots)
         self._slots = slots
 
@@ -189,23 +196,10 @@ class TorchArm:
         """The slots that hold results: all, or the last one where a launch returns new tensors."""
         if self._baseline.in_place:
             return self._slots
-        self._baselines.thaw()
+        self.thaw()
         self._baselines.collect()
-        self._baselines.freeze()
+        self.freeze()
         return self._slots[-1:]
-
-    def run(self, timeout_s: float) -> float:
-        return self._baselines.run(timeout_s)
-
-    def queued_s(self) -> float:
-        return self._baselines.queued_s()
-
-    def freeze(self) -> None:
-        """Stop the process: OpenMP's threads would spin into the next arm's time."""
-        self._baselines.freeze()
-
-    def thaw(self) -> None:
-        self._baselines.thaw()
 
 
 def _offsets(arena: Arena, slot: int) -> dict[str, int]:

@@ -61,7 +61,7 @@ class Tuner:
         a, b, c = cuda_torch.random_operands(gemm)
         runs = launches_on(Buffers(a.data_ptr(), b.data_ptr(), b.data_ptr(), c.data_ptr()))
         with graphs(self.stream, runs) as timed:
-            sampler: Sampler[int] = Sampler(lambda arm: timed[arm].time()[0] * 1e6, self.rng)
+            sampler: Sampler[int] = Sampler(lambda arm: timed[arm].time() * 1e6, self.rng)
             for number in range(PAPER_WARMUP + PAPER_ROUNDS):
                 a.normal_()
                 b.normal_()
@@ -77,10 +77,10 @@ class Tuner:
         The chip is warm where launches are long enough to reach its power limit.
         """
         with graphs(self.stream, enqueues[:1]) as (probe,):
-            once_us = probe.time()[0] * 1e6
+            once_us = probe.time() * 1e6
         few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
         with graphs(self.stream, [repeated(enqueues[0], few)]) as (probe,):
-            one_us = probe.time()[0] / few * 1e6
+            one_us = probe.time() / few * 1e6
         least, most = REPLAY_US
         launches = max(1, min(MOST_LAUNCHES, round(min(most, max(least, 8 * one_us)) / one_us)))
         sample_us = launches * one_us
@@ -91,6 +91,6 @@ class Tuner:
 
             def take(arm: int) -> float:
                 self.helpers.settle(self.stream)
-                return timed[arm].time(warm)[0] / launches * 1e6
+                return timed[arm].time(warm) / launches * 1e6
 
             yield Sampler(take, self.rng), sample_us * (1 + warm)

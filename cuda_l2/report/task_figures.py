@@ -26,7 +26,6 @@ class Figures:
     """Of the tasks of a level against one baseline. Shares are of all tasks that the baseline was timed on."""
 
     level: str
-    baseline: str
     tasks: int
     working: int  # a kernel was correct and timed
     faster: int  # by more than 1 %
@@ -48,7 +47,7 @@ def figures(results: Sequence[TaskResult], level: str, baseline: str) -> Figures
         if ratio is not None:
             speedups.append(ratio.estimate)
     faster = sum(speedup > FASTER for speedup in speedups)
-    return Figures(level, baseline, tasks, len(speedups), faster, tuple(speedups))
+    return Figures(level, tasks, len(speedups), faster, tuple(speedups))
 
 
 def baselines(results: Sequence[TaskResult]) -> list[str]:

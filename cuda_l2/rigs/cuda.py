@@ -124,9 +124,8 @@ class CudaRig(Rig):
         return CudaBench(self, task, seed, both_layouts)
 
     def reports(self, task: Task, protocols: Sequence[str]) -> list[str]:
-        if kind_of(task).single_launches:
-            return list(protocols)
-        found = [name for name in protocols if self.protocols[name].round_s]
+        single = kind_of(task).single_launches
+        found = [name for name in protocols if single or self.protocols[name].round_s]
         if not found:
             require_timed(task, self.protocols[protocols[0]])
         return found

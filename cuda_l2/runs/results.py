@@ -69,16 +69,15 @@ class ResultsFile(RunFile[Measurement]):
     def find(self, gemm: Gemm, protocol: str) -> Measurement | None:
         return self._found.get((gemm, protocol))
 
-    def take_over(self, path: Path) -> int:
-        """Append what another run measured that is not measured here; how much. UserError where it does not compare."""
+    def take_over(self, path: Path) -> None:
+        """Append what another run measured that is not measured here. UserError where it does not compare."""
         if not path.exists():
             raise UserError(f"{path} is not there: give the folder of another run")
         with ResultsFile(path, self.header, self._warn) as other:
             pairs = [(m, self.find(m.gemm, m.protocol)) for m in other.records]
-        more = [m for m, ours in pairs if not ours or (ours.status != MEASURED and m.status == MEASURED)]
-        for measurement in more:
-            self.append(measurement)
-        return len(more)
+        for measurement, ours in pairs:
+            if not ours or (ours.status != MEASURED and measurement.status == MEASURED):
+                self.append(measurement)
 
 
 def set_aside(folder: Path) -> None:

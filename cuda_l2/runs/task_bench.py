@@ -16,9 +16,8 @@ from cuda_l2.optimizer import Optimizer
 from cuda_l2.records import Operation, TimingStatus, Trial
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
-from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition, definitions
-from cuda_l2.tasks.optional import load_kernelbench
+from cuda_l2.tasks.optional import is_foreign, load_kernelbench
 from cuda_l2.tasks.sample import sample
 
 ALL, SERVED, SAMPLE = "all", "served", "sample"

@@ -5,6 +5,7 @@ import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from cuda_l2.system import paths, scratch
 
@@ -16,18 +17,22 @@ def machine_lock(gpu: str = "") -> Iterator[float]:
     Work on the CPU holds the whole machine; several GPUs may be at work at once. A killed process releases the lock.
     """
     start = time.perf_counter()
-    with contextlib.ExitStack() as held:
-        _hold(held, "machine.lock", fcntl.LOCK_SH if gpu else fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held("machine.lock", fcntl.LOCK_SH if gpu else fcntl.LOCK_EX))
         if gpu:
-            _hold(held, f"gpu-{gpu.replace(':', '-')}.lock", fcntl.LOCK_EX)
+            stack.enter_context(held(f"gpu-{gpu.replace(':', '-')}.lock"))
         yield time.perf_counter() - start
 
 
-def _hold(held: contextlib.ExitStack, name: str, kind: int) -> None:
+@contextmanager
+def held(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[Path]:
+    """Hold a file under the cache against other threads and processes; its path."""
     path = paths.cache_dir() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = held.enter_context(path.open("w"))
+        file = path.open("w")
     except OSError as error:
         raise scratch.unwritable(error) from None
-    fcntl.flock(file, kind)
+    with file:
+        fcntl.flock(file, kind)
+        yield path

@@ -4,14 +4,8 @@ from pathlib import Path
 
 from cuda_l2.records import Gemm, Operation, Task
 from cuda_l2.system.errors import UserError
-
-KERNELBENCH = "kernelbench"
-"""What the names of tasks from a KernelBench checkout begin with, as in kernelbench/level1/19_ReLU."""
-
-
-def is_foreign(name: str) -> bool:
-    """Whether a task's name or text is that of a file in a checkout."""
-    return name.strip().partition("/")[0] == KERNELBENCH
+from cuda_l2.tasks.optional import KERNELBENCH as KERNELBENCH
+from cuda_l2.tasks.optional import is_foreign as is_foreign
 
 
 def parse(text: str, target: str = "cpu", checkout: Path | None = None) -> Task:

@@ -11,10 +11,9 @@ import torch
 
 from cuda_l2.records import Accumulate, Gemm, Layout, Operation, Task
 from cuda_l2.system.text import fenced
-from cuda_l2.tasks import is_foreign
 from cuda_l2.tasks._base import definition
 from cuda_l2.tasks.cases import CACHE_BYTES, Cases, OwnCases
-from cuda_l2.tasks.optional import load_kernelbench
+from cuda_l2.tasks.optional import is_foreign, load_kernelbench
 from cuda_l2.tasks.products import CpuReferences, CudaReferences, ProductCases
 from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.words import product_words, sizes_words, tensor_lines, tolerance_words

@@ -6,6 +6,13 @@ from typing import Any
 from cuda_l2.system.errors import UserError
 
 ROOM = "cuda_l2.kernelbench"
+KERNELBENCH = "kernelbench"
+"""What the names of tasks from a KernelBench checkout begin with, as in kernelbench/level1/19_ReLU."""
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a task's name or text is that of a file in a checkout."""
+    return name.strip().partition("/")[0] == KERNELBENCH
 
 
 def load_kernelbench(module: str) -> Any:

@@ -146,19 +146,19 @@ class CheckOf(ABC, Generic[S_contra]):
 class Check(CheckOf[Session]):
     """A property of candidates under the launch contract."""
 
-    def applies_to(self, task: Task, device: str) -> bool:
-        """Whether candidates for a task on a device, cpu or cuda, must have it."""
-        return True
+    device = ""
+    """Where candidates must have it: cpu, cuda, or empty for both."""
+    products: bool | None = None
+    """Whether it is one of matrix products, or of other tasks; None for both."""
 
     def applies(self, session: Session) -> bool:
-        return self.applies_to(session.task, session.device)
+        return self.device in ("", session.device) and self.products in (None, session.task.product)
 
 
 class ProductCheck(Check):
     """A property of matrix products, on operands drawn for it."""
 
-    def applies_to(self, task: Task, device: str) -> bool:
-        return task.product
+    products = True
 
     def run(self, session: Session) -> None:
         assert isinstance(session.cases, ProductCases)

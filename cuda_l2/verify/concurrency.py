@@ -1,6 +1,5 @@
 """What goes on around a GPU kernel must not change its result: a slow producer, other kernels, repeated launches."""
 
-from cuda_l2.records import Task
 from cuda_l2.verify._base import Check, GpuSession, Session, require_same
 
 LAUNCHES = 8
@@ -9,9 +8,7 @@ LAUNCHES = 8
 class Concurrency(Check):
     name = "concurrency"
     order = 60
-
-    def applies_to(self, task: Task, device: str) -> bool:
-        return device == "cuda"
+    device = "cuda"
 
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)

@@ -8,7 +8,7 @@ HMMA.16816.F32, HGMMA.64x128x16.F32, HMMA.16816.F32.BF16. UTCHMMA takes fp16 and
 
 import re
 
-from cuda_l2.records import SHORT_DTYPES, Accumulate, Gemm, Task, VerdictStatus
+from cuda_l2.records import SHORT_DTYPES, Accumulate, Gemm, VerdictStatus
 from cuda_l2.tasks.products import ProductCases
 from cuda_l2.verify._base import CheckFailed, ProductCheck, Session
 
@@ -20,9 +20,7 @@ _FP16_SUM = re.compile(r"^(HMMA|HGMMA|UTCHMMA)\b.*\.F16\b")
 class Instructions(ProductCheck):
     name = "instructions"
     order = 5
-
-    def applies_to(self, task: Task, device: str) -> bool:
-        return task.product and device == "cuda"
+    device = "cuda"
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
         gemm = cases.task

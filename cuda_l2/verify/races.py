@@ -36,9 +36,6 @@ class Races(Check):
     order = 70
     full_only = True
 
-    def applies_to(self, task: Task, device: str) -> bool:
-        return device == "cuda"
-
     def applies(self, session: Session) -> bool:
         return isinstance(session, GpuSession) and session.sanitizes()
 

@@ -6,7 +6,6 @@ wherever one of theirs has left it.
 """
 
 from cuda_l2.machine.cpu.worker import Fault
-from cuda_l2.records import Task
 from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, require_same
 
 SEEDS = (1, 2, 3, 4)
@@ -18,9 +17,7 @@ class Stress(Check):
     name = "stress"
     order = 65  # before the sanitizer, whose start costs more
     full_only = True
-
-    def applies_to(self, task: Task, device: str) -> bool:
-        return device == "cuda"
+    device = "cuda"
 
     def run(self, session: Session) -> None:
         assert isinstance(session, GpuSession)

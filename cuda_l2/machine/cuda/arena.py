@@ -5,7 +5,7 @@ The same memory is laid out anew for other sizes of the task.
 
 import enum
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,8 +104,6 @@ class CudaArena(Closing):
         except BaseException:
             self.close()
             raise
-        self._guards: list[torch.Tensor] = []
-        """Bands of bytes around what candidates are given."""
         self._workspaces: list[list[tuple[int, Workspace[int]]]] = []
         """Every slot's workspaces, each with its offset."""
         self.select(tasks[0])
@@ -126,41 +124,26 @@ class CudaArena(Closing):
     def select(self, task: Task, *, snug: bool = False) -> None:
         """Lay the memory out for this task, one of those given; what it held before is of no meaning.
 
-        snug: the first window's tensors end where their mapping ends.
+        snug: the first window's tensors end where their mapping ends, so that one step too far faults; else they are
+        aligned as torch's allocator would, with guards between windows that lie apart.
         """
         spans = self._spans_of(task)
-        bytes_of = {buffer_name(tensor): tensor.bytes for tensor in self._tensors}
-        offsets = self._surround(bytes_of if snug else spans, snug=snug)
-        self._offsets = {tensor.name: offsets[buffer_name(tensor)] for tensor in self._tensors}
-        self.record_stride, self.records = _record_stride(task), _records(_record_stride(task))
-        if not snug and self.sharing in (Sharing.SEPARATE, Sharing.ROTATING):
-            for tensor in self._tensors:
-                self._guard_between(tensor)
-
-    def _guard_between(self, tensor: Tensor) -> None:
-        """Set guards between the windows of a tensor."""
-        for window in range(self.windows - 1 if self._shift[tensor.name] else 0):
-            start = self._offset(tensor.name, window) + tensor.bytes
-            behind = self._whole(buffer_name(tensor))[start : self._offset(tensor.name, window + 1)]
-            behind.fill_(GUARD_BYTE)
-            self._guards.append(behind)
-
-    def _surround(self, used: Mapping[str, int], *, snug: bool) -> dict[str, int]:
-        """Where this many bytes of each buffer begin, with guard bands set around them.
-
-        snug: they end where their mapping ends, so that one step too far faults; else aligned as torch's allocator
-        would.
-        """
-        offsets: dict[str, int] = {}
-        self._guards = []
-        for name, size in used.items():
-            whole = self._whole(name)
-            offset = (len(whole) - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
-            self._guards += [whole[max(0, offset - GUARD_BYTES) : offset], whole[offset + size :][:GUARD_BYTES]]
-            offsets[name] = offset
+        self._offsets: dict[str, int] = {}
+        self._guards: list[torch.Tensor] = []
+        """Bands of bytes around what candidates are given."""
+        for tensor in self._tensors:
+            name = buffer_name(tensor)
+            whole, size = self._whole(name), tensor.bytes if snug else spans[name]
+            start = (len(whole) - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
+            self._offsets[tensor.name] = start
+            self._guards += [whole[max(0, start - GUARD_BYTES) : start], whole[start + size :][:GUARD_BYTES]]
+            apart = not snug and self.sharing in (Sharing.SEPARATE, Sharing.ROTATING) and self._shift[tensor.name]
+            for window in range(self.windows - 1 if apart else 0):
+                behind = self._offset(tensor.name, window) + tensor.bytes
+                self._guards.append(whole[behind : self._offset(tensor.name, window + 1)])
         for band in self._guards:
             band.fill_(GUARD_BYTE)
-        return offsets
+        self.record_stride, self.records = _record_stride(task), _records(_record_stride(task))
 
     def tensor(self, tensor: Tensor, window: int = 0) -> torch.Tensor:
         """A view of a tensor in a window; as uint8 where it should be bool and holds something else."""

@@ -95,19 +95,14 @@ class KernelTrace(Closing):
             raise TraceError("CUPTI saw no kernel")
         return (max(span.end_ns for span in spans) - spans[0].start_ns) * 1e-9
 
-    def close(self, *, detach: bool = False) -> None:
-        """Stop recording; what was recorded is forgotten. Wait for the device first.
-
-        detach: have CUPTI leave the process as well; the next trace brings it back.
-        """
+    def close(self) -> None:
+        """Stop recording; what was recorded is forgotten. Wait for the device first."""
         if not self._open:
             return
         KernelTrace._running = self._open = False
         self._call("stop", self._helper.trace_stop())
         with contextlib.suppress(TraceError):
             self.clear()
-        if detach:
-            self.detach()
 
     @classmethod
     def detach(cls) -> None:

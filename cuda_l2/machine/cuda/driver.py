@@ -284,10 +284,8 @@ class Replays(ABC):
     def replay(self) -> None:
         """Enqueue once, without waiting."""
 
-    def time(
-        self, warm: int = 1, between: Callable[[], None] | None = None, before: "Replays | None" = None
-    ) -> tuple[float, float]:
-        """Device seconds of one replay by events, and host seconds around it, after `warm` replays back to back.
+    def time(self, warm: int = 1, between: Callable[[], None] | None = None, before: "Replays | None" = None) -> float:
+        """Device seconds of one replay by events, after `warm` replays back to back.
 
         before: what is replayed before it, if not the same. between: enqueues what comes behind those, and is not in
         the device's time. The warm replay keeps the stream busy while the host enqueues the timed one, so that no host
@@ -295,7 +293,6 @@ class Replays(ABC):
         """
         start, end = self._events
         check("cuStreamSynchronize", driver.cuStreamSynchronize(self.stream))
-        began = time.perf_counter()
         for _ in range(warm):
             (before or self).replay()
         if between:
@@ -304,8 +301,7 @@ class Replays(ABC):
         self.replay()
         check("cuEventRecord", driver.cuEventRecord(end, self.stream))
         check("cuEventSynchronize", driver.cuEventSynchronize(end))
-        host = (time.perf_counter() - began) / (warm + 1)
-        return check("cuEventElapsedTime", driver.cuEventElapsedTime(start, end)) * 1e-3, host
+        return float(check("cuEventElapsedTime", driver.cuEventElapsedTime(start, end))) * 1e-3
 
     def once(self) -> float:
         """Host seconds from the call to the end of one replay on an idle stream."""

@@ -135,7 +135,7 @@ class Helpers:
 
         self._empties = self._empties or Graph(stream, enqueue)
         self.settle(stream)
-        return min(self._empties.time()[0] for _ in range(5)) / EMPTY_LAUNCHES
+        return min(self._empties.time() for _ in range(5)) / EMPTY_LAUNCHES
 
     def empty_graph(self, stream: int) -> Graph:
         """One empty kernel as a graph."""

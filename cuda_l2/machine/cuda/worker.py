@@ -72,11 +72,8 @@ class CudaWorker(Closing):
 
         The first slot's takes the place of all that was loaded; the next slot's is loaded beside it.
         """
-        terms: dict[str, Any] = {"cubin": str(cubin), "plan": _plan_text(plan), "slot": slot}
-        self.call("load", LOAD_TIMEOUT_S, places=[_plain(p) for p in places], **terms)
-
-    def bind(self, places: Sequence[dict[str, Place]]) -> None:
-        self.call("bind", LOAD_TIMEOUT_S, places=[_plain(p) for p in places])
+        plain = [{name: [place.buffer, place.offset] for name, place in each.items()} for each in places]
+        self.call("load", LOAD_TIMEOUT_S, cubin=str(cubin), plan=_plan_text(plan), places=plain, slot=slot)
 
     def call(self, op: str, timeout_s: float, descriptors: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
         """Send one message and wait for its answer; Fault where it crashes, hangs or breaks the contract.
@@ -186,10 +183,6 @@ class CudaWorkers(Closing):
 @functools.lru_cache(maxsize=64)
 def _plan_text(plan: Plan) -> str:
     return to_json(plan)
-
-
-def _plain(places: dict[str, Place]) -> dict[str, list[Any]]:
-    return {name: [place.buffer, place.offset] for name, place in places.items()}
 
 
 def slowest_s(task: Task) -> float:

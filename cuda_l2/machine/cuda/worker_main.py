@@ -83,10 +83,6 @@ class Worker:
             self.loaded.append(Loaded(Path(cubin).read_bytes(), from_json(Plan, plan)))
         if slot == 0:
             self.loaded_from = (cubin, plan)
-        self.bind(places, slot)
-
-    def bind(self, places: list[dict[str, list[Any]]], slot: int = 0) -> None:
-        """Bind what is loaded to other addresses."""
         self._drop_graphs()
         addresses = [
             {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
@@ -94,11 +90,10 @@ class Worker:
         ]
         self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
 
-    def launch(self, binding: int = 0, count: int = 1) -> None:
-        """Launch several times, each on garbage in shared memory."""
-        for _ in range(count):
-            self.helpers.spoil_shared(self.stream, self._garbage())
-            self.bound[0][binding].launch(self.stream)
+    def launch(self) -> None:
+        """Launch once, on garbage in shared memory."""
+        self.helpers.spoil_shared(self.stream, self._garbage())
+        self.bound[0][0].launch(self.stream)
         self._wait()
 
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> None:
@@ -182,7 +177,7 @@ class Worker:
         graph.destroy()
 
     def time(self, graph: int, warm: int, before: int, poisoned: list[list[Any]]) -> dict[str, Any]:
-        """Seconds of a replay behind others of the graph `before`.
+        """Device seconds of a replay behind others of the graph `before`.
 
         poisoned: outputs that are poisoned between those and the timed one.
         """
@@ -192,8 +187,7 @@ class Worker:
             for output in poisoned:
                 self._fill(output)
 
-        device, host = self.graphs[graph].time(warm, poison if poisoned else None, self.graphs[before])
-        return {"device_s": device, "host_s": host}
+        return {"seconds": self.graphs[graph].time(warm, poison if poisoned else None, self.graphs[before])}
 
     def evict(self, size: int) -> None:
         """Write so many bytes of our own, so that the next launch finds nothing of its operands in L2, and settle."""
