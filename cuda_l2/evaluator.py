@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, overload
 
 from cuda_l2 import tasks
+from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
 from cuda_l2.measure.rounds import PATIENCE_S, Kernel
@@ -20,7 +21,6 @@ from cuda_l2.records import (
     Build,
     BuildStatus,
     Candidate,
-    Layout,
     Review,
     Task,
     Timing,
@@ -123,7 +123,7 @@ class Evaluator(Closing):
     def compare(self, candidates: Sequence[Candidate], protocol: Protocol) -> list[Trial]:
         """Trials of candidates that are timed side by side in one run: their figures can be compared with one another.
 
-        One that turns out wrong there ends that run; then each is timed by itself.
+        Where one turns out wrong there, or their workspaces do not fit beside one another, each is timed by itself.
         """
         builds = list(self.build(candidates))
         with machine_lock(self.rig.gpu) as queued_s:
@@ -135,15 +135,19 @@ class Evaluator(Closing):
             ]
             self.stage_seconds["verify"] += time.perf_counter() - start
             start = time.perf_counter()
-            layout = Layout.TN if any(tensor.column_major for tensor in self.task.given) else Layout.NN
             kernels = {
-                candidate.id: Kernel(candidate, build, layout)
+                candidate.id: Kernel(candidate, build)
                 for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
                 if verdict and verdict.status is VerdictStatus.CORRECT
             }
-            timings = self._bench.time_kernels(kernels, protocol, 0.0, self.patience_s) if kernels else {}
+            timings: dict[str, Timing] | None = {}
+            try:
+                timings = self._bench.time_kernels(kernels, protocol, 0.0, self.patience_s) if kernels else {}
+            except ContractError:
+                timings = None
             self.stage_seconds["measure"] += time.perf_counter() - start
-        if any(timing.status not in (TimingStatus.MEASURED, TimingStatus.BUSY) for timing in timings.values()):
+        told = (TimingStatus.MEASURED, TimingStatus.BUSY)
+        if timings is None or any(timing.status not in told for timing in timings.values()):
             return list(self.evaluate(candidates, protocol))
         return [
             self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
