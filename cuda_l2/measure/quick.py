@@ -69,7 +69,7 @@ def as_dependent(plan: Plan) -> Plan:
 
     def launch(before: Any) -> Any:
         *rest, last = before.arguments  # the families' last argument tells the kernel
-        return replace(before, programmatic=True, arguments=(*rest, replace(last, data="01000000")))
+        return replace(before, programmatic=True, arguments=(*rest, replace(last, name="1", data="01000000")))
 
     return replace(plan, launches=tuple(map(launch, plan.launches)))
 
