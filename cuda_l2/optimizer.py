@@ -109,7 +109,11 @@ class Workbench(Closing):
         wanted = {trial.candidate.id: trial.candidate for trial in finalists}
         default = default_candidates(evaluator.task, self.target)[:1]
         wanted |= {candidate.id: candidate for candidate in default}
-        trials = evaluator.compare(list(wanted.values()), self.rig.protocols[FINALS.name])
+        protocol = self.rig.protocols[FINALS.name]
+        if self.target.name == "cpu":
+            trials = evaluator.compare(list(wanted.values()), protocol)
+        else:  # where the clocks of two runs drifted apart, they are repeated
+            trials = list(evaluator.evaluate(list(wanted.values()), protocol))
         best = max(trials, key=lambda trial: trial.speedup)
         return best if best.speedup else finalists[0]
 

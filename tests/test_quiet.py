@@ -41,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_quiet_round_is_not_disturbed(machine: Any) -> None:
     watch = Quiet(ticking(), 1.0)
-    watch.sampled(0.010, 0.0006)  # what waking its threads takes
+    watch.sampled(0.002, 0.0006)  # what waking its threads takes
     assert watch.disturbed() == ""
 
 

@@ -15,8 +15,9 @@ from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES, OtherWork, stolen_s
 from cuda_l2.system import control_groups
 
-WAITED_SHARE, WAITED_S = 0.05, 0.0002
-"""A sample's threads may wait for a core this share of its time, and so long: each is woken a few times."""
+WAITED_SHARE, WAITED_S = 0.05, 0.001
+"""A sample's threads may wait for a core this share of its time, and so long: the process that wakes them runs on for a
+while on one of their cores. Another that wants a core takes it for milliseconds."""
 STOLEN_SHARE = 0.05
 """Of a round's time on all cores, counted in hundredths of a second."""
 CANARY = bytes(1 << 16)
@@ -34,11 +35,11 @@ class Busy(Exception):
 
 
 class Quiet:
-    """Watches samples from here on, and waits for quiet. patience_s: of all waiting together."""
+    """Watches samples from here on, and waits for quiet. patience_s: from the first wait until it is given up."""
 
     def __init__(self, clock: Clock, patience_s: float) -> None:
         self._clock, self._patience_s = clock, patience_s
-        self._waited_s = 0.0
+        self._patient_until = math.inf
         self._canaries_s: list[float] = []
         self._why = ""
         self.begin()
@@ -68,13 +69,13 @@ class Quiet:
 
     def wait(self, why: str) -> None:
         """Return when others leave the cores alone; Busy where patience ends before."""
+        self._patient_until = min(self._patient_until, self._clock.now() + self._patience_s)
         while True:
-            if self._waited_s >= self._patience_s:
+            if self._clock.now() >= self._patient_until:
                 raise Busy(why)
-            began, others = self._clock.now(), OtherWork(self._clock)
+            others = OtherWork(self._clock)
             self._clock.sleep(PAUSE_S)
             found = others.found()
-            self._waited_s += max(PAUSE_S, self._clock.now() - began)
             if found is None or found.cores < NOTICED_CORES:
                 return
 
