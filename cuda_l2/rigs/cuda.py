@@ -232,8 +232,8 @@ class CudaBench(Bench):
         if rig.tunes:
             self._on_the_gpu(lambda: self._memory(rotates=False).tune())
         verdict = judged()
-        if verdict.check == deviation.CHECK.name and not self._memory(rotates=False).tuned:
-            self._on_the_gpu(self._memory(rotates=False).tune)
+        if verdict.check == deviation.CHECK.name and not self._on_the_gpu(lambda: self._memory(rotates=False).tuned):
+            self._on_the_gpu(lambda: self._memory(rotates=False).tune())
             self._cases.close()  # the baselines are more, and what they allow may be
             verdict = judged()
         return verdict

@@ -162,8 +162,8 @@ class Sweep(Closing):
             measured = self._report_library if self._library else measured
             start = time.perf_counter()
             for measurement in measured(gemm, protocols, results, lambda stage: on_stage(gemm, stage)):
-                missing.remove(measurement.protocol)
                 arms = self._described(gemm, measurement.timing)
+                missing.remove(measurement.protocol)
                 created = measurement.created or now()
                 yield replace(measurement, arms=arms, created=created, seconds=time.perf_counter() - start)
                 start = time.perf_counter()
