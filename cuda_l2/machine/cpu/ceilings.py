@@ -58,6 +58,12 @@ def place(threads: int, machine: str) -> Path:
     return paths.cache_dir() / "ceilings" / f"{hashlib.sha256(f'{threads} {machine}'.encode()).hexdigest()[:16]}.json"
 
 
+def forget(threads: int, machine: str) -> None:
+    """Have a machine's ceilings measured again."""
+    with contextlib.suppress(OSError):  # nothing is kept, or nothing can be
+        place(threads, machine).unlink()
+
+
 def measure(threads: int, flag: str) -> Ceilings:
     """Run the program that measures, once."""
     program = compiled(PROGRAM, "-O3", flag, "-pthread")
