@@ -102,7 +102,7 @@ REFUSED = {
         "layer.weight has no shape",
     ),
     "a state that moves": (kept(then="self.hidden * 0.5"), Readiness.STATEFUL, ""),
-    "results that differ": (text("x * step()", more=STEPS.replace("-23", "-9")), Readiness.STATEFUL, "apart"),
+    "results that differ": (text("x * step()", more=STEPS.replace("-23", "-9")), Readiness.RANDOM, "random numbers"),
     "constant where it is a number": (
         text("x.sqrt().softmax(-1).sum()"),
         Readiness.CONSTANT,
