@@ -51,7 +51,6 @@ def _system() -> list[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from cuda_l2.machine.cpu import ceilings
     from cuda_l2.machine.cpu import target as cpu
 
     try:
@@ -62,7 +61,6 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(True, "C compiler", version)
     try:
         target = cpu.detect()
-        ceilings.forget(target.cores, target.machine)
         gflops, gbytes = target.ceilings()
     except UserError as error:
         yield Finding(False, "CPU", str(error), needed=True)
