@@ -423,6 +423,7 @@ def get_init_inputs():
         ("x * 1j", "x * 1j", 2, "complex tensors are not judged"),
     ],
 )
+@pytest.mark.full
 def test_any_pair_of_files_is_judged(result, answer, status, says, own_folders, tmp_path, command) -> None:
     reference, mine = tmp_path / "reference.py", tmp_path / "answer.py"
     reference.write_text(REFERENCE.replace("RESULT", result))
@@ -468,6 +469,7 @@ def test_no_seed_tells_a_candidate_what_it_is_made_for(audit_file) -> None:
     assert trial.status == "measured", trial.reason
 
 
+@pytest.mark.full
 def test_results_that_differ_from_run_to_run_within_tolerance_are_said(audit_file) -> None:
     assert "is not repeatable bit for bit" in audit_file("not_repeatable").verdict.notes
 

@@ -166,6 +166,7 @@ ENTER = (
     ],
     ids=["without the number", "twice", "before the work", "works while idle", "a byte", "an error, then silence"],
 )
+@pytest.mark.full
 def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, rig, before, after) -> None:
     gemm = Gemm(32, 24, 16)
     with Evaluator(gemm, rig) as evaluator:

@@ -188,6 +188,7 @@ def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name
 
 
 @RUNS
+@pytest.mark.full
 def test_a_report_names_every_arm_or_says_why_it_is_left_out(opened: Any) -> None:
     _, stages, candidate, build = opened(SWISH, RIGHT[SWISH])
     timing = stages.time(candidate, build, CUDA_PROTOCOLS["offline"])

@@ -109,6 +109,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folde
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.full
 def test_other_prompts_or_another_hold_out_are_noticed_on_going_on(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(rl.GRPOTrainer, "train", lambda self, **_: (_ for _ in ()).throw(KeyboardInterrupt))
     held = tmp_path / "held.txt"
