@@ -30,7 +30,7 @@ class ChoicesSettings:
     out: Path = Path("choices.csv")
     """CSV file."""
     seed: int = 0
-    """Of the sample."""
+    """Seed of the sample."""
     fresh: bool = False
     """Move the results that are there aside and begin anew."""
 

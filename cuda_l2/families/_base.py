@@ -40,7 +40,7 @@ class Family(ABC):
     choices: tuple[Choice, ...]
     products: ClassVar[bool] = True
     suffix: ClassVar[str] = ".cu"
-    """Of the kernel's file."""
+    """The kernel's file has the family's name and this ending."""
 
     @property
     def compiled(self) -> tuple[str, ...]:

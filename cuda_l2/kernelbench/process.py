@@ -383,7 +383,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _environment(resources: Resources) -> dict[str, str]:
-    """Where compilers are, for files that bring code of their own, what torch.compile is told, and how threads wait."""
+    """Variables of the module's process: compilers, settings of torch.compile, how OpenMP's threads wait."""
     on_gpu = resources.device != "cpu"
     threads = {"OMP_PROC_BIND": "close"} if resources.spins else {"OMP_WAIT_POLICY": "passive"}
     threads |= {"MAX_JOBS": str(resources.threads), "PYTHONDONTWRITEBYTECODE": "1"}

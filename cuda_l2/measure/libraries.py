@@ -32,7 +32,7 @@ from cuda_l2.system.closing import Closing
 
 WORKSPACE_BYTES = 256 << 20
 CACHE_VERSION = 2
-"""Of what is stored and of how it is measured; another one tunes anew."""
+"""Changes with the format of stored choices and with how they are measured; choices of another version are not read."""
 IDLE_SIZES = 4
 """Number of products that stay set up after nobody times them: a search's winner is reported after it."""
 

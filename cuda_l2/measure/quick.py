@@ -146,7 +146,7 @@ def _serve(pipe: Connection, turn: Any, seed: int, finalists: int, cold: bool) -
 
 @dataclass(eq=False)
 class _Arm:
-    """One item under one edge, and its graph of so many nodes."""
+    """One item, plain or as a dependent, and the graph that launches it `nodes` times."""
 
     index: int
     edge: int

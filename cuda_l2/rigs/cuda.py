@@ -43,7 +43,8 @@ from cuda_l2.verify._cuda import CudaSession, Facilities, Sanitize
 
 DEVICE = "cuda"
 WORKSPACE_BYTES, WORKSPACES, PRODUCT_WORKSPACES = 256 << 20, 2, 8
-"""A candidate's workspaces may take so much, and so many times the task's tensors more, or a matrix product's C."""
+"""Bytes that a candidate's workspaces may take, and what they may take beyond: the bytes of the task's tensors times
+WORKSPACES, or those of a matrix product's C times PRODUCT_WORKSPACES."""
 RUNS = 3
 LONG_RUN_S = 2.0
 """A run whose clocks drifted between arms is repeated, at most so often, and no more once it took so long: kernels that

@@ -214,7 +214,7 @@ class OpenAiModel(Model):
         return min(self._most_answer, self.window - math.ceil(self._more_tokens * prompt_tokens))
 
     def _learn(self, limits: Limits, refused_tokens: int) -> None:
-        """Keep a limit that a refusal of so many tokens named; half of them where it named none."""
+        """Keep the limit that a refusal named, or half of `refused_tokens` where it named none."""
         if limits.answer:
             self._most_answer = min(self._most_answer, limits.answer)
             self.note = f"answers are kept to the {self._most_answer:,} tokens that {self.where} allows"

@@ -186,7 +186,7 @@ class CandidateMemory:
         sizes = len(self.interface.bind(arena.task))
         product = self.interface in PRODUCTS.values()  # whose function has a signature of its own
         self.arguments = () if product else (sizes, len(self.interface.buffers), arena.workspace_offset)
-        """What the runner is told of a launch's arguments; nothing for a matrix product."""
+        """The runner's last parameters: numbers of sizes and buffers, where the workspace is; none for a product."""
 
     def write_calls(self, slots: Sequence[int]) -> int:
         """Put launches on these slots into the table; returns its offset."""
