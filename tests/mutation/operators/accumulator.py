@@ -43,7 +43,11 @@ def _half_sum(source: Source) -> Iterator[Edit]:
             yield Edit(call.start, call.end + 1, whole, ((at, at, _ROUNDED),))
 
 
-rewrite("other operand type", GROUP, (r"mma\S*\.f32(\.f16\.f16)\b", 1, ".bf16.bf16"), find=in_strings)
+@operator("other operand type", GROUP)
+def _operand_type(source: Source) -> Iterator[Edit]:
+    yield from each(in_strings(source, r"mma\S*\.f32(\.f16\.f16)\b"), 1, ".bf16.bf16")
+    by_macro = re.compile(r'mma\S*\.f32\." (\w+) "\.f32')
+    yield from each(by_macro.finditer(source.text, source.contract_end), 1, '"bf16.bf16"')
 
 
 @operator("result rounded otherwise", GROUP)
