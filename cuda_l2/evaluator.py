@@ -13,9 +13,22 @@ from functools import partial
 from typing import Any, overload
 
 from cuda_l2 import tasks
+from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
-from cuda_l2.records import Build, BuildStatus, Candidate, Review, Task, Timing, Trial, Verdict, VerdictStatus
+from cuda_l2.measure.rounds import PATIENCE_S, Kernel
+from cuda_l2.records import (
+    Build,
+    BuildStatus,
+    Candidate,
+    Review,
+    Task,
+    Timing,
+    TimingStatus,
+    Trial,
+    Verdict,
+    VerdictStatus,
+)
 from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
@@ -52,6 +65,8 @@ class Evaluator(Closing):
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         """The best speedup known; a jump is relative to it."""
+        self.patience_s = PATIENCE_S
+        """How long a timing may wait while other work has the machine."""
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
@@ -91,20 +106,7 @@ class Evaluator(Closing):
                 start = time.perf_counter()
                 verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
                 self.stage_seconds["measure"] += time.perf_counter() - start
-        tokens = count_tokens(candidate.source) if timing else 0
-        trial = Trial(
-            task=self.task,
-            candidate=candidate,
-            machine=self.target.machine,
-            protocol=protocol.name,
-            build=build,
-            verdict=verdict,
-            timing=timing,
-            reward=reward(build.status, verdict, timing, tokens, self.rewards),
-            environment=self.environment,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            review=review,
-        )
+        trial = self._trial(candidate, build, verdict, timing, review, protocol)
         start = time.perf_counter()
         trial = self._second_look(trial)  # takes the lock itself
         self.stage_seconds["review"] += time.perf_counter() - start
@@ -118,9 +120,44 @@ class Evaluator(Closing):
         for candidate, build in zip(candidates, self.build(candidates), strict=True):
             yield self.judge(candidate, build, protocol, full=full)
 
+    def compare(self, candidates: Sequence[Candidate], protocol: Protocol) -> list[Trial]:
+        """Trials of candidates that are timed side by side in one run: their figures can be compared with one another.
+
+        Where one turns out wrong there, or their workspaces do not fit beside one another, each is timed by itself.
+        """
+        builds = list(self.build(candidates))
+        with machine_lock(self.rig.gpu) as queued_s:
+            self.queued_s += queued_s
+            start = time.perf_counter()
+            verdicts = [
+                self._bench.verify(candidate, build) if build.status is BuildStatus.BUILT else None
+                for candidate, build in zip(candidates, builds, strict=True)
+            ]
+            self.stage_seconds["verify"] += time.perf_counter() - start
+            start = time.perf_counter()
+            kernels = {
+                candidate.id: Kernel(candidate, build)
+                for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
+                if verdict and verdict.status is VerdictStatus.CORRECT
+            }
+            timings: dict[str, Timing] | None = {}
+            try:
+                timings = self._bench.time_kernels(kernels, protocol, 0.0, self.patience_s) if kernels else {}
+            except ContractError:
+                timings = None
+            self.stage_seconds["measure"] += time.perf_counter() - start
+        told = (TimingStatus.MEASURED, TimingStatus.BUSY)
+        if timings is None or any(timing.status not in told for timing in timings.values()):
+            return list(self.evaluate(candidates, protocol))
+        return [
+            self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
+            for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
+        ]
+
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
-        return self._bench.time(candidate, build, protocol, POOR * self.best_speedup if protocol.selects else 0.0)
+        beat = POOR * self.best_speedup if protocol.selects else 0.0
+        return self._bench.time(candidate, build, protocol, beat, self.patience_s)
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
@@ -135,6 +172,30 @@ class Evaluator(Closing):
 
     def close(self) -> None:
         self._bench.close()
+
+    def _trial(
+        self,
+        candidate: Candidate,
+        build: Build,
+        verdict: Verdict | None,
+        timing: Timing | None,
+        review: Review | None,
+        protocol: Protocol,
+    ) -> Trial:
+        tokens = count_tokens(candidate.source) if timing else 0
+        return Trial(
+            task=self.task,
+            candidate=candidate,
+            machine=self.target.machine,
+            protocol=protocol.name,
+            build=build,
+            verdict=verdict,
+            timing=timing,
+            reward=reward(build.status, verdict, timing, tokens, self.rewards),
+            environment=self.environment,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            review=review,
+        )
 
     def _confirmed(
         self, candidate: Candidate, build: Build, verdict: Verdict, protocol: Protocol

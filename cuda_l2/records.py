@@ -150,6 +150,7 @@ class TimingStatus(enum.StrEnum):
     TIMED_OUT = "timed-out"
     UNSTABLE = "unstable"  # a jump in reward that a second measurement does not confirm
     SUSPECT = "suspect"  # a jump in reward that a checker model calls a cheat
+    BUSY = "busy"  # other work had the cores all the time: nothing about the candidate
 
 
 class Trust(enum.StrEnum):

@@ -54,7 +54,7 @@ def reward(
         return settings.unbuildable
     if verdict is None or verdict.status is not VerdictStatus.CORRECT:
         return settings.incorrect
-    if timing is None:
+    if timing is None or timing.status is TimingStatus.BUSY:
         return math.nan
     if timing.status is not TimingStatus.MEASURED or timing.speedup is None:
         return settings.incorrect

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.measure.rounds import PATIENCE_S
 from cuda_l2.propose._base import Proposer
-from cuda_l2.records import BuildStatus, Candidate, Trial
+from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
 from cuda_l2.system.errors import UserError
 
 
@@ -32,6 +33,7 @@ class Progress:
     summary: str = ""  # the proposer's own
     trials: list[Trial] = field(default_factory=list)
     reviews: collections.Counter[str] = field(default_factory=collections.Counter)  # of jumps in reward, by status
+    untimed: Trial | None = None  # the last that was correct, and not timed because the machine was busy
     checker: str = ""  # the checker's questions and their cost, in one line
 
     @property
@@ -68,24 +70,27 @@ def search(
         progress.queued_s = evaluator.queued_s - queued_before
         progress.seconds = time.perf_counter() - start - progress.queued_s
         proposer.deadline = start + budget_s + progress.queued_s
+        evaluator.patience_s = max(0.0, budget_s - progress.seconds)
         progress.stage_seconds = {stage: s - before[stage] for stage, s in evaluator.stage_seconds.items()}
         if proposer.waited_s:
             progress.stage_seconds["waiting"] = proposer.waited_s
         return progress.seconds >= budget_s or (max_trials is not None and progress.proposed >= max_trials)
 
+    evaluator.patience_s = budget_s
     try:
         for group in _groups(proposer, proposer.group or evaluator.rig.group, first or [], max_trials, progress):
             trials = []
             for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
                 _count(progress, trial, known, repeated=known and trial.candidate.id in met)
-                met.add(trial.candidate.id)
+                if trial.status != TimingStatus.BUSY:
+                    met.add(trial.candidate.id)
                 ended = spent()
                 on_progress(progress)
                 if ended:
                     break
             if group is not first:
-                proposer.observe(trials)
+                proposer.observe([trial for trial in trials if trial.status != TimingStatus.BUSY])
                 progress.summary = proposer.summary()
                 on_group()
             if spent():
@@ -93,6 +98,7 @@ def search(
     except KeyboardInterrupt:
         progress.interrupted = True
     spent()
+    evaluator.patience_s = PATIENCE_S
     progress.summary = progress.summary or proposer.summary()  # also where the time was up before the first proposal
     return progress
 
@@ -124,7 +130,10 @@ def _groups(
 def judge_group(
     evaluator: Evaluator, archive: Archive, candidates: list[Candidate], again: bool = False
 ) -> Iterator[tuple[Trial, bool]]:
-    """Trials of candidates in order, and whether each was known: known ones from the archive, others into it."""
+    """Trials of candidates in order, and whether each was known: known ones from the archive, others into it.
+
+    One that a busy machine left untimed is not kept: the next search tries it again.
+    """
     machine, found = evaluator.target.machine, {}
     if not again:
         found = {c.id: archive.find(evaluator.task, c, machine, SEARCH.name) for c in candidates}
@@ -135,7 +144,8 @@ def judge_group(
         known = candidate.id in trials
         if not known:
             trials[candidate.id] = evaluator.judge(candidate, next(builds))
-            archive.append(trials[candidate.id])
+            if trials[candidate.id].status != TimingStatus.BUSY:
+                archive.append(trials[candidate.id])
         yield trials[candidate.id], known
 
 
@@ -154,5 +164,7 @@ def _count(progress: Progress, trial: Trial, known: bool, repeated: bool) -> Non
         progress.correct += 1
         if progress.best is None or trial.speedup > progress.best.speedup:
             progress.best = trial
+    elif trial.status == TimingStatus.BUSY:
+        progress.untimed = trial
     else:
         progress.rejected[trial.status] += 1

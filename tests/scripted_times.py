@@ -5,17 +5,19 @@ time are guards against hangs. So no test depends on how busy the machine is.
 """
 
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cuda_l2.build import cpu as cpu_build
 from cuda_l2.build import cuda_compiler
 from cuda_l2.machine.cpu import target, worker
+from cuda_l2.machine.cpu.ceilings import PROGRAM
+from cuda_l2.measure import cpu_rounds
 from cuda_l2.measure.cpu_rounds import _CpuRounds
-from cuda_l2.measure.rounds import CANDIDATE
-from cuda_l2.records import Candidate
+from cuda_l2.measure.rounds import Kernel
+from cuda_l2.records import Timing
 from cuda_l2.rigs.cpu import CpuBench
+from cuda_l2.system.native import compiled
 from cuda_l2.verify import _cpu as cpu_session
 
 BASELINE_S = 3.0e-5
@@ -24,8 +26,11 @@ OTHERS = 1.1
 """Every further baseline takes this many times the one before it."""
 SLOWEST, FASTEST = 2.0, 1.2
 """Candidates' seconds lie between these shares of a baseline's, by their text: no jump, no two alike."""
-PEAK = Path(target.__file__).with_name("peak.c")
-REAL = {"sample": _CpuRounds.sample, "most": _CpuRounds.most}
+REAL: dict[str, Any] = {
+    "sample": _CpuRounds.sample,
+    "most": _CpuRounds.most,
+    "time_kernels": CpuBench.time_kernels,
+}
 LIMITS = (
     *((cpu_build, "TIMEOUT_S"), (cuda_compiler, "TIMEOUT_S"), (cpu_session, "LAUNCH_TIMEOUT_S")),
     *((worker, "START_TIMEOUT_S"), (worker, "STOP_TIMEOUT_S")),
@@ -34,9 +39,21 @@ PATIENCE = 10.0
 """These limits are this many times the usual ones: other work may take the cores."""
 FEW = 8
 """Launches of a sample, but for tests that ask for as many as lie side by side."""
-_timed = {"now": CANDIDATE}
+_timed: dict[str, str] = {}
+"""Sources of the kernels that are timed now, by name."""
 seconds_by_source: dict[str, float] = {}
 """Seconds of a launch of candidates that a test has scripted itself, by their text without space around it."""
+
+
+class AlwaysQuiet:
+    """Whether other work has the cores is no business of tests."""
+
+    def __init__(self, *_: object) -> None: ...
+    def begin(self) -> None: ...
+    def sampled(self, *_: float) -> None: ...
+    def wait(self, why: str) -> None: ...
+    def disturbed(self) -> str:
+        return ""
 
 
 def seconds_of(source: str) -> float:
@@ -50,27 +67,27 @@ def install(replace: Callable[[Any, str, Any], None]) -> None:
 
     def sample(rounds: _CpuRounds, name: str, count: int, warm: bool = True) -> float:
         REAL["sample"](rounds, name, count, warm)
-        if name == CANDIDATE:
-            return seconds_of(_timed["now"])
+        if name in rounds.kernels:
+            return seconds_of(_timed[name])
         return BASELINE_S * OTHERS ** list(rounds.contestants).index(name)
 
-    def ceilings(threads: int) -> tuple[float, float]:
-        target.compiled(PEAK, "-O3", target.NATIVE, "-pthread")
+    def ceilings(threads: int, machine: str) -> tuple[float, float]:
+        compiled(PROGRAM, "-O3", target.NATIVE, "-pthread")
         return 100.0 * threads, 20.0
 
-    def remembering(time: Any) -> Any:
-        def timed(bench: Any, candidate: Candidate, *arguments: Any, **named: Any) -> Any:
-            _timed["now"] = candidate.source
-            return time(bench, candidate, *arguments, **named)
-
-        return timed
+    def time_kernels(bench: CpuBench, kernels: Mapping[str, Kernel], *terms: Any) -> dict[str, Timing]:
+        _timed.clear()
+        _timed.update({name: kernel.candidate.source for name, kernel in kernels.items()})
+        found: dict[str, Timing] = REAL["time_kernels"](bench, kernels, *terms)
+        return found
 
     def few(rounds: _CpuRounds) -> int:
         return min(REAL["most"].fget(rounds), FEW)
 
     for module, name in LIMITS:
         replace(module, name, PATIENCE * getattr(module, name))
+    replace(cpu_rounds, "Quiet", AlwaysQuiet)
     replace(_CpuRounds, "sample", sample)
     replace(_CpuRounds, "most", property(few))
     replace(target, "_ceilings", ceilings)
-    replace(CpuBench, "time", remembering(CpuBench.time))
+    replace(CpuBench, "time_kernels", time_kernels)

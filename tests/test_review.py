@@ -28,7 +28,6 @@ from cuda_l2.records import (
 )
 from cuda_l2.review import jumps
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
-from cuda_l2.reward import RewardSettings
 from cuda_l2.rigs import elsewhere
 from cuda_l2.rigs._base import Elsewhere
 from cuda_l2.search import search
@@ -64,7 +63,7 @@ def test_a_jump_is_over_three_times_the_reference_or_twice_the_best(speedup, bes
         ([near(3.7)], "confirmed", 3.7),
         ([near(1.0), near(1.05)], "lowered", 1.0),
         ([near(3.0), near(3.9)], "lowered", 3.0),
-        ([near(1.0), near(4.0)], "unstable", None),
+        ([near(1.0), near(4.0)], "lowered", 1.0),
         ([made.near(1.0, 0.8), made.near(3.0, 0.8)], "lowered", 1.0),  # noise: the intervals meet
     ],
 )
@@ -73,10 +72,7 @@ def test_what_is_measured_again_must_agree_and_the_slowest_counts(again, status,
     verdict, timing, review = measure_again("a jump", timed(near(4.0)), lambda: (CORRECT, timed(next(later))))
     assert (review.status, verdict) == (status, CORRECT) and next(later, None) is None
     assert review.speedups == (near(4.0), *again)
-    if counts is None:
-        assert timing.status is TimingStatus.UNSTABLE and "4x, 1x, 4x" in timing.reason == review.reason
-    else:
-        assert timing.speedup.estimate == counts
+    assert timing.speedup.estimate == counts
 
 
 def test_what_is_wrong_on_fresh_inputs_does_not_count() -> None:
@@ -142,8 +138,8 @@ def faked(monkeypatch, evaluator, speedups) -> list[str]:
     bench, script, seeds = evaluator._bench, iter(speedups), []
     real_time, real_redraw, last = bench.time, bench.redraw, [1.0]
 
-    def time(candidate, build, protocol, beat=0.0):
-        timing = real_time(candidate, build, protocol, beat)
+    def time(candidate, build, protocol, *terms):
+        timing = real_time(candidate, build, protocol, *terms)
         last[0] = next(script, last[0])
         return replace(timing, speedup=near(last[0]))
 
@@ -156,18 +152,15 @@ def faked(monkeypatch, evaluator, speedups) -> list[str]:
     return seeds
 
 
-def test_a_timing_faked_to_be_unstable_is_rejected_and_tried_again_later(evaluator, archive, monkeypatch) -> None:
-    seeds = faked(monkeypatch, evaluator, [1.0, 1.0, 9.0, 1.0, 9.0])  # the first kernel's, confirmed, then the cheat's
-    sources = [honest_source(), honest_source() + "/* a cheat */\n"]
+def test_a_jump_that_does_not_repeat_lowers_the_figure_and_leaves_the_verdict(evaluator, archive, monkeypatch) -> None:
+    seeds = faked(monkeypatch, evaluator, [1.0, 1.0, 9.0, 1.0, 9.0])  # the first kernel's, confirmed, then the second's
+    sources = [honest_source(), honest_source() + "/* another */\n"]
     progress = search(evaluator, Listed(sources), archive, budget_s=3600, max_trials=2)
-    honest, cheat = progress.trials
+    honest, jumped = progress.trials
     assert progress.best is honest and honest.review is None
-    assert (cheat.status, cheat.speedup, cheat.reward) == ("unstable", 0.0, RewardSettings().incorrect)
-    assert "9x, 1x, 9x" in cheat.reason and cheat.review.jump.startswith("9x, over twice")
-    assert len(set(seeds)) == 2
-    assert progress.reviews == {"unstable": 1} and progress.rejected == {"unstable": 1}
-    assert archive.find(GEMM, cheat.candidate, evaluator.target.machine, SEARCH.name) is None
-    assert archive.find(GEMM, honest.candidate, evaluator.target.machine, SEARCH.name) is not None
+    assert (jumped.status, jumped.speedup) == ("measured", 1.0) and jumped.review.jump.startswith("9x, over twice")
+    assert len(set(seeds)) == 2 and progress.reviews == {"lowered": 1} and not progress.rejected
+    assert archive.find(GEMM, jumped.candidate, evaluator.target.machine, SEARCH.name) is not None
 
 
 def test_a_jump_is_measured_by_what_earlier_searches_found(rig, evaluator, archive, monkeypatch) -> None:

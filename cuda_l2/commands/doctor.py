@@ -51,6 +51,7 @@ def _system() -> list[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
+    from cuda_l2.machine.cpu import ceilings
     from cuda_l2.machine.cpu import target as cpu
 
     try:
@@ -61,6 +62,7 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(True, "C compiler", version)
     try:
         target = cpu.detect()
+        ceilings.forget(target.cores, target.machine)
         gflops, gbytes = target.ceilings()
     except UserError as error:
         yield Finding(False, "CPU", str(error), needed=True)

@@ -20,6 +20,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchBaseline
 from cuda_l2.records import Task
+from cuda_l2.system import process_tree
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
 
@@ -151,6 +152,9 @@ class ModelArm:
         """Put the last result into its slot."""
         self._arena.poison_outputs(self._slots[-1:], self._module.output(len(self._slots) - 1))
         return self._slots[-1:]
+
+    def queued_s(self) -> float:
+        return process_tree.queued_s(self._module.pid)
 
     def freeze(self) -> None:
         self._module.freeze()

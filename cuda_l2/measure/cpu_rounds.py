@@ -14,8 +14,9 @@ from cuda_l2.machine.cpu.worker import Fault, Worker
 from cuda_l2.measure.operands import Operands
 from cuda_l2.measure.other_work import OtherWork
 from cuda_l2.measure.outputs import WrongOutput
+from cuda_l2.measure.quiet import Busy, Quiet
 from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms, failed
-from cuda_l2.records import Conditions, Timing
+from cuda_l2.records import Conditions, Timing, TimingStatus
 from cuda_l2.system.errors import UserError
 
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
@@ -31,6 +32,9 @@ class Contestant(Interface):
 
     def prepare(self, slots: Sequence[int]) -> None: ...
     def run(self, timeout_s: float) -> float: ...
+    def queued_s(self) -> float:
+        """Seconds that its threads have waited for a core so far."""
+
     def freeze(self) -> None: ...
     def thaw(self) -> None: ...
     def collect(self) -> Sequence[int]:
@@ -38,67 +42,84 @@ class Contestant(Interface):
 
 
 def measure_cpu(
-    open_candidate: Callable[[], Worker] | None,
+    kernels: Mapping[str, Callable[[], Worker]],
     baselines: Mapping[str, Contestant],
     operands: Operands,
     terms: Terms,
     timeout_s: float,
-) -> Timing:
-    """Time one candidate that was found correct, or without one the baselines against the first of them.
+) -> dict[str, Timing]:
+    """Time candidates that were found correct side by side, or without one the baselines against the first of them.
 
-    The reference is the strongest baseline of this run. timeout_s: of a sample's launches.
+    By name; without candidates under the name CANDIDATE. kernels: what opens the process of each. The reference is the
+    strongest baseline of this run. A fault of one candidate ends the run for all. timeout_s: of a sample's launches.
     """
     start = terms.clock.now()
+    names = list(kernels) or [CANDIDATE]
     # a search is too short to tell, and nobody reads its digits
     others = None if terms.protocol.selects else OtherWork(terms.clock)
     try:
-        with contextlib.closing(_CpuRounds(operands, baselines, open_candidate, terms, timeout_s)) as run:
+        with contextlib.closing(_CpuRounds(operands, baselines, kernels, terms, timeout_s)) as run:
             run.run()
             empty_call_us = run.empty_call_us()
     except (Fault, WrongOutput) as error:
-        return failed(error, terms.protocol, start, terms.clock)
-    timing = run.timing(empty_call_us, terms.clock.now() - start)
+        return dict.fromkeys(names, failed(error, terms.protocol, start, terms.clock))
+    except Busy as busy:
+        reason = f"other work kept the cores busy ({busy}), so that no ratio would be true"
+        seconds = terms.clock.now() - start
+        return dict.fromkeys(names, Timing(TimingStatus.BUSY, terms.protocol.name, reason=reason, seconds=seconds))
     evicted = run.evicted.nbytes if terms.protocol.evict else None
-    return replace(timing, conditions=Conditions(evicted_bytes=evicted, other_work=others.found() if others else None))
+    conditions = Conditions(evicted_bytes=evicted, other_work=others.found() if others else None)
+    seconds = terms.clock.now() - start
+    found = {name: run.timing(empty_call_us, seconds, name if kernels else "") for name in names}
+    return {name: replace(timing, conditions=conditions) for name, timing in found.items()}
 
 
 class _CpuRounds(Rounds):
-    """Baselines, and a candidate where one is opened: in a new process for every sample, if the operands ask for it."""
+    """Baselines, and candidates if any: each in a new process for every sample, if the operands ask for it."""
 
     def __init__(
         self,
         operands: Operands,
         baselines: Mapping[str, Contestant],
-        open_candidate: Callable[[], Worker] | None,
+        kernels: Mapping[str, Callable[[], Worker]],
         terms: Terms,
         timeout_s: float,
     ) -> None:
-        names = [*baselines, CANDIDATE] if open_candidate else list(baselines)
-        super().__init__(names, terms, subject=CANDIDATE if open_candidate else names[0])
-        self.operands, self.timeout_s, self._open = operands, timeout_s, open_candidate
+        names = [*baselines, *kernels]
+        super().__init__(names, terms, subject=next(iter(kernels), names[0]), kernels=tuple(kernels))
+        self.operands, self.timeout_s, self._open = operands, timeout_s, kernels
         self.contestants: dict[str, Contestant] = dict(baselines)
-        self._worker: Worker | None = None
+        self._workers: dict[str, Worker] = {}
+        self.quiet = Quiet(terms.clock, terms.patience_s)
         evicted = min(2 * (max(detect().cache_bytes) or LAST_LEVEL_BYTES), MOST_EVICTED)
         self.evicted = np.zeros(evicted if self.protocol.evict else 0, dtype=np.uint8)
-        if open_candidate:
-            self.contestants[CANDIDATE] = self._worker = open_candidate()
 
     def run(self) -> None:
-        if self._worker:
-            self._worker.freeze()
+        for name in self._open:
+            self._renew(name)
+            self._workers[name].freeze()
         super().run()
 
     @property
     def most(self) -> int:
         return self.operands.slots
 
+    def begin_watch(self) -> None:
+        self.quiet.begin()
+
+    def disturbed(self) -> str:
+        return self.quiet.disturbed()
+
+    def wait_for_quiet(self, why: str) -> None:
+        self.quiet.wait(why)
+
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         """Each of the launches has operands and an output of its own.
 
         The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
         """
-        if name == CANDIDATE:
-            self._begin()
+        if name in self.kernels and self.operands.fresh_processes:
+            self._renew(name)
         arm = self.contestants[name]
         if warm:
             self.operands.begin_warm_up()
@@ -111,37 +132,40 @@ class _CpuRounds(Rounds):
         arm.freeze()
         self.evicted += 1
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
+        queued_s = arm.queued_s()
         self.clock.sleep(SETTLE_S.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), SETTLE_S["active"]) + gap)
         arm.thaw()
         seconds = arm.run(self.timeout_s) / count
         arm.freeze()
+        self.quiet.sampled(seconds * count, arm.queued_s() - queued_s)
         try:
             difference = self.operands.check(arm.collect(), element_wise=self.check_elements)
             self.operands.require_untouched(count)
         except WrongOutput as wrong:
-            if name == CANDIDATE:
+            if name in self.kernels:
                 raise
             raise UserError(
                 f"the baseline {name} gave a wrong result ({wrong}); is the memory of this machine sound?"
             ) from None
-        if name == CANDIDATE and self.check_elements:
+        if name in self.kernels and self.check_elements:
             self.differences[name] = max(self.differences.get(name, 0.0), difference)
         return seconds
 
     def empty_call_us(self) -> float:
         """Microseconds of a run of no launches, which all arms pay; NaN without a candidate."""
-        if not self._worker:
+        worker = next(iter(self._workers.values()), None)
+        if not worker:
             return float("nan")
-        self._worker.thaw()
-        return statistics.median(self._worker.empty() for _ in range(9)) * 1e6
+        worker.thaw()
+        return statistics.median(worker.empty() for _ in range(9)) * 1e6
 
     def close(self) -> None:
-        if self._worker:
-            self._worker.close()
+        for worker in self._workers.values():
+            worker.close()
 
-    def _begin(self) -> None:
-        """Before a sample of the candidate: where it has a new process for each, all that it kept is gone."""
-        if self._open and self._worker and self.operands.fresh_processes:
-            self._worker.close()
+    def _renew(self, name: str) -> None:
+        """Give a candidate a new process: all that an old one kept is gone."""
+        if name in self._workers:
+            self._workers.pop(name).close()
             self.operands.forget()
-            self.contestants[CANDIDATE] = self._worker = self._open()
+        self.contestants[name] = self._workers[name] = self._open[name]()

@@ -39,12 +39,25 @@ def noticed(conditions: Conditions) -> str:
     return f"other work kept {found.cores:.1f} of {found.of} cores busy meanwhile: these times are less sure"
 
 
+def stolen_s() -> float:
+    """Seconds that a host gave our cores to other guests, summed over the cores; 0 where the system does not say."""
+    try:
+        return sum(int(core[7]) for core in _own_cores()) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _own_cores() -> list[list[str]]:
+    """What /proc/stat counts of each of our cores."""
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = STAT.read_text().splitlines()
+    return [line.split()[1:] for line in lines if line.split(" ", 1)[0] in mine]
+
+
 def _taken() -> float | None:
     """Seconds that our cores were busy, less those of this process and all under it."""
     try:
-        lines = STAT.read_text().splitlines()
-        mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        fields = [line.split()[1:] for line in lines if line.split(" ", 1)[0] in mine]
+        fields = _own_cores()
         # user, nice, system, interrupts of two kinds, stolen; idle and waiting are between
         ticks = sum(int(core[index]) for core in fields for index in (0, 1, 2, 5, 6, 7))
     except (OSError, ValueError, IndexError):

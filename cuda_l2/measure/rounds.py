@@ -10,6 +10,7 @@ from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.intervals import median_interval
 from cuda_l2.measure.protocols import Protocol
+from cuda_l2.measure.quiet import Busy
 from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Arm, Build, Candidate, Interval, Layout, Timing, TimingStatus
 
@@ -20,6 +21,8 @@ CLOSE_FACTOR = 2.0
 """An arm that is at most so much slower than the best needs no second sample where that decides nothing else: where it
 is timed seldom, or a round has one launch anyway."""
 SHORT_S = 1.0
+PATIENCE_S = 20.0
+"""Time that a report may wait for others to leave the cores alone."""
 LOOKS_S = (0.003, 0.01, 0.03)
 """Pauses before what looks slow is sampled again."""
 
@@ -38,12 +41,14 @@ class Terms:
     """How a measurement is taken.
 
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
+    patience_s: how long to wait, all in all, while other work has the cores.
     """
 
     protocol: Protocol
     rng: np.random.Generator
     beat: float = 0.0
     clock: Clock = CLOCK
+    patience_s: float = PATIENCE_S
 
 
 def failed(error: Exception, protocol: Protocol, start: float, clock: Clock = CLOCK) -> Timing:
@@ -125,7 +130,78 @@ class Rounds(ABC):
     def end_round(self) -> None:  # noqa: B027
         """Called when all launches of a round are done."""
 
+    def begin_watch(self) -> None:  # noqa: B027
+        """Samples follow; `disturbed` tells of them."""
+
+    def disturbed(self) -> str:
+        """What other work took of the machine since `begin_watch`, in a few words; empty where nothing."""
+        return ""
+
+    def wait_for_quiet(self, why: str) -> None:  # noqa: B027
+        """Return when others leave the machine alone; Busy where that takes too long."""
+
+    def _first_samples(self) -> dict[str, float]:
+        """Seconds of each arm by its shortest sample, enough of them to tell which are slow."""
+        while True:
+            self.begin_watch()
+            once = self._samples_once()
+            why = self.disturbed()
+            if not why:
+                return once
+            self.wait_for_quiet(why)
+
     def run(self) -> None:
+        protocol = self.protocol
+        once = self._first_samples()
+        slowest = SLOW_FACTOR * min(seconds for name, seconds in once.items() if name not in self.kernels)
+        left_out = [name for name in self.arms if name != self.subject and once[name] > slowest]
+        active = [name for name in self.arms if name not in left_out]
+        for name in self.arms:
+            if name not in active:
+                self.samples.add(name, 0, once[name])
+                self.launches[name] += 1
+        fastest = min(once.values())
+        count = self.count(self.round_s(fastest) / fastest) if protocol.round_s else 1
+        parts = self.parts(count)
+        self._count = count = count // parts
+        started = self.clock.now()
+        while self.clock.now() - started < protocol.warmup_s:
+            for name in active:
+                self.sample(name, count)
+        started = self.clock.now()
+        every = self.seldom_every(fastest)
+        # few looks at the interval: stopping at the first tight one of many would make it too narrow
+        looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
+        number = 0
+        while number < protocol.max_rounds:
+            number += 1
+            self.number, self.check_elements = number, number % protocol.check_every == 0
+            names = [name for name in active if name not in self.seldom or number % every == 1 % every]
+            self.begin_round(names, parts * count)
+            self.begin_watch()
+            self._sampler.round(names, parts=parts)
+            self.end_round()
+            if why := self.disturbed():
+                self._sampler.withdraw()
+                number -= 1
+                try:
+                    self.wait_for_quiet(why)
+                except Busy:
+                    if number < protocol.min_rounds:
+                        raise
+                    break
+                continue
+            for name in names:
+                self.launches[name] += parts * count
+            if protocol.measure_s:
+                if self.clock.now() - started >= protocol.measure_s and number >= protocol.min_rounds:
+                    break
+            elif number in looks:
+                ratio = self.ratio(self.reference())
+                if ratio.relative_halfwidth <= protocol.halfwidth or ratio.high < self.beat:
+                    break
+
+    def _samples_once(self) -> dict[str, float]:
         protocol = self.protocol
         self.begin_round()
         once = {name: self.sample(name, 1, warm=False) for name in self.arms}
@@ -153,39 +229,7 @@ class Rounds(ABC):
                 self.clock.sleep(pause_s)
             for name in short:
                 again(name)
-        left_out = slow()
-        active = [name for name in self.arms if name not in left_out]
-        for name in self.arms:
-            if name not in active:
-                self.samples.add(name, 0, once[name])
-                self.launches[name] += 1
-        fastest = min(once.values())
-        count = self.count(self.round_s(fastest) / fastest) if protocol.round_s else 1
-        parts = self.parts(count)
-        self._count = count = count // parts
-        started = self.clock.now()
-        while self.clock.now() - started < protocol.warmup_s:
-            for name in active:
-                self.sample(name, count)
-        started = self.clock.now()
-        every = self.seldom_every(fastest)
-        # few looks at the interval: stopping at the first tight one of many would make it too narrow
-        looks = {round(protocol.min_rounds * 1.5**i) for i in range(40)}
-        for number in range(1, protocol.max_rounds + 1):
-            self.number, self.check_elements = number, number % protocol.check_every == 0
-            names = [name for name in active if name not in self.seldom or number % every == 1 % every]
-            self.begin_round(names, parts * count)
-            self._sampler.round(names, parts=parts)
-            for name in names:
-                self.launches[name] += parts * count
-            self.end_round()
-            if protocol.measure_s:
-                if self.clock.now() - started >= protocol.measure_s and number >= protocol.min_rounds:
-                    break
-            elif number in looks:
-                ratio = self.ratio(self.reference())
-                if ratio.relative_halfwidth <= protocol.halfwidth or ratio.high < self.beat:
-                    break
+        return once
 
     def reference(self) -> str:
         """The strongest baseline so far."""

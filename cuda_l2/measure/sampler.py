@@ -35,6 +35,11 @@ class Samples(Generic[A]):
     def median(self, arm: A) -> float:
         return statistics.median(self._by_round[arm].values())
 
+    def withdraw(self, number: int) -> None:
+        """Take back a round's samples."""
+        for samples in self._by_round.values():
+            samples.pop(number, None)
+
     def forget(self, arms: Collection[A]) -> None:
         for arm in arms:
             self._by_round.pop(arm, None)
@@ -74,3 +79,8 @@ class Sampler(Generic[A]):
             self.rounds += 1
             for arm, values in taken.items():
                 self.samples.add(arm, self.rounds, statistics.fmean(values))
+
+    def withdraw(self) -> None:
+        """Take back the last round that was kept."""
+        self.samples.withdraw(self.rounds)
+        self.rounds -= 1

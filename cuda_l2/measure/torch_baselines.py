@@ -20,7 +20,7 @@ from cuda_l2.measure import inductor
 from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
 from cuda_l2.measure.cpu_rounds import Contestant
 from cuda_l2.records import Task
-from cuda_l2.system import paths, variables
+from cuda_l2.system import paths, process_tree, variables
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks.cases import Case
@@ -107,6 +107,10 @@ class TorchBaselines(Closing):
         self._await(b"D", timeout_s)
         return time.perf_counter() - start
 
+    def queued_s(self) -> float:
+        """Seconds that the process's threads have waited for a core."""
+        return process_tree.queued_s(self._process.pid)
+
     def collect(self) -> None:
         """Put the last result of a baseline that returns new tensors into its slot."""
         self._message(op="collect")
@@ -175,7 +179,12 @@ class TorchArm:
     def __init__(self, baselines: TorchBaselines, baseline: TorchBaseline) -> None:
         self._baselines, self._baseline = baselines, baseline
         # stopped between its turns: OpenMP's threads would spin into the next arm's time
-        self.run, self.freeze, self.thaw = baselines.run, baselines.freeze, baselines.thaw
+        self.run, self.queued_s, self.freeze, self.thaw = (
+            baselines.run,
+            baselines.queued_s,
+            baselines.freeze,
+            baselines.thaw,
+        )
         self._slots: Sequence[int] = ()
 
     def prepare(self, slots: Sequence[int]) -> None:

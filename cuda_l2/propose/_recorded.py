@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cuda_l2.families._base import Choice, Family, Schedule
 from cuda_l2.machine._base import Target
@@ -99,7 +100,10 @@ def load(path: Path) -> RecordedSpace:
     """Read a recording; UserError where the file is not one."""
     try:
         head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-        target = CpuTarget(**{**head["target"], "cache_bytes": tuple(head["target"]["cache_bytes"])})
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in head["target"].items()
+        }
+        target = CpuTarget(**fields)
         choices = tuple(Choice(name, tuple(values), "") for name, values in head["choices"])
         rewards = {tuple(row[:-1]): float(row[-1]) for row in rows}
         return RecordedSpace(Gemm.parse(head["gemm"]), target, choices, rewards)

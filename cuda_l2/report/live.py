@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from cuda_l2.records import Gemm, Task
+from cuda_l2.records import Gemm, Task, TimingStatus
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.text import counted
 
@@ -121,5 +121,6 @@ def describe(task: Task | str, progress: "Progress", budget_s: float) -> str:
         lines.append(f"policy: {progress.summary}")
     last = progress.last
     if last and last.reason:
-        lines.append(f"last rejected: {last.reason[:100]}")
+        what = "correct, not timed" if last.status == TimingStatus.BUSY else "last rejected"
+        lines.append(f"{what}: {last.reason[:100]}")
     return "\n  ".join(lines)

@@ -56,6 +56,12 @@ def print_result(result: Result) -> None:
     console = open_console()
     best, search = result.best, result.search
     rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
+    if best is None and search.untimed:
+        console.print(
+            f"{result.task}: the kernel {search.untimed.candidate.id} is correct, and no time would be true:"
+            f" {search.untimed.reason}; run again when the machine is quiet, or give it longer with --budget"
+        )
+        return
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
         candidates = counted(search.proposed, "candidate")
@@ -101,6 +107,8 @@ def print_result(result: Result) -> None:
             console.print(f"{timing.protocol}, after repetitions too: {timing.conditions.drifted}")
         if busy := noticed(timing.conditions):
             console.print(f"{timing.protocol}: {busy}")
+    if result.not_reported:
+        console.print(f"not reported, {result.not_reported}; run again when the machine is quiet")
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")
@@ -114,6 +122,11 @@ def _reached(result: Result, timing: Timing) -> str:
     if result.task.product:
         unit, gflops_a_unit = result.target.unit
         reached = result.task.flops / latency_us * 1e-3 / gflops_a_unit
+        if reached > peak:
+            return (
+                f"{reached:.3g} {unit}, more than the {peak:.0f} that were measured as this machine's peak: one of the"
+                " two is wrong; `cuda-l2 doctor` measures the peak again"
+            )
         return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
     reached = result.task.bytes / latency_us * 1e-3
     return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"

@@ -45,30 +45,26 @@ def apart(first: Interval, second: Interval) -> bool:
     return not alike(first, second) and (first.high < second.low or second.high < first.low)
 
 
-def measure_again(why: str, timing: Timing, again: Again) -> tuple[Verdict, Timing | None, Review]:
+def measure_again(why: str, timing: Timing, again: Again) -> tuple[Verdict, Timing | None, Review | None]:
     """Measure a jump again, a third time where the two disagree: the verdict and timing that count, and the review.
 
-    The slowest timing counts; none counts where the last two differ by more than a jump and by more than noise.
+    The slowest timing counts: a jump that does not repeat lowers a figure, and leaves the verdict as it is. No timing
+    counts, and there is no review, where other work kept the machine busy.
     """
     timings = [timing]
     while True:
         verdict, new = again()
+        if new and new.status is TimingStatus.BUSY:
+            return verdict, new, None
         if new is None or new.speedup is None:
             reason = f"on fresh inputs: {new.reason if new else verdict.reason}"
             return verdict, new, Review(ReviewStatus.WRONG, why, speedups(timings), reason=reason)
         timings.append(new)
         if alike(*speedups(timings[-2:])) or len(timings) > 2:
             break
-    found = speedups(timings)
-    low, high = sorted(found[-2:], key=lambda speedup: speedup.estimate)
-    if high.estimate > OVER_BEST * low.estimate and apart(low, high):
-        shown = ", ".join(f"{speedup.estimate:.3g}x" for speedup in found)
-        reason = f"a jump that does not repeat on fresh inputs: {shown}"
-        review = Review(ReviewStatus.UNSTABLE, why, found, reason=reason)
-        return verdict, withheld(timing, TimingStatus.UNSTABLE, reason), review
     slowest = min(timings, key=lambda each: each.speedup.estimate if each.speedup else 0.0)
     status = ReviewStatus.CONFIRMED if len(timings) == 2 else ReviewStatus.LOWERED
-    return verdict, slowest, Review(status, why, found)
+    return verdict, slowest, Review(status, why, speedups(timings))
 
 
 def compare_elsewhere(timing: Timing, found: Elsewhere, machine: str, review: Review) -> tuple[Timing, Review]:

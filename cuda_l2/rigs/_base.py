@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import Kernel
+from cuda_l2.measure.rounds import CANDIDATE, PATIENCE_S, Kernel
 from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.closing import Closing
@@ -65,17 +65,37 @@ class Bench(Closing):
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         """Whether a built candidate is correct. full: also by checks too slow for every candidate of a search."""
 
-    @abstractmethod
-    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        """Time a correct candidate. beat: a speedup surely below this needs no more digits."""
+    def time(
+        self,
+        candidate: Candidate,
+        build: Build,
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> Timing:
+        """Time a correct candidate. beat: a speedup surely below this needs no more digits.
 
-    def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol) -> dict[str, Timing]:
-        """Time several correct kernels of the shape in one run, whichever layout of B each reads; by name."""
-        raise UserError("only CUDA kernels can be timed several in a run; choose a machine with an NVIDIA GPU")
+        patience_s: how long to wait while other work has the machine.
+        """
+        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat, patience_s)[CANDIDATE]
 
     @abstractmethod
+    def time_kernels(
+        self,
+        kernels: Mapping[str, Kernel],
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[str, Timing]:
+        """Time several correct kernels of the task in one run, by name; without kernels a baseline in their place.
+
+        On a GPU of a matrix product also those that read B in the other layout.
+        """
+
     def time_baselines(self, protocol: Protocol) -> Timing:
         """Time the baselines alone; the usual strongest stands where a candidate would."""
+        (timing,) = self.time_kernels({}, protocol).values()
+        return timing
 
     def profile(self, candidate: Candidate, build: Build) -> dict[str, float]:
         """What the hardware's counters say of one launch, by short names; UserError where there are none to read."""

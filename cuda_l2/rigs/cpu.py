@@ -1,7 +1,7 @@
 """The CPU this process runs on."""
 
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from cuda_l2.measure.baselines._base import strongest_first
 from cuda_l2.measure.cpu_rounds import Contestant, measure_cpu
 from cuda_l2.measure.operands import Operands, open_operands, slots_for
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
-from cuda_l2.measure.rounds import Terms
+from cuda_l2.measure.rounds import PATIENCE_S, Kernel, Terms
 from cuda_l2.measure.torch_baselines import HostBaselines, TorchBaselines
 from cuda_l2.measure.tuned import ADAPTIVE
 from cuda_l2.records import Build, Candidate, Task, Timing, Verdict
@@ -111,28 +111,31 @@ class CpuBench(Bench):
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         return verify(partial(CpuSession, candidate, build, self._arena, self._cases), all_checks(), full=full)
 
-    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self._time((candidate, build), protocol, beat)
-
-    def time_baselines(self, protocol: Protocol) -> Timing:
-        return self._time(None, protocol)
-
-    def _time(self, kernel: tuple[Candidate, Build] | None, protocol: Protocol, beat: float = 0.0) -> Timing:
+    def time_kernels(
+        self,
+        kernels: Mapping[str, Kernel],
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[str, Timing]:
         task, arena = self._task, self._arena
         arena.select(task)
         if self._operands is None:
             self._operands = open_operands(arena, self._cases, self._rng)
         operands = self._operands
         arms, conditions = self._arms(protocol)
-        opened = self._candidate(*kernel, operands) if kernel else None
-        terms = Terms(protocol, self._rng, beat)
-        timing = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
-        return replace(timing, conditions=replace(timing.conditions, **conditions))
+        parsed = {name: contract.parse_cpu(kernel.candidate.source) for name, kernel in kernels.items()}
+        operands.workspace_bytes = max((terms.workspace_bytes(task) for terms in parsed.values()), default=0)
+        opened = {name: self._opener(kernel.build, parsed[name], operands) for name, kernel in kernels.items()}
+        terms = Terms(protocol, self._rng, beat, patience_s=patience_s)
+        timings = measure_cpu(opened, arms, operands, terms, launch_timeout_s(task, arena.slots))
+        return {
+            name: replace(timing, conditions=replace(timing.conditions, **conditions))
+            for name, timing in timings.items()
+        }
 
-    def _candidate(self, candidate: Candidate, build: Build, operands: Operands) -> Callable[[], Worker]:
+    def _opener(self, build: Build, terms: contract.CpuContract, operands: Operands) -> Callable[[], Worker]:
         """Opens what launches a candidate where it is timed."""
-        terms = contract.parse_cpu(candidate.source)
-        operands.workspace_bytes = terms.workspace_bytes(self._task)
         memory = CandidateMemory(self._arena, terms)
 
         def open_worker() -> Worker:

@@ -26,7 +26,7 @@ from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.product_memory import ProductMemory, library_outputs, other_layout
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
-from cuda_l2.measure.rounds import CANDIDATE, Kernel, Terms
+from cuda_l2.measure.rounds import PATIENCE_S, Kernel, Terms
 from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
 from cuda_l2.measure.timed_memory import TimedMemory
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
@@ -245,18 +245,13 @@ class CudaBench(Bench):
         with given_file(self._task, case.tensors if case else None) as given:
             return collect(Path(build.artifact), plan, self._task, given)
 
-    def time(self, candidate: Candidate, build: Build, protocol: Protocol, beat: float = 0.0) -> Timing:
-        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat)[CANDIDATE]
-
-    def time_baselines(self, protocol: Protocol) -> Timing:
-        (timing,) = self.time_kernels({}, protocol).values()
-        return timing
-
-    def time_kernels(self, kernels: Mapping[str, Kernel], protocol: Protocol, beat: float = 0.0) -> dict[str, Timing]:
-        """Time several kernels in one run, of a matrix product also those that read B in the other layout.
-
-        By name; without kernels one baseline stands in their place.
-        """
+    def time_kernels(
+        self,
+        kernels: Mapping[str, Kernel],
+        protocol: Protocol,
+        beat: float = 0.0,
+        patience_s: float = PATIENCE_S,
+    ) -> dict[str, Timing]:
         terms = Terms(protocol, self._rng, beat)
         measure = self._on_the_gpu(lambda: self._prepared(kernels, terms))
         return self._rig.steadily(lambda: self._on_the_gpu(measure))

@@ -15,7 +15,7 @@ from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.protocols import SEARCH, brief
 from cuda_l2.optimizer import FINALISTS, Optimizer, Workbench
 from cuda_l2.propose._base import proposer_maker, space_for
-from cuda_l2.records import Candidate, Gemm, Timing, Trial
+from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
 from cuda_l2.runs.library_run import Library, figures, headline
 from cuda_l2.runs.results import MEASURED, Measurement, ResultsFile
@@ -33,7 +33,7 @@ AHEAD = 24
 FAILURES_IN_A_ROW = 5
 """So many shapes that fail one after the other end a run: then it is not the shapes."""
 FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
-TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL)
+TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL, str(TimingStatus.BUSY))
 """By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
 
 

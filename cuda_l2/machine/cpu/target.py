@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.machine._base import Target
+from cuda_l2.machine.cpu import ceilings
 from cuda_l2.records import Task
 from cuda_l2.system import control_groups, paths, sandbox
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.native import compiled
 
+CPUINFO = Path("/proc/cpuinfo")
+EXTENSIONS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "asimdhp", "sve", "sve2")
+"""Of vectors, as Linux names them: what kernels may be compiled for."""
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
@@ -31,12 +34,16 @@ class CpuTarget(Target):
     compiler: str = ""  # path
     compiler_version: str = ""
     compiler_options: tuple[str, ...] = ()  # as in CC="gcc -m64"
+    stepping: str = ""  # family, model and stepping, as in 25.1.1; what two processors of one name differ by
+    extensions: tuple[str, ...] = ()  # of vectors
 
     name = "cpu"
 
     @property
     def machine(self) -> str:
-        return f"cpu:{self.model}:{self.cores}x{self.vector_bits}:{self.compiler_version}"
+        caches = "+".join(str(size >> 10) for size in self.cache_bytes)
+        kind = f"{self.stepping}:{'+'.join(self.extensions)}:{caches}K:" if self.stepping else ""
+        return f"cpu:{self.model}:{self.cores}x{self.vector_bits}:{kind}{self.compiler_version}"
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
@@ -57,7 +64,7 @@ class CpuTarget(Target):
 
     def ceilings(self) -> tuple[float, float]:
         """Measured GFLOP/s of fp32 multiply-adds and GB/s of memory reads, on all cores."""
-        return _ceilings(self.cores)
+        return _ceilings(self.cores, self.machine)
 
     def bound_us(self, task: Task) -> float:
         gflops, gbytes = self.ceilings()
@@ -96,7 +103,7 @@ def find_compiler() -> tuple[str, str]:
 def detect() -> CpuTarget:
     """This machine; UserError where it has no C compiler."""
     compiler, version = find_compiler()
-    model, flags = _cpuinfo()
+    model, stepping, flags = _cpuinfo()
     return CpuTarget(
         model=model,
         cores=usable_cores(),
@@ -105,6 +112,8 @@ def detect() -> CpuTarget:
         compiler=compiler,
         compiler_version=version,
         compiler_options=tuple(paths.compiler_command()[1:]),
+        stepping=stepping,
+        extensions=tuple(name for name in EXTENSIONS if name in flags),
     )
 
 
@@ -133,12 +142,18 @@ def available_memory_bytes() -> int:
     return min((limit for limit in limits if limit is not None), default=1 << 62)
 
 
-def _cpuinfo() -> tuple[str, frozenset[str]]:
-    text = Path("/proc/cpuinfo").read_text()
+def _cpuinfo() -> tuple[str, str, frozenset[str]]:
+    """The processor's name, its family, model and stepping, and what it can do."""
+    text = CPUINFO.read_text()
+    numbers = [
+        re.search(rf"^{name}\s*:\s*(\w+)$", text, re.MULTILINE)
+        for name in ("(?:cpu family|CPU implementer)", "(?:model|CPU part)", "(?:stepping|CPU revision)")
+    ]
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     name = model.group(1).strip() if model else platform.machine()
-    return name, frozenset(flags.group(1).split() if flags else ())
+    stepping = ".".join(number.group(1) for number in numbers if number)
+    return name, stepping, frozenset(flags.group(1).split() if flags else ())
 
 
 def _vector_bits(flags: frozenset[str]) -> int:
@@ -161,10 +176,6 @@ def _cache(level: int) -> int:
 
 
 @functools.cache
-def _ceilings(threads: int) -> tuple[float, float]:
-    program = compiled(Path(__file__).with_name("peak.c"), "-O3", NATIVE, "-pthread")
-    done = subprocess.run([program, str(threads)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{program} fails with status {done.returncode}; remove it and try again")
-    gflops, gbytes = map(float, done.stdout.split())
-    return gflops, gbytes
+def _ceilings(threads: int, machine: str) -> tuple[float, float]:
+    found = ceilings.kept(threads, machine, NATIVE)
+    return found.gflops, found.gbytes_per_s

@@ -87,6 +87,10 @@ class Worker(Closing):
         """The slots of the last run, all of which hold its results."""
         return self._slots
 
+    def queued_s(self) -> float:
+        """Seconds that its threads have waited for a core."""
+        return process_tree.queued_s(self._pid)
+
     def empty(self, timeout_s: float = 5.0) -> float:
         """The wall time in seconds of a run of no launches: what the protocol itself costs."""
         self.prepare([])

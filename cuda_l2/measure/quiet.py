@@ -1,0 +1,97 @@
+"""Whether other work took the cores while samples were timed; what was timed then says nothing of the arms.
+
+Taking arms by turns does not help where they suffer differently: threads that wait for one another lose milliseconds
+when one of them loses its core, and a single thread loses little. Signs, each measured around a sample or a round:
+time that an arm's threads waited for a core in the scheduler's queue, time that a host gave to other guests, throttling
+by a control group's quota, and a canary: known work in this process that takes longer when a core is shared or slow.
+"""
+
+import hashlib
+import math
+import os
+import statistics
+
+from cuda_l2.measure.clock import Clock
+from cuda_l2.measure.other_work import NOTICED_CORES, OtherWork, stolen_s
+from cuda_l2.system import control_groups
+
+WAITED_SHARE, WAITED_S = 0.05, 0.001
+"""A sample's threads may wait for a core this share of its time, and so long: the process that wakes them runs on for a
+while on one of their cores. Another that wants a core takes it for milliseconds."""
+STOLEN_SHARE = 0.05
+"""Of a round's time on all cores, counted in hundredths of a second."""
+CANARY = bytes(1 << 16)
+CANARY_TRIES = 3
+SLOWER = 1.4
+"""Times the median of what the canary took before: a clock that stays lower is no disturbance."""
+CANARIES = 3
+"""So many tell what is usual."""
+PAUSE_S = 0.25
+"""Between looks at what other work takes."""
+
+
+class Busy(Exception):
+    """Other work kept the cores too busy to time anything; says what was seen."""
+
+
+class Quiet:
+    """Watches samples from here on, and waits for quiet. patience_s: from the first wait until it is given up."""
+
+    def __init__(self, clock: Clock, patience_s: float) -> None:
+        self._clock, self._patience_s = clock, patience_s
+        self._patient_until = math.inf
+        self._canaries_s: list[float] = []
+        self._why = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Samples of a round follow."""
+        self._why = ""
+        self._began, self._stolen = self._clock.now(), stolen_s()
+        self._throttled = _throttled()
+        self._canary()
+
+    def sampled(self, seconds: float, waited_s: float) -> None:
+        """An arm's sample took so long. waited_s: for a core, summed over its threads."""
+        if waited_s > WAITED_S + WAITED_SHARE * seconds:
+            self._why = self._why or f"threads waited {waited_s / seconds:.0%} of a sample's time for a core"
+
+    def disturbed(self) -> str:
+        """What took the cores since `begin`, in a few words; empty where nothing did."""
+        seconds = self._clock.now() - self._began
+        cores = len(os.sched_getaffinity(0))
+        if stolen_s() - self._stolen > STOLEN_SHARE * seconds * cores:
+            self._why = self._why or "the host gave the cores to other guests"
+        if _throttled() != self._throttled:
+            self._why = self._why or "a control group's quota stopped this program"
+        self._canary()
+        return self._why
+
+    def wait(self, why: str) -> None:
+        """Return when others leave the cores alone; Busy where patience ends before."""
+        self._patient_until = min(self._patient_until, self._clock.now() + self._patience_s)
+        while True:
+            if self._clock.now() >= self._patient_until:
+                raise Busy(why)
+            others = OtherWork(self._clock)
+            self._clock.sleep(PAUSE_S)
+            found = others.found()
+            if found is None or found.cores < NOTICED_CORES:
+                return
+
+    def _canary(self) -> None:
+        taken = []
+        for _ in range(CANARY_TRIES):
+            start = self._clock.now()
+            hashlib.sha256(CANARY).digest()
+            taken.append(self._clock.now() - start)
+        usual_s = statistics.median(self._canaries_s) if len(self._canaries_s) >= CANARIES else math.inf
+        if min(taken) > SLOWER * usual_s:
+            self._why = self._why or f"known work took {min(taken) / usual_s:.1f} times as long as before"
+        self._canaries_s.append(min(taken))
+
+
+def _throttled() -> int:
+    """Scheduler periods in which a quota was used up."""
+    found = control_groups.throttling()
+    return found.periods if found else 0

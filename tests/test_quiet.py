@@ -1,0 +1,197 @@
+"""measure/quiet.py: rounds that other work disturbed do not count, and where none was quiet there is no ratio."""
+
+import math
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scripted_times
+from clocks import ticking
+from conftest import honest_source
+from test_review import faked
+from test_search import Listed
+
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.measure import cpu_rounds, quiet
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.measure.quiet import CANARIES, Busy, Quiet
+from cuda_l2.measure.rounds import CANDIDATE, PATIENCE_S, Rounds, Terms
+from cuda_l2.optimizer import Result
+from cuda_l2.records import BusyCores, Candidate, Gemm, Timing, TimingStatus
+from cuda_l2.report.tables import print_result
+from cuda_l2.search import search
+from cuda_l2.system import process_tree
+
+GEMM = Gemm(48, 32, 40)
+BUSY = Timing(TimingStatus.BUSY, SEARCH.name, reason="other work")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the machine says of itself."""
+    says = SimpleNamespace(stolen_s=0.0, periods=0, others=0.0, canary_s=1e-4)
+    monkeypatch.setattr(quiet, "stolen_s", lambda: says.stolen_s)
+    monkeypatch.setattr(quiet, "_throttled", lambda: says.periods)
+    monkeypatch.setattr(quiet, "OtherWork", lambda clock: SimpleNamespace(found=lambda: BusyCores(says.others, 2)))
+    return says
+
+
+def test_a_quiet_round_is_not_disturbed(machine: Any) -> None:
+    watch = Quiet(ticking(), 1.0)
+    watch.sampled(0.002, 0.0006)  # what waking its threads takes
+    assert watch.disturbed() == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"stolen_s": 1.0}, "the host gave the cores to other guests"),
+        ({"periods": 1}, "a control group's quota stopped"),
+    ],
+)
+def test_what_a_host_or_a_quota_takes_disturbs(change: dict[str, Any], says: str, machine: Any) -> None:
+    watch = Quiet(ticking(), 1.0)
+    vars(machine).update(change)
+    assert says in watch.disturbed()
+    watch.begin()
+    assert watch.disturbed() == "", "of this round alone"
+
+
+def test_threads_that_wait_for_a_core_disturb(machine: Any) -> None:
+    watch = Quiet(ticking(), 1.0)
+    watch.sampled(0.010, 0.004)
+    assert watch.disturbed() == "threads waited 40% of a sample's time for a core"
+
+
+def test_known_work_that_takes_longer_disturbs(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def read() -> float:
+        now[0] += machine.canary_s
+        return now[0]
+
+    watch = Quiet(SimpleNamespace(now=read, sleep=lambda seconds: None), 1.0)  # type: ignore[arg-type]
+    for _ in range(CANARIES):
+        watch.begin()
+    machine.canary_s *= 2
+    assert "known work took 2.0 times as long as before" in watch.disturbed()
+    for _ in range(2 * CANARIES + 2):
+        watch.begin()
+    assert watch.disturbed() == "", "a clock that stays lower is no disturbance"
+
+
+def test_waiting_ends_with_quiet_or_with_patience(machine: Any) -> None:
+    machine.others = 1.5
+    with pytest.raises(Busy, match="a reason"):
+        Quiet(ticking(), 1.0).wait("a reason")
+    machine.others = 0.1
+    Quiet(ticking(), 1.0).wait("a reason")
+    with pytest.raises(Busy):
+        Quiet(ticking(), 0.0).wait("no patience at all")
+
+
+def test_the_time_that_threads_wait_for_a_core_is_read_of_a_whole_tree() -> None:
+    assert process_tree.queued_s(1 << 22) == 0.0, "no such process"
+    before = process_tree.queued_s(os.getpid())
+    assert before >= 0.0 and process_tree.queued_s(os.getpid()) >= before
+
+
+class Disturbed(Rounds):
+    """Two arms, of which one suffers ten times as much in rounds that are disturbed."""
+
+    most = 8
+
+    def __init__(self, busy: Iterator[str], **terms: Any) -> None:
+        self.busy, self.now, self.waits = busy, "", 0
+        super().__init__([CANDIDATE, "library"], Terms(SEARCH, np.random.default_rng(0), clock=ticking(), **terms))
+
+    def sample(self, name: str, count: int, warm: bool = True) -> float:
+        suffers = 10.0 if self.now and name == "library" else 1.0
+        return suffers * (2e-3 if name == "library" else 1e-3)
+
+    def begin_watch(self) -> None:
+        self.now = next(self.busy, "")
+
+    def disturbed(self) -> str:
+        return self.now
+
+    def wait_for_quiet(self, why: str) -> None:
+        self.waits += 1
+        if self.waits > 30:
+            raise Busy(why)
+
+
+def test_disturbed_rounds_are_taken_again() -> None:
+    rounds = Disturbed(iter(["load", "load", "", "", "load", "", "load", "load"]))
+    rounds.run()
+    assert rounds.ratio("library").estimate == pytest.approx(2.0) and rounds.ratio("library").high < 2.1
+    assert len(rounds.samples.of("library")) >= SEARCH.min_rounds and rounds.waits == 5
+    assert rounds.launches[CANDIDATE] == rounds.launches["library"] > 0
+
+
+def test_without_quiet_there_is_no_ratio_and_with_rounds_enough_they_count() -> None:
+    with pytest.raises(Busy, match="load"):
+        Disturbed(iter(["load"] * 1000)).run()
+    with pytest.raises(Busy, match="load"):
+        Disturbed(iter([""] * SEARCH.min_rounds + ["load"] * 1000)).run()  # of these one went before the rounds
+
+
+@pytest.fixture
+def busy_for(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """busy_for(count): other work has the cores in the first so many timings."""
+
+    def script(count: int) -> None:
+        left = [count]
+
+        class Watch(scripted_times.AlwaysQuiet):
+            def __init__(self, clock: object, patience_s: float) -> None:
+                self.patience_s, self.why = patience_s, "threads waited for a core" if left[0] > 0 else ""
+                left[0] -= 1
+
+            def disturbed(self) -> str:
+                return self.why
+
+            def wait(self, why: str) -> None:
+                raise Busy(why)
+
+        monkeypatch.setattr(cpu_rounds, "Quiet", Watch)
+
+    return script
+
+
+def test_a_correct_kernel_that_could_not_be_timed_has_no_reward_and_is_tried_again(rig, archive, busy_for) -> None:
+    busy_for(1)
+    with Evaluator(GEMM, rig) as evaluator:
+        first = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+        assert evaluator.patience_s == PATIENCE_S
+        (untimed,) = first.trials
+        assert untimed.status == "busy" and untimed.verdict.status == "correct" and math.isnan(untimed.reward)
+        assert untimed.reason == (
+            "other work kept the cores busy (threads waited for a core), so that no ratio would be true"
+        )
+        assert first.best is None and first.untimed is untimed and not first.rejected and not archive.trials()
+        second = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+    assert second.best.status == "measured" and second.known == 0 and len(archive.trials()) == 1
+
+
+def test_a_search_that_had_no_quiet_says_so(rig, archive, busy_for, capsys) -> None:
+    busy_for(1000)
+    with Evaluator(GEMM, rig) as evaluator:
+        progress = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+    assert progress.best is None and not archive.trials()
+    print_result(Result(GEMM, rig.target, progress, {}, None))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is correct, and no time would be true" in said and "run again when the machine is quiet" in said
+    assert "no correct kernel" not in said
+
+
+def test_a_jump_that_cannot_be_measured_again_is_no_verdict(rig, monkeypatch) -> None:
+    with Evaluator(GEMM, rig) as evaluator:
+        faked(monkeypatch, evaluator, [9.0])
+        verdict = evaluator._bench.verify  # of the first timing's candidate, and of fresh inputs
+        monkeypatch.setattr(evaluator, "_on_fresh_inputs", lambda *given: (verdict(*given[:2]), BUSY))
+        (trial,) = evaluator.evaluate([Candidate(honest_source())])
+    assert trial.status == "busy" and trial.verdict.status == "correct" and trial.review is None
