@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 from conftest import CHEATS, honest_source
+from waiting import CLI
 
 from cuda_l2.commands import doctor, throughput
 from cuda_l2.system import native, paths, scratch
@@ -263,6 +264,5 @@ def test_doctor_says_where_torch_has_no_bytecode(tmp_path, monkeypatch) -> None:
 
 
 def test_doctor_passes_here() -> None:
-    command = [sys.executable, "-m", "cuda_l2.cli", "doctor"]  # as from a shell
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*CLI, "doctor"], capture_output=True, text=True)
     assert done.returncode == 0 and "C compiler" in done.stdout

@@ -9,6 +9,7 @@ import pytest
 from conftest import CHEATS, honest_source
 from made import CORRECT, timing
 from test_search import Listed
+from waiting import CLI
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
@@ -105,7 +106,8 @@ def test_the_second_gpu_is_the_second_visible_one(monkeypatch) -> None:
 
 
 @pytest.mark.full
-def test_a_process_of_its_own_judges_elsewhere(target) -> None:
+def test_a_process_of_its_own_judges_elsewhere(target, monkeypatch) -> None:
+    monkeypatch.setattr(elsewhere, "CLI", CLI)
     right = elsewhere.judge_on("1", GEMM, Candidate(honest_source()), "finalists", "cpu")
     assert right.machine == target.machine and right.status == "measured" and right.speedup.estimate > 0
     source = (CHEATS / "short_k.c").read_text()

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
 PAUSE_S = 0.02
-CLI = (sys.executable, "-m", "cuda_l2.cli")
-"""The command line, as from a shell."""
+CLI = (sys.executable, str(Path(__file__).with_name("scripted_cli.py")))
+"""The command line, as from a shell, with scripted times."""
 
 
 def wait_until(condition: Callable[[], object], process: "subprocess.Popen[Any] | None" = None) -> None:

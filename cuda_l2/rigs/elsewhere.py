@@ -11,6 +11,7 @@ from pathlib import Path
 from cuda_l2.records import Candidate, Interval, Task
 from cuda_l2.rigs._base import Elsewhere
 
+CLI = (sys.executable, "-m", "cuda_l2.cli")
 TIMEOUT_S = 600.0
 """Limit of a process that finds its GPU, tunes cuBLASLt, verifies and times once."""
 
@@ -31,7 +32,7 @@ def judge_on(device: str, task: Task, candidate: Candidate, protocol: str, targe
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "candidate"
         file.write_text(candidate.source)
-        command = [sys.executable, "-m", "cuda_l2.cli", "check", str(file), str(task), "--protocol", protocol]
+        command = [*CLI, "check", str(file), str(task), "--protocol", protocol]
         try:
             done = subprocess.run(
                 [*command, "--target", target, "--json"],

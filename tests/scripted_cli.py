@@ -1,0 +1,11 @@
+"""`cuda-l2` in a process of its own, as from a shell, with scripted times: other work on the machine changes nothing."""
+
+import kept_baselines
+import scripted_times
+
+from cuda_l2 import cli
+
+if __name__ == "__main__":
+    scripted_times.install(setattr)
+    kept_baselines.install(setattr)
+    cli.main()
