@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from cuda_l2.records import Operation, Task, Tensor
+from cuda_l2.records import Operation, Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.tasks._base import LARGER, SMALLER, Tensors, definition
 from cuda_l2.tasks.tolerance import Bounds, bounds, widened
@@ -139,11 +139,6 @@ class Cases(ABC):
     @abstractmethod
     def special(self, tensor: str, kind: str) -> Case | None:
         """A case with NaN or infinities in a tensor, as SPECIAL names them; None where the reference refuses them."""
-
-    @property
-    def late(self) -> Tensor:
-        """The input that a producer is most likely to be slow about."""
-        return max(self.task.given, key=lambda tensor: tensor.bytes)
 
     def alone(self, task: Task) -> Case | None:
         """A case, maybe at other sizes, for a process that launches alone; None where it may draw normal numbers."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cuda_l2.machine.tensors import laid_out
-from cuda_l2.records import Accumulate, Gemm, Task, Tensor
+from cuda_l2.records import Accumulate, Gemm, Task
 from cuda_l2.system.errors import MachineError, UserError
 from cuda_l2.tasks.cases import IMPRECISE, SPECIAL, Case, Cases
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
@@ -233,11 +233,6 @@ class ProductCases(Cases):
             return self._with_rows(replace(base, tensors={**base.tensors, tensor: new}))
 
         return self.get(f"special {tensor} {kind}", 0, make)
-
-    @property
-    def late(self) -> Tensor:
-        """A: activations come from the kernel before."""
-        return self.task.inputs[0]
 
     def alone(self, task: Task) -> None:
         return None

@@ -61,8 +61,9 @@ class Session(Judged, ABC):
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         """The outputs of one launch; CheckFailed where it touched what it must not or left elements unwritten.
 
-        prefill: what outputs hold before the launch, poison if not given. keep: leave workspaces as the last launch
-        left them, where otherwise they hold garbage. ContractError where the case has sizes that the contract refuses.
+        prefill: what outputs hold before the launch, poison if not given. keep: leave workspaces and shared memory as
+        the last launch left them, where otherwise they hold garbage, and launch at the same addresses. ContractError
+        where the case has sizes that the contract refuses.
         """
 
     @abstractmethod
@@ -93,11 +94,15 @@ class GpuSession(Session):
     """Whether a launch may begin before the kernel ahead of it has ended."""
 
     @abstractmethod
-    def launch_behind_producer(self, old: Case, case: Case) -> Outputs:
-        """The outputs for `case`, whose late input holds `old`'s until a slow kernel before writes it.
+    def launch_behind_producer(self, old: Case, case: Case, late: Tensor) -> Outputs:
+        """The outputs for `case`, one of whose tensors holds `old`'s until a slow kernel before writes it.
 
-        That kernel lets the candidate begin at once.
+        That kernel lets the candidate begin at once. late: the tensor; of an output it writes the poison.
         """
+
+    @abstractmethod
+    def launch_watched(self, case: Case) -> Outputs:
+        """The outputs of one launch, while all memory that a candidate can reach is watched, ours too."""
 
     @abstractmethod
     def launch_beside_load(self, case: Case, count: int) -> Outputs:

@@ -18,7 +18,8 @@ from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.segments import MAX_SEGMENTS, Copied, Segment, Segments
 from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
 from cuda_l2.machine.fills import POISON_WORDS
-from cuda_l2.records import DTYPE_BYTES, Build, BuildStatus, Candidate, Task, VerdictStatus
+from cuda_l2.machine.tensors import poisoned
+from cuda_l2.records import DTYPE_BYTES, Build, BuildStatus, Candidate, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.verify._base import CheckFailed, GpuSession, Outputs, require_written
 
@@ -72,14 +73,16 @@ class CudaSession(GpuSession):
             reason = f"asks for {plan.workspace_bytes} bytes of workspace for {task}; at most {most >> 20} MiB"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
         self.arena.select(task, snug=self._snug)
-        self.plan, self.places = plan, self.arena.places(plan)
+        self.plan, self._windows = plan, [self.arena.places(plan, window) for window in range(self.arena.used)]
+        self._window = 0
+        self._segments.fill(self.arena.outside())
         self.timeout_s = self._limit_s(slowest_s(task))
         self._use(self.build)
         self.arena.fill_workspaces(persistent=True)
 
     def _use(self, build: Build) -> None:
         """Launch this build of the candidate from now on."""
-        self.worker.load(Path(build.artifact), self.plan, [self.places])
+        self.worker.load(Path(build.artifact), self.plan, self._windows)
 
     def _limit_s(self, work_s: float) -> float:
         """The time limit of launches that may take this long."""
@@ -98,22 +101,36 @@ class CudaSession(GpuSession):
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         self._fill(case, prefill, keep)
-        self.worker.call("launch", self.timeout_s)
+        self.worker.call("launch", self.timeout_s, binding=self._window, spoil=not keep)
         return self._result(case)
 
-    def launch_behind_producer(self, old: Case, case: Case) -> Outputs:
-        late = self.cases.late
-        self._fill(case, values={late.name: old.tensors[late.name]})
-        self.arena.stage(late, case.tensors[late.name])
+    def launch_behind_producer(self, old: Case, case: Case, late: Tensor) -> Outputs:
+        if late in case.task.outputs:
+            self._fill(case)
+            self.arena.stage(late, poisoned(late, self.arena.tensor(late).device))
+        else:
+            self._fill(case, values={late.name: old.tensors[late.name]})
+            self.arena.stage(late, case.tensors[late.name])
         torch.cuda.synchronize()
-        place = self.places[late.name]
+        place = self._windows[self._window][late.name]
         terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
-        self.worker.call("after_slow", self.timeout_s, size=late.bytes, ns=PRODUCER_NS, **terms)
+        terms |= {"size": late.bytes, "ns": PRODUCER_NS, "binding": self._window}
+        self.worker.call("after_slow", self.timeout_s, **terms)
+        return self._result(case)
+
+    def launch_watched(self, case: Case) -> Outputs:
+        self._fill(case)
+        elsewhere = self.arena.elsewhere()
+        self._segments.fill(elsewhere)
+        self.worker.call("launch", self.timeout_s, binding=self._window, spoil=True)
+        if not all(self._segments.hold(elsewhere)):
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
         return self._result(case)
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         self._fill(case)
-        self.worker.call("loaded_launches", self.timeout_s * count, count=count, occupied=0.5, ns=BESIDE_NS)
+        terms: dict[str, Any] = {"count": count, "occupied": 0.5, "ns": BESIDE_NS, "binding": self._window}
+        self.worker.call("loaded_launches", self.timeout_s * count, **terms)
         return self._result(case)
 
     def launch_stressed(self, case: Case, seeds: Sequence[int], count: int) -> Iterator[Outputs]:
@@ -122,8 +139,7 @@ class CudaSession(GpuSession):
         What cannot be built or launched with delays, for lack of registers or shared memory, is launched without them.
         """
         arena = self.arena
-        self._fill(case)
-        kept: dict[str, Any] = {"outputs": arena.written(), "stride": arena.record_stride, "scratch": self._scratch()}
+        kept: dict[str, Any] = {"stride": arena.record_stride, "scratch": self._scratch()}
         limit_s = self._limit_s(count * (slowest_s(case.task) + STRESS_S))
         load: dict[str, Any] = {"occupied": 0.5, "ns": BESIDE_NS + int(2e9 * usual_s(case.task))}
         stress_builds = partial(self._facilities.stress_builds, self.candidate, seeds)
@@ -132,11 +148,12 @@ class CudaSession(GpuSession):
             for start in range(0, count, arena.records):
                 batch = min(count - start, arena.records)
                 self._fill(case)
-                self.worker.call("record_loaded", limit_s, count=batch, **kept, **load)
+                where: dict[str, Any] = {"outputs": arena.written(self._window), "binding": self._window}
+                self.worker.call("record_loaded", limit_s, count=batch, **where, **kept, **load)
                 self._result(case)
                 yield from map(arena.recorded, range(batch))
             self._fill(case)
-            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, **load)
+            self.worker.call("loaded_launches", limit_s, count=BACK_TO_BACK, binding=self._window, **load)
             yield self._result(case)
         self._use(self.build)
 
@@ -155,26 +172,32 @@ class CudaSession(GpuSession):
 
     def _scratch(self) -> list[list[Any]]:
         """Buffer, offset and bytes of each scratch workspace."""
-        places = [(self.places[w.name], w.bytes) for w in self.plan.workspaces if not w.persistent]
+        places = [(self._windows[0][w.name], w.bytes) for w in self.plan.workspaces if not w.persistent]
         return [[place.buffer, place.offset, size] for place, size in places]
 
     def _fill(
         self, case: Case, prefill: Outputs | None = None, keep: bool = False, values: Outputs | None = None
     ) -> None:
-        """Write tensors, and what all else holds before a launch.
+        """Write tensors, and what all else holds before a launch, in any window.
 
-        keep: leave workspaces as they are. values: those that some inputs have in place of the case's.
+        keep: stay in the window, and leave workspaces as they are. values: those that some inputs have in place of the
+        case's.
         """
         if self.arena.task != case.task:
             self._load(case.task)
             keep = False
+        before = self._window
+        if not keep:
+            self._window = int(self.cases.rng.integers(len(self._windows)))
+            self._segments.fill(self.arena.left(before, self._window))
         scratch = [] if keep else self.arena.scratch()
-        self._segments.fill([*self.arena.before_launch({**case.tensors, **(values or {})}, prefill), *scratch])
+        tensors = {**case.tensors, **(values or {})}
+        self._segments.fill([*self.arena.before_launch(tensors, prefill, self._window), *scratch])
 
     def _result(self, case: Case) -> Outputs:
         """The outputs, once everything else is found as it must be."""
-        guards, persistent = self.arena.after_launch()
-        segments = [*guards, *persistent, *self.arena.held(case.tensors)]
+        guards, persistent = self.arena.after_launch(self._window)
+        segments = [*guards, *persistent, *self.arena.held(case.tensors, self._window)]
         kept, found, complete = self._compared(segments, case.task)
         if not all(kept[: len(guards)]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
@@ -192,7 +215,7 @@ class CudaSession(GpuSession):
         One output of 16-bit words is copied and searched by the kernel that compares, which saves a small launch's
         time several times over.
         """
-        outputs = self.arena.outputs()
+        outputs = self.arena.outputs(self._window)
         first, *others = task.outputs
         if others or DTYPE_BYTES[first.dtype] != 2 or len(segments) > MAX_SEGMENTS:
             kept = self._segments.hold(segments)

@@ -3,7 +3,8 @@
 For every task: NaN and infinities among the inputs come out where the exact result has them. Each kind stands in one
 element, or several kinds in a few, of one tensor of real numbers. Nothing is asked of elements in which PyTorch itself
 gives another kind than the exact result has, nor where the reference refuses such inputs. For a matrix product also
-rows of A with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32 reference has them.
+rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal numbers and nearly nothing, as its fp32
+reference has them.
 """
 
 from collections.abc import Sequence
@@ -45,55 +46,62 @@ class SpecialValues(Check):
 
 
 def _require_right_rows(session: Session, cases: ProductCases) -> None:
-    """CheckFailed where a row with special values comes out wrong."""
+    """CheckFailed where a row of A, or a column of B, with special values comes out wrong."""
     gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
     # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
     overflows = gemm.accumulate is Accumulate.FP32 and limits.max < torch.finfo(torch.float32).max / gemm.k
     kinds = [kind for kind in KINDS if kind != "overflow" or overflows]
     overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
-    for first in range(0, len(kinds), min(gemm.m, len(kinds))):
-        case = cases.get("special", first, partial(_make, kinds=kinds, first=first))
-        expected, slack = case.expected["c"], case.expected["slack"]
-        found = session.launch(case)["c"].float()
-        near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
-        rounded = expected.to(dtype_of(gemm)).float()
-        same = (found == rounded) | (found.isnan() & expected.isnan())
-        step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
-        close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
-        wrong = ~(same | close | near_overflow)
-        if wrong.any():
-            element = first_difference("c", found, rounded, wrong)
-            kind = kinds[(first + element.row) % len(kinds)] if element.row < len(kinds) else "ordinary"
-            reason = f"a row with {kind} values comes out wrong: {element}"
-            raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+    for of_b, lines in ((False, gemm.m), (True, gemm.n)):
+        where = "column of B" if of_b else "row"
+        for first in range(0, len(kinds), min(lines, len(kinds))):
+            make = partial(_make, kinds=kinds, first=first, of_b=of_b)
+            case = cases.get("special columns" if of_b else "special", first, make)
+            expected, slack = case.expected["c"], case.expected["slack"]
+            found = session.launch(case)["c"].float()
+            near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
+            rounded = expected.to(dtype_of(gemm)).float()
+            same = (found == rounded) | (found.isnan() & expected.isnan())
+            step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+            close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
+            wrong = ~(same | close | near_overflow)
+            if wrong.any():
+                element = first_difference("c", found, rounded, wrong)
+                line = element.column if of_b else element.row
+                kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
+                reason = f"a {where} with {kind} values comes out wrong: {element}"
+                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 
-def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str], first: int) -> ProductCase:
+def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str], first: int, of_b: bool) -> ProductCase:
+    """of_b: columns of B have the special values, where else rows of A have them."""
     gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
     a, b = cases.normal(generator)
-    for row in range(min(gemm.m, len(kinds))):
+    own, other = (b.t(), a.t()) if of_b else (a, b)
+    for line in range(min(len(own), len(kinds))):
         at = int(torch.randint(gemm.k, (1,), generator=generator, device=cases.device))
-        match kinds[(first + row) % len(kinds)]:
+        match kinds[(first + line) % len(kinds)]:
             case "nan":
-                a[row, at] = float("nan")
+                own[line, at] = float("nan")
             case "infinity":
-                a[row, at] = float("-inf")
+                own[line, at] = float("-inf")
             case "overflow":
-                a[row] = LARGE_SHARE * limits.max
+                own[line] = LARGE_SHARE * limits.max
             case "negative zero":
-                a[row] = -0.0
+                own[line] = -0.0
             case "subnormal":
-                a[row] *= SUBNORMAL_SHARE * limits.smallest_normal
+                own[line] *= SUBNORMAL_SHARE * limits.smallest_normal
             case "sparse":  # zeros nearly everywhere must not be taken for zeros
-                a[row], b[:, row % gemm.n] = _one_left(a[row], at), _one_left(b[:, row % gemm.n], at)
-    _leave_one(a[len(kinds) :: SPARSE_EVERY], generator)
-    _leave_one(b.t()[len(kinds) :: SPARSE_EVERY], generator)
+                across = other[:, line % other.shape[1]]
+                own[line], across[:] = _one_left(own[line], at), _one_left(across, at)
+    leave_one(own[len(kinds) :: SPARSE_EVERY], generator)
+    leave_one(other.t()[len(kinds) :: SPARSE_EVERY], generator)
     case = cases.operands(a, b)
-    finite = case.a.float().nan_to_num(0.0, 0.0, 0.0).abs()
+    finite, largest = (case.b.t(), case.a) if of_b else (case.a, case.b)
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10
-    slack = finite.sum(1, keepdim=True) * case.b.float().abs().max() * unit
-    case.expected.update(c=cases.product_fp32(case), slack=slack)
+    slack = finite.float().nan_to_num(0.0, 0.0, 0.0).abs().sum(1, keepdim=True) * largest.float().abs().max() * unit
+    case.expected.update(c=cases.product_fp32(case), slack=slack.t() if of_b else slack)
     return case
 
 
@@ -104,8 +112,8 @@ def _one_left(values_K: torch.Tensor, at: int) -> torch.Tensor:
     return left
 
 
-def _leave_one(rows_RK: torch.Tensor, generator: torch.Generator) -> None:
-    """Zeros in each row, but for one value at a random place of its own."""
+def leave_one(rows_RK: torch.Tensor, generator: torch.Generator) -> None:
+    """Write zeros in each row, but for one value at a random place of its own."""
     rows, k = rows_RK.shape
     at_R1 = torch.randint(k, (rows, 1), generator=generator, device=rows_RK.device)
     left_R1 = rows_RK.gather(1, at_R1)

@@ -92,8 +92,8 @@ class CudaArena(Closing):
         self._tasks, self._most_windows, self._beside = tasks, windows, tuple(beside)
         spans = [self._spans_of(task) for task in tasks]
         sizes = {buffer: max(each[buffer] for each in spans) + 2 * GUARD_BYTES for buffer in spans[0]}
-        # where a slow producer has an input from
-        sizes["staging"] = max(tensor.bytes for task in tasks for tensor in task.given) + TENSOR_ALIGN
+        # where a slow producer has a tensor from
+        sizes["staging"] = max(tensor.bytes for task in tasks for tensor in task.tensors) + TENSOR_ALIGN
         strides = [_record_stride(task) for task in tasks]
         sizes["record"] = max(stride * _records(stride) for stride in strides)
         sizes["workspace"] = workspace_bytes + WORKSPACE_SLACK
@@ -128,15 +128,17 @@ class CudaArena(Closing):
         aligned as torch's allocator would, with guards between windows that lie apart.
         """
         spans = self._spans_of(task)
+        self.used = 1 if snug else self.windows
+        """Number of windows there are in this layout."""
         self._offsets: dict[str, int] = {}
         self._guards: list[torch.Tensor] = []
-        """Bands of bytes around what candidates are given."""
+        """All bytes around what candidates are given, to where nothing is mapped."""
         for tensor in self._tensors:
             name = buffer_name(tensor)
             whole, size = self._whole(name), tensor.bytes if snug else spans[name]
             start = (len(whole) - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
             self._offsets[tensor.name] = start
-            self._guards += [whole[max(0, start - GUARD_BYTES) : start], whole[start + size :][:GUARD_BYTES]]
+            self._guards += [whole[:start], whole[start + size :]]
             apart = not snug and self.sharing in (Sharing.SEPARATE, Sharing.ROTATING) and self._shift[tensor.name]
             for window in range(self.windows - 1 if apart else 0):
                 behind = self._offset(tensor.name, window) + tensor.bytes
@@ -226,12 +228,12 @@ class CudaArena(Closing):
         staging[: tensor.bytes].copy_(stored(values, tensor))
         staging[tensor.bytes :][: -tensor.bytes % TENSOR_ALIGN].fill_(GUARD_BYTE)
 
-    def before_launch(self, tensors: Tensors, prefill: Tensors | None = None) -> list[Segment]:
-        """What the first window is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
-        segments = self.held(tensors)
+    def before_launch(self, tensors: Tensors, prefill: Tensors | None = None, window: int = 0) -> list[Segment]:
+        """What a window is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
+        segments = self.held(tensors, window)
         for output in self.task.outputs:
             source = prefill[output.name].data_ptr() if prefill else 0
-            segments.append(Segment(self._address(output), output.bytes, POISON_WORDS[output.dtype], source))
+            segments.append(Segment(self._address(output, window), output.bytes, POISON_WORDS[output.dtype], source))
         return [segment for segment in segments if segment.bytes]
 
     def held(self, tensors: Tensors, window: int = 0) -> list[Segment]:
@@ -243,6 +245,31 @@ class CudaArena(Closing):
             Segment(self._address(tensor, window), tensor.bytes, source=tensors[tensor.name].data_ptr())
             for tensor in self.task.given
             if tensor.bytes
+        ]
+
+    def outside(self, window: int | None = None) -> list[Segment]:
+        """Guard bytes in all windows but this one, and in tensors beside the task's, which are none of its."""
+        found = []
+        for tensor in self._tensors:
+            start, end = self._offset(tensor.name, 0), self._offset(tensor.name, self.used - 1) + tensor.bytes
+            own = self._bounds(tensor, window) if window is not None and tensor in self.task.tensors else (end, end)
+            found += [self._guard(tensor, start, own[0]), self._guard(tensor, own[1], end)]
+        return [segment for segment in found if segment.bytes]
+
+    def left(self, before: int, window: int) -> list[Segment]:
+        """Guard bytes where a window has tensors and another one, which is used after it, has none."""
+        found = []
+        for tensor in self.task.tensors if before != window else ():
+            (start, end), (own, own_end) = self._bounds(tensor, before), self._bounds(tensor, window)
+            found += [self._guard(tensor, start, min(end, own)), self._guard(tensor, max(start, own_end), end)]
+        return [segment for segment in found if segment.bytes > 0]
+
+    def elsewhere(self) -> list[Segment]:
+        """Guard bytes in all else that is mapped: behind the workspaces, and what the runtime itself uses."""
+        end = max((_behind(*place) for kernel in self._workspaces for place in kernel), default=GUARD_BYTES)
+        return [
+            _held(self._whole("workspace")[end:], GUARD_WORD),
+            *(_held(self._whole(name), GUARD_WORD) for name in ("staging", "record")),
         ]
 
     def poisons(self) -> list[Segment]:
@@ -273,22 +300,22 @@ class CudaArena(Closing):
         garbage = [_held(words, SCRATCH_WORD) for workspace, words, _ in places if not workspace.persistent]
         return garbage + [_held(guard, GUARD_WORD) for _, _, guard in places]
 
-    def after_launch(self) -> tuple[list[Segment], list[Segment]]:
+    def after_launch(self, window: int = 0) -> tuple[list[Segment], list[Segment]]:
         """What memory must hold after it: guards, and persistent workspaces as they were filled."""
         places = self._laid_out()
         guards = [band for band in self._guards if band.numel()] + [guard for _, _, guard in places]
         persistent = [_held(words, workspace.fill) for workspace, words, _ in places if workspace.persistent]
-        return [_held(guard, GUARD_WORD) for guard in guards], persistent
+        return [_held(guard, GUARD_WORD) for guard in guards] + self.outside(window), persistent
 
     def damage(self, slot: int = 0) -> str:
         """What a launch changed that it must not, in a few words; empty where it kept its bounds."""
         places = self._laid_out(slot)
         bands = [*self._guards, *(guard for _, _, guard in places)]
         kept = [(words == _signed(workspace.fill)).all() for workspace, words, _ in places if workspace.persistent]
-        intact, *found = torch.stack([(torch.cat(bands) == GUARD_BYTE).all(), *kept]).tolist()
-        if not intact:
+        found = torch.stack([*((band == GUARD_BYTE).all() for band in bands), *kept]).tolist()
+        if not all(found[: len(bands)]):
             return OUTSIDE
-        if not all(found):
+        if not all(found[len(bands) :]):
             return NOT_RESTORED
         return ""
 
@@ -307,6 +334,15 @@ class CudaArena(Closing):
 
     def _address(self, tensor: Tensor, window: int = 0) -> int:
         return self.address(self.place(tensor, window))
+
+    def _bounds(self, tensor: Tensor, window: int) -> tuple[int, int]:
+        """Where a tensor of a window begins and ends in its buffer."""
+        start = self._offset(tensor.name, window)
+        return start, start + tensor.bytes
+
+    def _guard(self, tensor: Tensor, start: int, end: int) -> Segment:
+        """Guard bytes in a tensor's buffer."""
+        return Segment(self.address(Place(buffer_name(tensor), start)), end - start, GUARD_WORD)
 
     def _offset(self, name: str, window: int) -> int:
         return self._offsets[name] + window * self._shift[name]
@@ -339,7 +375,7 @@ def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing
     """About what an arena takes."""
     spans = [tensor.bytes + (windows - 1) * sharing.shift(task, tensor) for tensor in task.tensors]
     stride = _record_stride(task)
-    staged = max(tensor.bytes for tensor in task.given)
+    staged = max(tensor.bytes for tensor in task.tensors)
     return sum(spans) + staged + stride * _records(stride) + workspace_bytes
 
 

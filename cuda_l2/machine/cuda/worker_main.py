@@ -90,24 +90,25 @@ class Worker:
         ]
         self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
 
-    def launch(self) -> None:
-        """Launch once, on garbage in shared memory."""
-        self.helpers.spoil_shared(self.stream, self._garbage())
-        self.bound[0][0].launch(self.stream)
+    def launch(self, binding: int, spoil: bool) -> None:
+        """Launch once. spoil: on garbage in shared memory, else on what the launch before left there."""
+        if spoil:
+            self.helpers.spoil_shared(self.stream, self._garbage())
+        self.bound[0][binding].launch(self.stream)
         self._wait()
 
-    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int) -> None:
-        """Launch behind a producer of A that lets dependents begin before it writes."""
+    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int, binding: int) -> None:
+        """Launch behind a producer of a tensor that lets dependents begin before it writes."""
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
-        self.bound[0][0].launch(self.stream)
+        self.bound[0][binding].launch(self.stream)
         self._wait()
 
-    def loaded_launches(self, count: int, occupied: float, ns: int) -> None:
+    def loaded_launches(self, count: int, occupied: float, ns: int, binding: int) -> None:
         """Launch several times in a row while another stream takes its share of multiprocessors, caches and memory."""
         self.helpers.spoil_shared(self.stream, self._garbage())
         self._occupy(occupied, ns, traffic=True)
         for _ in range(count):
-            self.bound[0][0].launch(self.stream)
+            self.bound[0][binding].launch(self.stream)
         self._wait()
         self._wait(self.beside)
 
@@ -119,6 +120,7 @@ class Worker:
         scratch: list[list[Any]],
         occupied: float,
         ns: int,
+        binding: int,
     ) -> None:
         """Launch several times, each on poisoned outputs and scratch and spoiled shared memory; record the outputs.
 
@@ -138,7 +140,7 @@ class Worker:
             turn, rest = divmod(i, LOAD_EVERY)
             if rest == 0:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
-            self.bound[0][0].launch(self.stream)
+            self.bound[0][binding].launch(self.stream)
             self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
             for output in outputs:
                 self._keep(output, i * stride + output[4])
