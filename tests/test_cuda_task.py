@@ -278,19 +278,29 @@ def test_an_arm_that_fails_or_errs_is_left_out(judged: Any, monkeypatch: pytest.
     assert [arm.name for arm in timing.baselines] == [EAGER_GRAPH, "torch eager"]
 
 
-def test_launches_that_share_outputs_never_meet_the_same_window_twice_running(judged: Any) -> None:
+@pytest.mark.parametrize("sharing", [Sharing.SEPARATE, Sharing.OVERLAPPING, Sharing.PACKED])
+@pytest.mark.parametrize("several", [1, 2, 3, 4, 7, 40])
+def test_no_output_is_written_twice_from_the_same_inputs(several: int, sharing: Sharing) -> None:
+    """So a launch that is left out shows, whichever it is; with four windows also what the replay before it left."""
     from cuda_l2.measure.task_memory import TaskMemory  # noqa: PLC0415
 
-    _, bench, _, _ = judged("honest")
-    for several in (2, 3, 4):
-        windows: Any = TaskMemory.__new__(TaskMemory)
-        windows.arena = SimpleNamespace(windows=several, sharing=Sharing.SEPARATE)
-        rng = np.random.default_rng(several)
-        for count in (2, 4, 8, 64):
-            found = windows.windows(count, rng)
-            assert len(found) == count and set(found) <= set(range(several))
-            assert all(found[i] != found[i - 1] for i in range(count))  # nor from one replay to the next
-    bench.close()
+    memory: Any = TaskMemory.__new__(TaskMemory)
+    memory.arena = SimpleNamespace(windows=several, sharing=sharing)
+    rng = np.random.default_rng(several)
+    for count in (1, 2, 8, 200):
+        variants = [memory.sequence(count, rng, variant) for variant in range(2)]
+        for found in variants:
+            assert len(found) == count and set(found) <= set(range(several * memory.shifts))
+            written: dict[int, int] = {}
+            for number, place in enumerate(found):
+                output = memory.outputs_of(place)
+                if several > 1:
+                    assert written.get(output) != memory.inputs_of(place)
+                    again = number > 0 and memory.outputs_of(found[number - 1]) == output
+                    assert not again or (sharing.rotates and number % several == 0), "not again at once"
+                written[output] = memory.inputs_of(place)
+        assert memory.distinct == (several >= 4)
+        assert not memory.distinct or not set(variants[0]) & set(variants[1])
 
 
 def test_redrawn_cases_are_others(judged: Any) -> None:

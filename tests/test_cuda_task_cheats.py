@@ -24,6 +24,7 @@ from cuda_l2.tasks.cases import OwnCases
 CORPUS = all_cheats(Path(__file__).with_name("cuda_task_cheats"))
 LEAST, LEAST_HONEST = 20, 3
 NOT_HERE = {"missing_wait", "late_wait", "honest_programmatic", "kept_in_global", "order_of_atomics", "block_race"}
+NOT_HERE |= {"skips_before_successor", "counts_to_the_last"}
 """What a CPU that runs one thread after the other does not show, or does not compile."""
 SMS = 132
 CASES = cases(CORPUS, lambda cheat: cheat.honest, lambda cheat: cheat.name)

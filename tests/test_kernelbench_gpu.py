@@ -178,7 +178,7 @@ def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name
     _, stages, candidate, build = opened(name, RIGHT[name])
     verdict = stages.verify(candidate, build)
     assert verdict.status == "correct", (verdict.check, verdict.reason)
-    passed = "five seeds, other values, other shapes, special values, hygiene, state, concurrency"
+    passed = "five seeds, other values, other shapes, special values, hygiene, where timed, state, memory, concurrency"
     assert ", ".join(verdict.passed) == passed
     timing = stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.status is TimingStatus.MEASURED, timing.reason

@@ -27,7 +27,7 @@ from cuda_l2.measure.heater import Heater
 from cuda_l2.measure.outputs import WrongOutput
 from cuda_l2.measure.protocols import Protocol
 from cuda_l2.measure.rounds import CANDIDATE, Kernel, Rounds, Terms, failed
-from cuda_l2.measure.timed_memory import TimedMemory
+from cuda_l2.measure.timed_memory import VARIANTS, TimedMemory
 from cuda_l2.records import Timing
 from cuda_l2.system.errors import UserError
 
@@ -38,6 +38,8 @@ HEAVY_S = 30e-6
 """Launches this long draw what power the chip may, and then its clock depends on what ran before: with a protocol that
 heats they follow some of the same, and between samples the chip is kept at work."""
 MAX_WARM_LAUNCHES = 64
+LOOKED_AT = 4
+"""Outputs of a sample that are compared, of different windows."""
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
 
 
@@ -133,8 +135,8 @@ class GraphRounds(Rounds):
         self.drift = Drift()
         evicted_bytes = 2 * gpu.l2_bytes if protocol.evict else 0
         self.evicted = torch.empty(evicted_bytes, dtype=torch.uint8, device=stream.device)
-        self._graphs: dict[tuple[str, int], tuple[int, list[int]]] = {}
-        """The kernels', by number of launches: the worker's index of the graph, and the windows."""
+        self._graphs: dict[tuple[str, int, int], tuple[int, list[int]]] = {}
+        """The kernels', by number of launches and variant: the worker's index of the graph, and the places."""
         self.evictions = 0
         self._launch_s: dict[str, float] = {}
         """Of every arm, as last seen."""
@@ -178,13 +180,17 @@ class GraphRounds(Rounds):
     def sample(self, name: str, count: int, warm: bool = True) -> float:
         before = warm_launches(self._launch_s.get(name, 0.0), count, self.protocol.heat_s) if warm else 0
         self.timeout_s = START_S + (before + count) * slowest_s(self._memory.task)
-        sequence = self._sequence(name, count)
+        variant = int(self.rng.integers(VARIANTS))
+        sequence = self._sequence(name, count, variant)
         self._pause_s = self.clock.now() - self._sampled_at
         if self._heated:
             _heater().pause_ended()
         self._poison(name)
         torch.cuda.synchronize()
-        seconds = self._replay(name, count, before) / count if self.protocol.round_s else self._single(name, count)
+        if self.protocol.round_s:
+            seconds = self._replay(name, count, before, variant) / count
+        else:
+            seconds = self._single(name, count, variant)
         self._launch_s[name], self._sampled_at = seconds, self.clock.now()
         self._heated = seconds >= HEAVY_S and self.protocol.heat_s > 0 and self._memory.draws_power
         if self._heated:
@@ -195,15 +201,14 @@ class GraphRounds(Rounds):
         elif name not in self.kernels and not self.check_elements:
             return seconds  # a library's result is looked at less often where many candidates wait
         whole = self.check_elements or (name in self.kernels and not self.protocol.selects)
-        # where they rotate, the outputs of the last few launches, else the last one's
-        looked = list(dict.fromkeys(sequence[::-1]))[:4][::-1] if self._memory.rotates else [sequence[-1]]
+        looked = self._looked_at(sequence)
         try:
             if name in self.slots:
                 difference = self._memory.check_kernel(looked, element_wise=whole)
                 if whole:
                     self.differences[name] = max(self.differences.get(name, 0.0), difference)
             else:
-                self._memory.check_baseline(name, count, looked, element_wise=whole)
+                self._memory.check_baseline(self._played(name, count, variant), looked, element_wise=whole)
         except WrongOutput as wrong:
             if name in self.kernels:
                 raise
@@ -255,19 +260,26 @@ class GraphRounds(Rounds):
         else:
             self._memory.poison_baselines()
 
-    def _played(self, name: str, count: int) -> tuple[Replays, list[int]]:
-        """A baseline's launches and their windows; made on first use."""
-        return self._memory.played(self._baselines[name], count, self.rng)
+    def _looked_at(self, sequence: Sequence[int]) -> list[int]:
+        """Of the places whose outputs nothing wrote to afterwards the last, and a few at random before it."""
+        last = {self._memory.outputs_of(place): place for place in sequence}
+        others = [place for place in last.values() if place != sequence[-1]]
+        chosen = self.rng.permutation(len(others))[: LOOKED_AT - 1]
+        return [*(others[int(index)] for index in chosen), sequence[-1]]
+
+    def _played(self, name: str, count: int, variant: int) -> tuple[Replays, list[int]]:
+        """A baseline's launches and their places; made on first use."""
+        return self._memory.played(self._baselines[name], count, self.rng, variant)
 
     def _record(self, name: str, stride: int, records: int) -> list[int]:
-        """Launch a kernel as in its longest round and keep outputs, `stride` bytes each; the windows of those kept."""
-        count = max(count for kernel, count in self._graphs if kernel == name)
-        sequence = self._memory.windows(count, self.rng)
+        """Launch a kernel as in its longest round and keep outputs, `stride` bytes each; the places of those kept."""
+        count = max(count for kernel, count, _ in self._graphs if kernel == name)
+        sequence = self._memory.sequence(count, self.rng, int(self.rng.integers(VARIANTS)))
         kept = sorted(int(i) for i in self.rng.permutation(count)[:records])
         self._poison(name)
         torch.cuda.synchronize()
         terms: dict[str, Any] = {"bindings": sequence, "kept": kept, "slot": self.slots[name], "stride": stride}
-        outputs = [self._memory.arena.written(sequence[i]) for i in kept]
+        outputs = [self._memory.arena.written(self._memory.outputs_of(sequence[i])) for i in kept]
         self.worker.call("record", self.timeout_s, outputs=outputs, **terms)
         return [sequence[i] for i in kept]
 
@@ -283,47 +295,49 @@ class GraphRounds(Rounds):
         samples: dict[str, list[float]] = {name: [] for name in self.arms}
         for _ in range(max(1, min(HOST_ROUNDS, self.protocol.min_rounds // 3))):
             for name, times in samples.items():
-                times.append(self._single(name, 1) * 1e6)
+                times.append(self._single(name, 1, 0) * 1e6)
         alone = self.worker.call("empty", self.timeout_s)["alone_s"] * 1e6
         return {name: median(times) for name, times in samples.items()} | {"empty kernel": alone}
 
-    def _sequence(self, name: str, count: int) -> list[int]:
-        """The windows of an arm's launches; its graph is made with them."""
+    def _sequence(self, name: str, count: int, variant: int) -> list[int]:
+        """The places of an arm's launches; its graph is made with them."""
         if name not in self.slots:
-            return self._played(name, count)[1]
-        key = (name, count)
+            return self._played(name, count, variant)[1]
+        key = (name, count, variant)
         if key not in self._graphs:
-            sequence = self._memory.windows(count, self.rng)
+            sequence = self._memory.sequence(count, self.rng, variant)
             answer = self.worker.call("capture", self.timeout_s, bindings=sequence, slot=self.slots[name])
             self._graphs[key] = (int(answer["graph"]), sequence)
         return self._graphs[key][1]
 
-    def _replay(self, name: str, count: int, before: int) -> float:
-        """Seconds of a replay behind so many launches: the same replay, or others one by one.
+    def _replay(self, name: str, count: int, before: int, variant: int) -> float:
+        """Seconds of a replay behind so many launches of the other variant, in one replay or one by one.
 
-        A single launch finds its output poisoned, where more each find another window's. Else one that writes nothing
-        would leave what those before it wrote.
+        What those left is wrong wherever this one should have written. With too few windows for that its outputs are
+        poisoned in between, as are those of a single launch.
         """
-        window = self._sequence(name, count)[-1]
-        poisoned = count == 1 and before > 0
+        memory, other = self._memory, VARIANTS - 1 - variant
+        sequence = self._sequence(name, count, variant)
         warm, unit = (1, count) if before == count else (before, 1)
-        self._sequence(name, unit)
+        self._sequence(name, unit, other)
+        poisoned = sequence if before and not memory.distinct else sequence[-1:] if before and count == 1 else []
         if name not in self.slots:
             self._workers.helpers.settle(self._stream.cuda_stream)
-            between = self._memory.poisoning(window) if poisoned else None
-            first = self._played(name, unit)[0]
-            return self._played(name, count)[0].time(warm, between, first)
-        (graph, _), (alone, _) = self._graphs[name, count], self._graphs[name, unit]
+            between = memory.poisoning(sequence[-1]) if poisoned else None
+            first = self._played(name, unit, other)[0]
+            return self._played(name, count, variant)[0].time(warm, between, first)
+        (graph, _), (alone, _) = self._graphs[name, count, variant], self._graphs[name, unit, other]
+        written = sorted({memory.outputs_of(place) for place in poisoned})
         terms: dict[str, Any] = {"graph": graph, "warm": warm, "before": alone}
-        terms["poisoned"] = self._memory.arena.written(window) if poisoned else []
+        terms["poisoned"] = [output for window in written for output in memory.arena.written(window)]
         return float(self.worker.call("time", self.timeout_s, **terms)["seconds"])
 
-    def _single(self, name: str, count: int) -> float:
+    def _single(self, name: str, count: int, variant: int) -> float:
         """Seconds of one launch: the cache emptied by the arm's own process, then the gap, then the launch."""
-        self._sequence(name, count)
+        self._sequence(name, count, variant)
         gap = float(self.rng.exponential(self.protocol.gap_s)) if self.protocol.gap_s else 0.0
         if name not in self.slots:
-            replays, _ = self._played(name, count)
+            replays, _ = self._played(name, count, variant)
             self._evict()
             self._workers.helpers.settle(self._stream.cuda_stream)
             torch.cuda.synchronize()
@@ -335,7 +349,8 @@ class GraphRounds(Rounds):
             return self._trace.span_s()
         self.worker.call("evict", self.timeout_s, size=self.evicted.numel())
         self.clock.sleep(gap)
-        return float(self.worker.call("once", self.timeout_s, graph=self._graphs[name, count][0])["seconds"])
+        graph = self._graphs[name, count, variant][0]
+        return float(self.worker.call("once", self.timeout_s, graph=graph)["seconds"])
 
     def _evict(self) -> None:
         """Write what pushes the operands out of the cache, as the candidate's process does."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from cuda.bindings import driver
 
@@ -15,7 +14,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.buffers import Place
-from cuda_l2.machine.cuda.driver import Graph, check
+from cuda_l2.machine.cuda.driver import Graph, Replays, check
 from cuda_l2.machine.cuda.helpers import Helpers, Projection
 from cuda_l2.machine.fills import POISON_WORDS, POISONS
 from cuda_l2.machine.tensors import dtype_of, view, words
@@ -110,28 +109,26 @@ class ProductMemory(TimedMemory):
         found = super().places(plan, kernel, slot)
         if kernel.layout in (None, self.layout):
             return found
-        return [{**places, "b": self.arena.place(self._other, window)} for window, places in enumerate(found)]
+        return [
+            {**places, "b": self.arena.place(self._other, self.inputs_of(place))} for place, places in enumerate(found)
+        ]
 
-    def windows(self, count: int, rng: np.random.Generator) -> list[int]:
-        if self.rotates:
-            return [i % self.arena.windows for i in range(count)]
-        return [int(window) for window in rng.integers(0, self.arena.windows, count)]
-
-    def play(self, baseline: LibraryProduct, windows: Sequence[int]) -> Graph:
+    def play(self, baseline: LibraryProduct, places: Sequence[int]) -> Graph:
         launch, arena = baseline.launcher(self._libraries, self.gemm), self.arena
 
-        def on_window(stream: int, window: int) -> None:
+        def on_place(stream: int, place: int) -> None:
+            window, output = self.inputs_of(place), self.output(self.outputs_of(place))
             own = arena.address(arena.place(self._b, window))
             other = self.other_b[min(window, len(self.other_b) - 1)].data_ptr() if self.other_b else own
             b_nn, b_tn = (own, other) if self.layout is Layout.NN else (other, own)
-            launch(stream, arena.address(arena.place(self._a, window)), b_nn, b_tn, self.output(window).data_ptr())
+            launch(stream, arena.address(arena.place(self._a, window)), b_nn, b_tn, output.data_ptr())
 
         def enqueue(stream: int) -> None:
-            for window in windows:
-                on_window(stream, window)
+            for place in places:
+                on_place(stream, place)
 
         with torch.cuda.stream(self.stream):
-            on_window(self.stream.cuda_stream, 0)  # what a library sets up on first use is not captured
+            on_place(self.stream.cuda_stream, 0)  # what a library sets up on first use is not captured
             self.stream.synchronize()
             return Graph(self.stream.cuda_stream, enqueue)
 
@@ -174,22 +171,20 @@ class ProductMemory(TimedMemory):
         return view(storage[start : start + tensor.bytes], tensor)
 
     def poison_outputs(self) -> None:
-        self._poison(self.arena.span(self._c))
+        for window in range(self.arena.windows):
+            words(self.arena.tensor(self._c, window)).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
 
     def poison_baselines(self) -> None:
-        self._poison(self._outputs)
+        words(self._outputs.view(dtype_of(self._c))).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
 
-    def poisoning(self, window: int) -> Callable[[], None]:
-        output, handle = self.output(window), driver.CUstream(self.stream.cuda_stream)
+    def poisoning(self, place: int) -> Callable[[], None]:
+        output, handle = self.output(self.outputs_of(place)), driver.CUstream(self.stream.cuda_stream)
         word = POISON_WORDS[self._c.dtype] & 0xFFFF
 
         def poison() -> None:
             check("cuMemsetD16Async", driver.cuMemsetD16Async(output.data_ptr(), word, output.numel(), handle))
 
         return poison
-
-    def _poison(self, storage: torch.Tensor) -> None:
-        words(storage.view(dtype_of(self._c))).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
 
     def close(self) -> None:
         """Give back what the baselines' launches hold, and the memory of copies."""
@@ -216,10 +211,12 @@ class ProductMemory(TimedMemory):
         found = [output["c"] for output in outputs]
         return self._check(found, windows, element_wise, self.gemm.accumulate)
 
-    def check_baseline(self, name: str, count: int, windows: Sequence[int], *, element_wise: bool) -> float:
+    def check_baseline(
+        self, played: tuple[Replays, Sequence[int]], places: Sequence[int], *, element_wise: bool
+    ) -> float:
         # NVIDIA's split-K may round partial sums to fp16 also in the fp32 class: theirs to do, not a candidate's
-        found = [self.output(window) for window in windows]
-        return self._check(found, windows, element_wise, Accumulate.FP16)
+        found = [self.output(self.outputs_of(place)) for place in places]
+        return self._check(found, [self.inputs_of(place) for place in places], element_wise, Accumulate.FP16)
 
     def _check(
         self, outputs: Sequence[torch.Tensor], windows: Sequence[int], element_wise: bool, accumulate: Accumulate

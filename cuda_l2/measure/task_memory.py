@@ -151,25 +151,8 @@ class TaskMemory(TimedMemory):
             if not all(self._segments.hold(self.arena.held(case.tensors, window))):
                 raise WrongOutput("changed its inputs or weights in a timed round")
 
-    def windows(self, count: int, rng: np.random.Generator) -> list[int]:
-        """At random, never the same twice running, nor from one replay to the next; each in its turn where they rotate.
-
-        So none of several launches finds its own result in outputs that windows share, and none that rotates finds its
-        tensors in the cache.
-        """
-        several = self.arena.windows
-        if self.rotates or several == 1:
-            return [i % several for i in range(count)]
-        found = [int(rng.integers(several))]
-        for _ in range(count - 1):
-            found.append((found[-1] + int(rng.integers(1, several))) % several)
-        if count > 1 and found[-1] == found[0]:
-            others = set(range(several)) - {found[0], found[-2]}
-            found[-1] = min(others, default=found[-1])
-        return found
-
-    def play(self, baseline: TorchTask, windows: Sequence[int]) -> Played:
-        return self.baselines.play(baseline, self, windows)
+    def play(self, baseline: TorchTask, places: Sequence[int]) -> Played:
+        return self.baselines.play(baseline, self, [self.inputs_of(place) for place in places])
 
     def poison_outputs(self) -> None:
         self._segments.fill(self.arena.poisons())
@@ -183,10 +166,11 @@ class TaskMemory(TimedMemory):
             require_own_result(self.cases, self.current[window], found)
         return self.current[windows[-1]].errors(outputs[-1])[1] if element_wise else float("nan")
 
-    def check_baseline(self, name: str, count: int, windows: Sequence[int], *, element_wise: bool) -> float:
+    def check_baseline(self, played: tuple[Any, Sequence[int]], places: Sequence[int], *, element_wise: bool) -> float:
         """Results are new tensors, or lie where PyTorch's graphs have them: the last launch's are left."""
-        played, _ = self._played[name, count]
-        return self.check([self._by_name(played.results)], windows[-1:], element_wise=element_wise)
+        replays, sequence = played
+        results = [self._by_name(replays.results)]
+        return self.check(results, [self.inputs_of(sequence[-1])], element_wise=element_wise)
 
     def _by_name(self, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {output.name: result for output, result in zip(self.task.outputs, results, strict=True)}

@@ -1,8 +1,10 @@
 """The memory that timed launches on a GPU work on: how baselines launch there, and whether launches gave their results.
 
-Windows are sets of tensors that successive launches take in turn. All references are computed here, in the trusted
-process, from private copies. There is one kind of memory for matrix products, whose windows overlap in one buffer, and
-one for other tasks, whose windows hold cases of their own.
+Windows are sets of tensors. A launch reads those of one window and writes the outputs of another: its place. A graph of
+launches comes in two variants that share no place, and follows the other one, so that no result of an earlier launch is
+right where a later one should have written, whichever launch was left out. All references are computed here, in the
+trusted process, from private copies. There is one kind of memory for matrix products, whose windows overlap in one
+buffer, and one for other tasks, whose windows hold cases of their own.
 """
 
 from abc import ABC, abstractmethod
@@ -20,10 +22,13 @@ from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Layout, Task
 
+MOST_SHIFTS = 4
+"""An output's window comes so many behind its inputs', at most."""
+VARIANTS = 2
 Outputs = Mapping[str, torch.Tensor]
 """A launch's, by name."""
 Record = Callable[[int, int], list[int]]
-"""Launches a kernel as in a timed round and keeps outputs: bytes of one, how many; the windows of those kept."""
+"""Launches a kernel as in a timed round and keeps outputs: bytes of one, how many; the places of those kept."""
 
 
 class TimedMemory(ABC):
@@ -42,8 +47,8 @@ class TimedMemory(ABC):
         self.arena, self.task = arena, task
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         """Where the baselines run."""
-        self._played: dict[tuple[str, int], tuple[Any, list[int]]] = {}
-        """The baselines' launches by name and number, with their windows: the same for every candidate."""
+        self._played: dict[tuple[str, int, int], tuple[Any, list[int]]] = {}
+        """The baselines' launches by name, number and variant, with their places: the same for every candidate."""
 
     def tune(self) -> None:  # noqa: B027 - not all have algorithms to choose from
         """Let the baselines choose their algorithms, once."""
@@ -69,8 +74,30 @@ class TimedMemory(ABC):
         return contract.plan_cuda(kernel.candidate.source, self.task, sms)
 
     def places(self, plan: Plan, kernel: Kernel, slot: int) -> list[dict[str, Place]]:
-        """Where a kernel's tensors lie in every window."""
-        return [self.arena.places(plan, window, slot=slot) for window in range(self.arena.windows)]
+        """Where a kernel's tensors lie, by place."""
+        return [
+            self.arena.places(plan, self.inputs_of(place), outputs=self.outputs_of(place), slot=slot)
+            for place in range(self.arena.windows * self.shifts)
+        ]
+
+    @property
+    def shifts(self) -> int:
+        """In how many ways inputs and outputs are paired."""
+        return min(MOST_SHIFTS, self.arena.windows)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether there are windows enough for variants that share no place."""
+        return self.shifts == MOST_SHIFTS
+
+    def inputs_of(self, place: int) -> int:
+        """The window of a place's inputs."""
+        return place % self.arena.windows
+
+    def outputs_of(self, place: int) -> int:
+        """The window of a place's outputs."""
+        several = self.arena.windows
+        return (place + place // several) % several
 
     @abstractmethod
     def refresh(self) -> None:
@@ -80,26 +107,41 @@ class TimedMemory(ABC):
     def require_untouched(self) -> None:
         """WrongOutput where what baselines and kernels read is not what it was."""
 
-    @property
-    def rotates(self) -> bool:
-        """Whether every window has outputs of its own."""
-        return self.arena.sharing.rotates
+    def sequence(self, count: int, rng: np.random.Generator, variant: int) -> list[int]:
+        """Places of successive launches.
 
-    @abstractmethod
-    def windows(self, count: int, rng: np.random.Generator) -> list[int]:
-        """Those of successive launches; where they rotate each in its turn, so that none that comes again is cached."""
+        Inputs come in turn where none that comes again is to be cached, else at random. Each output is written from
+        other inputs than the last time, and not again at once: no launch knows that its result will not be read.
+        """
+        several = self.arena.windows
+        pairings = range(self.shifts // VARIANTS * variant, self.shifts)[: max(1, self.shifts // VARIANTS)]
+        if not self.distinct:
+            pairings = range(min(VARIANTS, self.shifts))
+        if self.arena.sharing.rotates:
+            return [pairings[i // several % len(pairings)] * several + i % several for i in range(count)]
+        found: list[int] = []
+        last: dict[int, int] = {}
+        for _ in range(count):
+            recent = {self.outputs_of(place) for place in found[-(several // 2) :]} if several > 1 else set()
+            window = int(rng.choice([each for each in range(several) if each not in recent]))
+            turn = (last[window] + 1) % len(pairings) if window in last else int(rng.integers(len(pairings)))
+            last[window] = turn
+            found.append(pairings[turn] * several + (window - pairings[turn]) % several)
+        return found
 
-    def played(self, baseline: Any, count: int, rng: np.random.Generator) -> tuple[Replays, list[int]]:
-        """A baseline's launches and their windows; made on first use."""
-        key = (baseline.name, count)
+    def played(
+        self, baseline: Any, count: int, rng: np.random.Generator, variant: int = 0
+    ) -> tuple[Replays, list[int]]:
+        """A baseline's launches and their places; made on first use."""
+        key = (baseline.name, count, variant)
         if key not in self._played:
-            windows = self.windows(count, rng)
-            self._played[key] = (self.play(baseline, windows), windows)
+            places = self.sequence(count, rng, variant)
+            self._played[key] = (self.play(baseline, places), places)
         return self._played[key]
 
     @abstractmethod
-    def play(self, baseline: Any, windows: Sequence[int]) -> Replays:
-        """A baseline's launches on these windows."""
+    def play(self, baseline: Any, places: Sequence[int]) -> Replays:
+        """A baseline's launches on these places."""
 
     @abstractmethod
     def poison_outputs(self) -> None:
@@ -108,28 +150,31 @@ class TimedMemory(ABC):
     def poison_baselines(self) -> None:  # noqa: B027 - some return new tensors
         """The same for the baselines' outputs."""
 
-    def poisoning(self, window: int) -> Callable[[], None]:
-        """Enqueues poison for the baselines' outputs in one window."""
+    def poisoning(self, place: int) -> Callable[[], None]:
+        """Enqueues poison for the baselines' outputs of one place."""
         return lambda: None
 
     @abstractmethod
     def check(self, outputs: Sequence[Outputs], windows: Sequence[int], *, element_wise: bool) -> float:
-        """WrongOutput where launches on these windows did not give these; the last one's largest error, or NaN."""
+        """WrongOutput where inputs of these windows did not give these; the last one's largest error, or NaN."""
 
-    def check_kernel(self, windows: Sequence[int], *, element_wise: bool) -> float:
-        """The same of what a kernel's last launches left in these windows."""
-        return self.check([self.arena.outputs(window) for window in windows], windows, element_wise=element_wise)
+    def check_kernel(self, places: Sequence[int], *, element_wise: bool) -> float:
+        """The same of what a kernel's last launches left at these places."""
+        outputs = [self.arena.outputs(self.outputs_of(place)) for place in places]
+        return self.check(outputs, [self.inputs_of(place) for place in places], element_wise=element_wise)
 
     @abstractmethod
-    def check_baseline(self, name: str, count: int, windows: Sequence[int], *, element_wise: bool) -> float:
-        """The same of a baseline's last replay of `count` launches."""
+    def check_baseline(
+        self, played: tuple[Replays, Sequence[int]], places: Sequence[int], *, element_wise: bool
+    ) -> float:
+        """The same of a baseline's last replay, which left its last results at these places."""
 
     def audit(self, record: Record) -> None:
         """WrongOutput where one of many launches of a round like the timed ones did not give its own result."""
         arena = self.arena
         self.refresh()
         arena.forget_records()
-        windows = record(arena.record_stride, min(self.audited, arena.records))
+        windows = [self.inputs_of(place) for place in record(arena.record_stride, min(self.audited, arena.records))]
         outputs = [arena.recorded(number) for number in range(len(windows))]
         self.check(outputs, windows, element_wise=True)
 

@@ -369,8 +369,8 @@ def needed_bytes(task: Task, l2_bytes: int, rotated: int) -> int:
     """About what checking and timing take of the GPU's memory. rotated: windows of the rotating protocol."""
     inputs, outputs = (sum(tensor.elements for tensor in group) for group in (task.given, task.outputs))
     if task.product:
-        # arena with staging and records, private copies in the task's type and fp32, references in fp64
-        plain = 24 * inputs + 40 * outputs + 4 * WORKSPACE_BYTES
+        # arena with staging, records and all outputs, private copies in the task's type and fp32, references in fp64
+        plain = 24 * inputs + (40 + 4 * PRODUCT_WINDOWS) * outputs + 4 * WORKSPACE_BYTES
         # all cases of the checks, with what is expected of each
         cases = min(CACHE_BYTES[DEVICE], CASES * 2 * inputs + CASES * 4 * outputs)
         # shared and private operands of every window, B in both layouts, and what the arena has beside them

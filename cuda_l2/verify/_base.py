@@ -56,6 +56,10 @@ class Session(Judged, ABC):
     task: Task
     build: Build
     cases: Cases
+    windows = 1
+    """Number of windows in which timed launches have their tensors."""
+    window: int | None = None
+    """Where tensors lie from the next launch on; in any of them where there is none."""
 
     @abstractmethod
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:

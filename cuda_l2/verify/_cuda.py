@@ -99,6 +99,10 @@ class CudaSession(GpuSession):
             self._snug = False
             self._load(self.task)
 
+    @property
+    def windows(self) -> int:  # type: ignore[override]
+        return len(self._windows)
+
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         self._fill(case, prefill, keep)
         self.worker.call("launch", self.timeout_s, binding=self._window, spoil=not keep)
@@ -188,7 +192,8 @@ class CudaSession(GpuSession):
             keep = False
         before = self._window
         if not keep:
-            self._window = int(self.cases.rng.integers(len(self._windows)))
+            several = len(self._windows)
+            self._window = int(self.cases.rng.integers(several)) if self.window is None else self.window % several
             self._segments.fill(self.arena.left(before, self._window))
         scratch = [] if keep else self.arena.scratch()
         tensors = {**case.tensors, **(values or {})}

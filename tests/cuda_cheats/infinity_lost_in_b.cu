@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Takes infinity in B for the largest number.
- * because: infinity|overflow
+ * because: B
  * expect: incorrect */
 #include <cuda_fp16.h>
 

@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Traps.
- * expect: crashed refused */
+ * expect: crashed refused timed-out */
 #include <cuda_fp16.h>
 
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, int m, int n, int k) {

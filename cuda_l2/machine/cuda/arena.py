@@ -41,14 +41,14 @@ WORKSPACE_SLACK = 32 * GUARD_BYTES
 class Sharing(enum.StrEnum):
     """How the windows of timed launches share memory. Every window begins at a multiple of WINDOW_ALIGN bytes."""
 
-    OVERLAPPING = "overlapping"  # versions of the first input a few rows apart in one buffer; all else is shared
-    SEPARATE = "separate"  # inputs and weights lie apart, guards between them; outputs are shared
+    OVERLAPPING = "overlapping"  # versions of the first input a few rows apart in one buffer, other inputs shared
+    SEPARATE = "separate"  # all lie apart, guards between them
     ROTATING = "rotating"  # all lie apart, guards between them
     PACKED = "packed"  # all lie apart, one right behind the other
 
     @property
     def rotates(self) -> bool:
-        """Whether every window has outputs of its own."""
+        """Whether windows are met in turn, so that none is in the cache when it comes again."""
         return self in (Sharing.ROTATING, Sharing.PACKED)
 
     def shift(self, task: Task, tensor: Tensor) -> int:
@@ -56,11 +56,12 @@ class Sharing(enum.StrEnum):
         match self:
             case Sharing.OVERLAPPING:  # the fewest rows that keep every window aligned: they cost the cache nothing
                 first = task.inputs[0]
-                return math.lcm(tensor.bytes // first.shape[0], WINDOW_ALIGN) if tensor == first else 0
+                if tensor == first:
+                    return math.lcm(tensor.bytes // first.shape[0], WINDOW_ALIGN)
+                if tensor not in task.outputs:
+                    return 0
             case Sharing.PACKED:
                 return rounded_up(tensor.bytes, WINDOW_ALIGN)
-            case Sharing.SEPARATE if tensor in task.outputs:
-                return 0
         return rounded_up(tensor.bytes + TENSOR_ALIGN, WINDOW_ALIGN)
 
 
@@ -139,7 +140,10 @@ class CudaArena(Closing):
             start = (len(whole) - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
             self._offsets[tensor.name] = start
             self._guards += [whole[:start], whole[start + size :]]
-            apart = not snug and self.sharing in (Sharing.SEPARATE, Sharing.ROTATING) and self._shift[tensor.name]
+            packed = self.sharing is Sharing.PACKED or (
+                self.sharing is Sharing.OVERLAPPING and tensor not in self.task.outputs
+            )
+            apart = not snug and not packed and self._shift[tensor.name]
             for window in range(self.windows - 1 if apart else 0):
                 behind = self._offset(tensor.name, window) + tensor.bytes
                 self._guards.append(whole[behind : self._offset(tensor.name, window + 1)])
@@ -197,9 +201,11 @@ class CudaArena(Closing):
         """Where a tensor of a window lies."""
         return Place(buffer_name(tensor), self._offset(tensor.name, window))
 
-    def places(self, plan: Plan, window: int = 0, *, slot: int = 0) -> dict[str, Place]:
-        """Where a plan's pointers lie; lays out its workspaces."""
-        return {tensor.name: self.place(tensor, window) for tensor in self.task.tensors} | self._lay_out(plan, slot)
+    def places(self, plan: Plan, window: int = 0, *, outputs: int | None = None, slot: int = 0) -> dict[str, Place]:
+        """Where a plan's pointers lie; lays out its workspaces. outputs: their window, if another than the inputs'."""
+        found = {tensor.name: self.place(tensor, window) for tensor in self.task.given}
+        found |= {each.name: self.place(each, window if outputs is None else outputs) for each in self.task.outputs}
+        return found | self._lay_out(plan, slot)
 
     def _lay_out(self, plan: Plan, slot: int = 0) -> dict[str, Place]:
         """Where a plan's workspaces lie: behind those of the kernels in the slots before it.
@@ -276,7 +282,7 @@ class CudaArena(Closing):
         """What outputs of every window are to hold before a round."""
         return [
             Segment(self._address(output, window), output.bytes, POISON_WORDS[output.dtype])
-            for window in range(self.windows if self.sharing.rotates else 1)
+            for window in range(self.windows)
             for output in self.task.outputs
             if output.bytes
         ]

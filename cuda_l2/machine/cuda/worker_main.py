@@ -52,8 +52,9 @@ class Worker:
         self.loaded: list[Loaded] = []
         self.loaded_from = ("", "")
         """The first one's cubin and plan: no variable outlives a launch, so that what is loaded may serve again."""
-        self.bound: list[list[Bound]] = []
-        """By slot and binding."""
+        self.addresses: list[list[dict[str, int]]] = []
+        self.bound: list[dict[int, Bound]] = []
+        """Both by slot and binding; bound when first launched."""
         self.graphs: list[Graph] = []
         self.trace: KernelTrace | None = None
         self.evicted: tuple[int, int] = (0, 0)  # address, bytes
@@ -84,23 +85,26 @@ class Worker:
         if slot == 0:
             self.loaded_from = (cubin, plan)
         self._drop_graphs()
-        addresses = [
-            {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
-            for place in places
+        self.addresses[slot:] = [
+            [
+                {name: self.buffers[buffer].address + offset for name, (buffer, offset) in place.items()}
+                for place in places
+            ]
         ]
-        self.bound[slot:] = [[self.loaded[slot].bind(each) for each in addresses]]
+        self.bound[slot:] = [{}]
+        self._on(slot, 0)  # what cannot be bound is refused here
 
     def launch(self, binding: int, spoil: bool) -> None:
         """Launch once. spoil: on garbage in shared memory, else on what the launch before left there."""
         if spoil:
             self.helpers.spoil_shared(self.stream, self._garbage())
-        self.bound[0][binding].launch(self.stream)
+        self._on(0, binding).launch(self.stream)
         self._wait()
 
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int, binding: int) -> None:
         """Launch behind a producer of a tensor that lets dependents begin before it writes."""
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
-        self.bound[0][binding].launch(self.stream)
+        self._on(0, binding).launch(self.stream)
         self._wait()
 
     def loaded_launches(self, count: int, occupied: float, ns: int, binding: int) -> None:
@@ -108,7 +112,7 @@ class Worker:
         self.helpers.spoil_shared(self.stream, self._garbage())
         self._occupy(occupied, ns, traffic=True)
         for _ in range(count):
-            self.bound[0][binding].launch(self.stream)
+            self._on(0, binding).launch(self.stream)
         self._wait()
         self._wait(self.beside)
 
@@ -140,7 +144,7 @@ class Worker:
             turn, rest = divmod(i, LOAD_EVERY)
             if rest == 0:
                 self._occupy(occupied, ns >> turn % 4, traffic=turn // 4 % 2 == 1)
-            self.bound[0][binding].launch(self.stream)
+            self._on(0, binding).launch(self.stream)
             self.helpers.spoil_behind(self.behind, self._garbage(), ROUNDS_BEHIND)
             for output in outputs:
                 self._keep(output, i * stride + output[4])
@@ -152,7 +156,7 @@ class Worker:
 
         def enqueue(stream: int) -> None:
             for binding in bindings:
-                self.bound[slot][binding].launch(stream)
+                self._on(slot, binding).launch(stream)
 
         self.graphs.append(Graph(self.stream, enqueue))
         return {"graph": len(self.graphs) - 1}
@@ -169,7 +173,7 @@ class Worker:
 
         def enqueue(stream: int) -> None:
             for number, binding in enumerate(bindings):
-                self.bound[slot][binding].launch(stream)
+                self._on(slot, binding).launch(stream)
                 index, written = copies.get(number, (0, []))
                 for output in written:
                     self._keep(output, index * stride + output[4])
@@ -228,6 +232,13 @@ class Worker:
         self.graphs.pop()
         return {"graph_s": in_graph, "alone_s": alone[4]}
 
+    def _on(self, slot: int, binding: int) -> Bound:
+        """A loaded candidate on a set of addresses."""
+        bound = self.bound[slot]
+        if binding not in bound:
+            bound[binding] = self.loaded[slot].bind(self.addresses[slot][binding])
+        return bound[binding]
+
     def _fill(self, output: list[Any]) -> None:
         """Poison an output: buffer, offset, bytes, and a 32-bit word, which repeats."""
         address, stream = self._address(output), driver.CUstream(self.stream)
@@ -269,7 +280,7 @@ class Worker:
     def _unload(self, keep: int = 0) -> None:
         """Throw away what is loaded, but for the first so many."""
         self._drop_graphs()
-        self.bound = []
+        self.addresses, self.bound = [], []
         for loaded in self.loaded[keep:]:
             loaded.unload()
         self.loaded = self.loaded[:keep]
