@@ -177,7 +177,7 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
 def result(kernel, target) -> Result:
     """What a search leaves, without the search."""
     build = cpu.build(kernel.candidate, target)
-    found = trial("", 1.0, "offline", target.machine, task=GEMM, candidate=kernel.candidate, build=build)
+    found = trial("", 2.0, "offline", target.machine, task=GEMM, candidate=kernel.candidate, build=build)
     return Result(GEMM, target, Progress(), {"offline": found}, None)
 
 
