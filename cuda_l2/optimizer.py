@@ -62,12 +62,29 @@ class Result:
         why = why_no_win(list(self.reports.values()))
         return f"{why}: {self.not_reported}" if self.not_reported and not self.reports else why
 
+    @property
+    def wins(self) -> bool:
+        """Whether there is a kernel, and it is faster than every baseline by its report."""
+        return self.best is not None and not self.why_no_win
+
+    @property
+    def handed_out(self) -> str:
+        """What `kernel` gives: the winner's id or the name of torch's product; empty where nothing can be called."""
+        if self.best is None or self.best.timing is None or self.target.name != "cpu" or not self.task.product:
+            return ""
+        return self.best.candidate.id if self.wins else self.best.timing.reference
+
     @cached_property
     def kernel(self) -> Kernel | TorchKernel:
         """What to call: kernel(a, b, out). The winner, or torch's own product where nothing wins, which says why.
 
         One object, made at the first access.
         """
+        if self.best is None and self.search.untimed:
+            raise UserError(
+                f"no kernel for {self.task} was timed: {self.search.untimed.reason}; search again when the machine is"
+                " quiet, or longer"
+            )
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.task}; search longer with --budget")
         if self.target.name != "cpu":
@@ -77,8 +94,7 @@ class Result:
                 f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
             )
         if self.why_no_win:
-            assert self.best.timing
-            return TorchKernel(TorchsOwn(self.task, self.best.timing.reference, self.why_no_win, self.best.machine))
+            return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.best.machine))
         if is_model(self.best.candidate.proposer):
             raise UserError(
                 f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"

@@ -137,6 +137,7 @@ class Gemm(_Computation):
         match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", size)
         if not match:
             raise UserError(f"cannot read the shape {text!r}: write MxNxK in whole numbers, as in 8192x512x2048:tn")
+        m, n, k = map(int, match.groups())
         layout, accumulate, dtype = Layout.NN, Accumulate.FP32, "float16"
         for option in options:
             if option in list(Layout):
@@ -145,10 +146,14 @@ class Gemm(_Computation):
                 accumulate = Accumulate(option)
             elif option == SHORT_DTYPES["bfloat16"]:
                 dtype = "bfloat16"
+            elif option in ("nt", "tt"):
+                raise UserError(
+                    f"{text!r}: A is row-major. Where A, B and C are all column-major write {n}x{m}x{k}: its kernel"
+                    " takes them as C' = B' A', exactly. Elsewhere copy A with a.contiguous()"
+                )
             else:
                 known = ", ".join([*Layout, *Accumulate, SHORT_DTYPES["bfloat16"]])
                 raise UserError(f"{text!r}: {option!r} is no layout, accumulator or type; choose from {known}")
-        m, n, k = map(int, match.groups())
         return cls(m, n, k, layout, accumulate, dtype)
 
     def __str__(self) -> str:

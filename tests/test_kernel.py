@@ -108,7 +108,7 @@ def test_a_field_that_is_missing_is_named(file) -> None:
     fields = json.loads(file.read_text())
     del fields["task"], fields["sha256"]
     file.write_text(json.dumps({**fields, "sha256": saved._digest(fields)}))
-    with pytest.raises(UserError, match="not a saved kernel: 'task'"):
+    with pytest.raises(UserError, match=r"not a saved kernel.*: 'task'"):
         cuda_l2.load(file)
 
 

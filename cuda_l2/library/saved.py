@@ -60,7 +60,7 @@ def why_no_win(reports: Sequence[Trial]) -> str:
                 f"the best kernel found has {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of the speed of"
                 f" {timing.reference} ({trial.protocol}), and only one whose interval lies above 1 is handed out"
             )
-    return "" if ratios else "no kernel was timed beside torch's products after the search"
+    return "" if ratios else "no kernel was timed beside all baselines after the search"
 
 
 def to_text(kernel: Saved | TorchsOwn) -> str:
@@ -97,7 +97,7 @@ def from_text(text: str) -> Saved | TorchsOwn:
             raise UserError("the saved kernel's contract is not the one that its source states")
         return Saved(Gemm.parse(fields["task"]), candidate, fields["machine"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"not a saved kernel: {error}") from None
+        raise UserError(f"not a saved kernel, as `result.save` writes one: {error}") from None
 
 
 def torch_baseline(name: str) -> TorchProduct:
@@ -126,15 +126,16 @@ def write(kernel: Saved | TorchsOwn, path: Path) -> None:
 def find(name: object, archive: Path | str | None = None) -> Saved | TorchsOwn:
     """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
     place = paths.default_archive() if archive is None else path_of(archive)
-    if isinstance(name, str) and not (name and Path(name).exists()):
+    if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
         if re.match(r"\s*\d+x\d+x", name):
             return _best(Gemm.parse(name), place)
-        raise UserError(f"there is no file {name!r}; write a saved kernel's path, or a shape as in 512x512x512")
-    if not isinstance(name, str | os.PathLike):
+        raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
+    if isinstance(name, Gemm | tuple | list):
         task = tasks.read(name)
-        if not isinstance(task, Gemm):
-            raise UserError(f"kernels for tasks as {task.name} cannot be called from torch yet")
+        assert isinstance(task, Gemm)
         return _best(task, place)
+    if not isinstance(name, str | os.PathLike):
+        raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
     try:
         return from_text(Path(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
