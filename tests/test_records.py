@@ -193,3 +193,9 @@ def test_conditions_are_stored_without_what_was_not_measured_and_old_ones_are_re
     found = from_json(Timing, json.dumps(fields)).conditions
     assert found == Conditions(sm_mhz=1755, left_out={"x": "why"}, torch_threads="spin")
     assert from_json(Timing, json.dumps(fields | {"conditions": {}})).conditions == Conditions()
+
+
+@pytest.mark.parametrize("text", ["128x64x256:nt", "128x64x256:tt:bf16"])
+def test_a_shape_with_column_major_a_says_which_shape_reads_it_exactly(text) -> None:
+    with pytest.raises(UserError, match=r"A, B and C are all column-major write 64x128x256.*a\.contiguous\(\)"):
+        Gemm.parse(text)
