@@ -212,6 +212,17 @@ def test_a_result_without_a_winner_has_no_kernel(target) -> None:
         _ = Result(GEMM, target, Progress(), {}, None).kernel
 
 
+def test_a_bf16_kernel_is_called_saved_and_exported_as_one(target, tmp_path) -> None:
+    kernel = default_kernel(Gemm.parse("70x50x90:tn:bf16"), target)
+    a, b = torch.randn(70, 90).bfloat16(), torch.randn(50, 90).bfloat16().t()
+    assert torch.allclose(kernel(a, b).float(), a.float() @ b.float(), atol=0.5)
+    kernel.save(tmp_path / "winner.json")
+    assert torch.equal(cuda_l2.load(tmp_path / "winner.json")(a, b), kernel(a, b))
+    kernel.export(tmp_path, "fast")
+    header = (tmp_path / "fast.h").read_text()
+    assert "C = A B in bf16" in header and "Elements are bf16 as" in header and "fp16" not in header.replace("bf16", "")
+
+
 def test_an_exported_library_computes_the_product_from_python_and_from_c(kernel, tmp_path) -> None:
     library = kernel.export(tmp_path, "fast")
     a, b = operands()

@@ -16,7 +16,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.measure.baselines._base import TorchProduct, named
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
@@ -221,13 +221,13 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def _header(name: str, kernel: Saved) -> str:
-    gemm = kernel.gemm
+    gemm, short = kernel.gemm, SHORT_DTYPES[kernel.gemm.dtype]
     b = f"{gemm.k} x {gemm.n} row-major" if gemm.layout == "nn" else f"{gemm.k} x {gemm.n} column-major"
     return f"""\
-/* C = A B in fp16, kernel {kernel.candidate.id}, written by cuda-l2 for {kernel.machine or "a machine not named"}.
+/* C = A B in {short}, kernel {kernel.candidate.id}, written by cuda-l2 for {kernel.machine or "a machine not named"}.
  *
  * a: {gemm.m} x {gemm.k} row-major; b: {b}; c: {gemm.m} x {gemm.n} row-major.
- * Elements are IEEE fp16 as 16-bit words, addresses multiples of 64, c apart from a and b.
+ * Elements are {short} as 16-bit words, addresses multiples of 64, c apart from a and b.
  * Returns 0, or the errno value with which its threads cannot be started. Calls from several threads take turns.
  * Link with -l{name} -pthread. */
 #pragma once
