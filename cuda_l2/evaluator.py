@@ -304,6 +304,8 @@ def evaluate(
     if seed is not None and seed < 0:
         raise UserError(f"the seed must not be negative, as {seed} is")
     require(rewards, RewardSettings, "rewards must be cuda_l2.reward.RewardSettings")
+    if not texts:
+        return []
     with open_rig(target) as rig:
         if not isinstance(protocol, str) or protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from default_kernel import default_kernel
 from made import near, timing, trial
+from torch.autograd import forward_ad
 
 import cuda_l2
 from cuda_l2.build import cpu
@@ -72,7 +73,7 @@ def test_a_kernel_wins_where_the_interval_of_its_report_lies_above_1_and_below_i
 def test_an_interval_without_bounds_is_no_win() -> None:
     ratio = Interval(3.0, float("-inf"), float("inf"))
     found = reported(5.0)
-    assert "lies above 1" in why_no_win([replace(found, timing=replace(found.timing, speedup=ratio))])
+    assert "its interval must lie above 1" in why_no_win([replace(found, timing=replace(found.timing, speedup=ratio))])
 
 
 def test_a_result_that_does_not_win_hands_out_torchs_strongest_and_says_why(own, target, capsys) -> None:
@@ -83,7 +84,7 @@ def test_a_result_that_does_not_win_hands_out_torchs_strongest_and_says_why(own,
     assert why in result.kernel.why_torch and why in repr(result.kernel)
     print_result(result)
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"no kernel wins: {why}" in printed and "torch's own product, torch fp16, until a search finds" in printed
+    assert f"no kernel wins: {why}" in printed and "torch's own product (torch fp16) until a search finds" in printed
     fields = json.loads(result_json(result))
     assert fields["wins"] is False and fields["handed_out"] == "torch fp16" and why in fields["why_no_win"]
 
@@ -117,6 +118,33 @@ def test_the_product_is_called_as_a_kernel_is(product) -> None:
             product(*unfit)
     with pytest.raises(TypeError, match="a must be a torch tensor"):
         product(None, b)
+
+
+def test_an_ordinary_call_takes_the_short_way(product, monkeypatch) -> None:
+    monkeypatch.setattr(product, "_careful_call", None)
+    a, b = operands()
+    assert close(product(a, b), a, b) and close(product(a, b, torch.empty(70, 50).half()), a, b)
+    with torch.no_grad():
+        assert close(product(a, torch.nn.Parameter(b)), a, b)
+
+
+def test_what_is_out_of_the_ordinary_is_refused_as_by_a_kernel(product) -> None:
+    a, b = operands()
+    both = torch.zeros(70 * 90 + 70 * 50).half()
+    for unfit in (
+        (both[: 70 * 90].view(70, 90), b, both[: 70 * 50].view(70, 50)),
+        (torch.zeros(70 * 90 + 1).half()[1:].view(70, 90), b),
+        (a.to_sparse(), b),
+        (a.to("meta"), b),
+    ):
+        with pytest.raises(ValueError, match=r"must be|must begin"):
+            product(*unfit)
+    with pytest.raises(ValueError, match="memory of its own"):
+        torch.vmap(lambda x: product(x, b))(torch.zeros(3, 70, 90).half())
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(a, torch.randn(70, 90).half())
+        found, wanted = (forward_ad.unpack_dual(c).tangent for c in (product(dual, b), dual @ b))
+    assert torch.allclose(found, wanted, atol=0.05)
 
 
 def test_gradients_flow_through_the_product(product) -> None:

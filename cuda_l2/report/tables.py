@@ -12,6 +12,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.families._base import all_families
 from cuda_l2.library.product import overhead_us
+from cuda_l2.library.saved import REPORTED, why_no_win
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
 from cuda_l2.records import (
@@ -121,12 +122,12 @@ def _no_win(result: Result) -> str:
     """That nothing is faster than the baselines, and what to call then."""
     led = "no kernel wins" if result.reports else "no winner is confirmed"
     use = (
-        f"result.kernel, result.save and cuda_l2.load give torch's own product, {result.handed_out}, until a search"
+        f"\nresult.kernel, result.save and cuda_l2.load give torch's own product ({result.handed_out}) until a search"
         " finds a winner"
         if result.handed_out
-        else "keep what you call today"
+        else "; keep what you call today"
     )
-    return f"{led}: {result.why_no_win}; {use}"
+    return f"{led}: {result.why_no_win}{use}"
 
 
 def _reached(result: Result, timing: Timing) -> str:
@@ -264,6 +265,10 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
                     f"    against {trial.timing.reference}; {when} UTC, written by {trial.candidate.proposer}"
                 )
     best = trials[0]
+    reports = [trial for trial in trials if trial.candidate.id == best.candidate.id and trial.protocol in REPORTED]
+    here = [trial for trial in reports if trial.machine == best.machine]
+    if why := why_no_win(sorted(here, key=lambda trial: REPORTED.index(trial.protocol))):
+        console.print(f"no kernel wins: {why}" if reports else f"no winner is confirmed: {why}")
     family = next((f for f in all_families() if f.name == best.candidate.family), None)
     meanings = {choice.name: choice.help for choice in family.choices} if family else {}
     if family:
