@@ -5,20 +5,16 @@ The same object serves the search, `cuda-l2 check`, and `cuda_l2.evaluate` as a 
 
 import contextlib
 import datetime
-import numbers
-import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, overload
 
-from cuda_l2 import contract, tasks
+from cuda_l2 import sources, tasks
 from cuda_l2.contract import ContractError
-from cuda_l2.machine import chosen, gpu_present
+from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
 from cuda_l2.measure.rounds import PATIENCE_S, Kernel
 from cuda_l2.records import (
@@ -37,18 +33,13 @@ from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.sources import Source
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import read_text
 from cuda_l2.system.lock import machine_lock
-from cuda_l2.system.values import require, short
+from cuda_l2.system.values import require
 from cuda_l2.version import __version__
 
-Source = str | Candidate | os.PathLike[str]
-"""A kernel's text, or where it lies."""
-TaskLike = str | Task | tuple[int, int, int]
-MOST_PATH = 4096
-_FILE = re.compile(r"[^\n;{}()]+\.(c|cu|py)")
 POOR = 0.9
 """Timing of a candidate in a search ends once its speedup is surely below this share of the best."""
 
@@ -258,7 +249,7 @@ class Evaluator(Closing):
 @overload
 def evaluate(
     source: Source,
-    task: TaskLike,
+    task: tasks.TaskLike,
     *,
     protocol: str = ...,
     seed: int | None = None,
@@ -269,7 +260,7 @@ def evaluate(
 @overload
 def evaluate(
     source: list[Source] | tuple[Source, ...],
-    task: TaskLike,
+    task: tasks.TaskLike,
     *,
     protocol: str = ...,
     seed: int | None = None,
@@ -279,7 +270,7 @@ def evaluate(
 ) -> list[Trial]: ...
 def evaluate(
     source: Source | list[Source] | tuple[Source, ...],
-    task: TaskLike,
+    task: tasks.TaskLike,
     *,
     protocol: str = SEARCH.name,
     seed: int | None = None,
@@ -297,12 +288,10 @@ def evaluate(
     builds). UserError where what is asked for cannot be judged at all; it says what to do.
     """
     several = isinstance(source, list | tuple)
-    texts = [_text(each) for each in (source if isinstance(source, list | tuple) else [source])]
-    target = _stated(texts) if target == "auto" else target
+    texts = sources.read(source)
+    target = sources.target_of(texts) if target == "auto" else target
     wanted = tasks.read(task, chosen(target))
-    require(seed, (numbers.Integral, type(None)), "the seed must be a whole number")
-    if seed is not None and seed < 0:
-        raise UserError(f"the seed must not be negative, as {seed} is")
+    sources.require_seed(seed)
     require(rewards, RewardSettings, "rewards must be cuda_l2.reward.RewardSettings")
     if not texts:
         return []
@@ -314,30 +303,3 @@ def evaluate(
             candidates = [Candidate(text) for text in texts]
             trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
     return trials if several else trials[0]
-
-
-def _text(source: object) -> str:
-    """A kernel's text as a caller gives it; UserError where it can be none."""
-    if isinstance(source, Candidate):
-        return source.source
-    if isinstance(source, os.PathLike):
-        return read_text(Path(source))
-    if not isinstance(source, str):
-        raise UserError(f"a source is a kernel's text, a Path to its file, or a list of them, not {short(source)}")
-    line = source.strip()
-    if _FILE.fullmatch(line) or ("\n" not in line and len(line) <= MOST_PATH and os.path.isfile(line)):  # noqa: PTH113
-        raise UserError(f"{short(line)} is a file's path and no source: give pathlib.Path({short(line)})")
-    return source.removeprefix("\ufeff")
-
-
-def _stated(texts: Sequence[str]) -> str:
-    """The target that sources' contracts name, auto where they name none; UserError where it is not here."""
-    stated = {contract.target_of(text) for text in texts} - {""}
-    if len(stated) > 1:
-        raise UserError("some of the sources are for cpu, some for cuda: judge each kind by itself, or give target")
-    if stated == {"cuda"} and not gpu_present():
-        raise UserError(
-            'the contract says target = "cuda", and there is no NVIDIA GPU here: judge it on a machine that has one;'
-            " `cuda-l2 check FILE SHAPE --compile-only sm_90a` builds it anywhere"
-        )
-    return stated.pop() if stated else "auto"

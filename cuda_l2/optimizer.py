@@ -13,7 +13,7 @@ import numpy as np
 
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
-from cuda_l2.evaluator import Evaluator, TaskLike
+from cuda_l2.evaluator import Evaluator
 from cuda_l2.library.kernel import Kernel, TorchKernel
 from cuda_l2.library.saved import TorchsOwn, why_no_win
 from cuda_l2.llm._base import is_model
@@ -334,13 +334,16 @@ class Optimizer(Workbench):
 
 
 @overload
-def optimize(shapes: TaskLike, *, budget: float | str = 60.0, **settings: object) -> Result: ...
+def optimize(shapes: tasks.TaskLike, *, budget: float | str = 60.0, **settings: object) -> Result: ...
 @overload
 def optimize(
-    shapes: list[TaskLike] | tuple[TaskLike, ...], *, budget: float | str = 60.0, **settings: object
+    shapes: list[tasks.TaskLike] | tuple[tasks.TaskLike, ...], *, budget: float | str = 60.0, **settings: object
 ) -> list[Result]: ...
 def optimize(
-    shapes: TaskLike | list[TaskLike] | tuple[TaskLike, ...], *, budget: float | str = 60.0, **settings: object
+    shapes: tasks.TaskLike | list[tasks.TaskLike] | tuple[tasks.TaskLike, ...],
+    *,
+    budget: float | str = 60.0,
+    **settings: object,
 ) -> Result | list[Result]:
     """Optimise one shape or other task, or several in turn, on this machine.
 

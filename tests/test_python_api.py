@@ -10,7 +10,7 @@ from conftest import honest_source
 from made import trial
 
 import cuda_l2
-from cuda_l2 import evaluator, machine, optimizer, tasks
+from cuda_l2 import evaluator, machine, optimizer, sources, tasks
 from cuda_l2.records import Candidate, Gemm, Operation
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
@@ -131,9 +131,9 @@ def test_a_task_that_is_a_record_stays_what_it_is() -> None:
 def test_a_source_is_a_text_a_path_a_candidate_or_several(judged, tmp_path) -> None:
     text = honest_source()
     (tmp_path / "kernel.c").write_text("\ufeff" + text)
-    sources = ["\ufeff" + text, tmp_path / "kernel.c", Candidate(text), text]
-    assert [each.candidate.source for each in cuda_l2.evaluate(sources, "64x48x80")] == [text] * 4
-    assert len(cuda_l2.evaluate(tuple(sources), "64x48x80")) == 4
+    given = ["\ufeff" + text, tmp_path / "kernel.c", Candidate(text), text]
+    assert [each.candidate.source for each in cuda_l2.evaluate(given, "64x48x80")] == [text] * 4
+    assert len(cuda_l2.evaluate(tuple(given), "64x48x80")) == 4
     assert cuda_l2.evaluate(tmp_path / "kernel.c", "64x48x80").candidate.source == text
     assert cuda_l2.evaluate([], "64x48x80") == []
 
@@ -163,7 +163,7 @@ def test_a_source_that_stands_where_the_task_belongs_is_told(judged) -> None:
 
 
 def test_a_cuda_source_without_a_gpu_is_told_and_has_no_reward(judged, monkeypatch) -> None:
-    monkeypatch.setattr(evaluator, "gpu_present", lambda: False)
+    monkeypatch.setattr(sources, "gpu_present", lambda: False)
     for source in (CUDA, [CUDA, CUDA]):
         with pytest.raises(UserError, match=r'says target = "cuda", and there is no NVIDIA GPU here.*--compile-only'):
             cuda_l2.evaluate(source, "64x48x80")

@@ -9,6 +9,9 @@ from cuda_l2.system.values import short
 from cuda_l2.tasks.optional import KERNELBENCH as KERNELBENCH
 from cuda_l2.tasks.optional import is_foreign as is_foreign
 
+TaskLike = str | Task | tuple[int, int, int]
+"""A task as a Python caller gives it."""
+
 
 def read(given: object, target: str = "cpu") -> Task:
     """A task as a Python caller gives it: a record, its text, or M, N and K. UserError where it can be none."""
