@@ -32,6 +32,8 @@ def judged(monkeypatch, rig) -> list[list[Candidate]]:
             seen.append([self.task, *candidates])
             yield from (trial(each.source) for each in candidates)
 
+        together = evaluate
+
         def close(self) -> None: ...
 
     monkeypatch.setattr(evaluator, "Evaluator", Judge)
