@@ -37,4 +37,5 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'cuda_l2' has no attribute {name!r}")
+    hint = "; cuda_l2.evaluate(source, shape) is what `cuda-l2 check` does" if name == "check" else ""
+    raise AttributeError(f"module 'cuda_l2' has no attribute {name!r}{hint}")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
-from cuda_l2 import tasks
+from cuda_l2 import sources, tasks
 from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
@@ -33,9 +33,11 @@ from cuda_l2.review._base import Checker, weigh
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig, open_rig
+from cuda_l2.sources import Source
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.values import require
 from cuda_l2.version import __version__
 
 POOR = 0.9
@@ -246,8 +248,8 @@ class Evaluator(Closing):
 
 @overload
 def evaluate(
-    source: str,
-    task: str | Task,
+    source: Source,
+    task: tasks.TaskLike,
     *,
     protocol: str = ...,
     seed: int | None = None,
@@ -257,8 +259,8 @@ def evaluate(
 ) -> Trial: ...
 @overload
 def evaluate(
-    source: list[str] | tuple[str, ...],
-    task: str | Task,
+    source: list[Source] | tuple[Source, ...],
+    task: tasks.TaskLike,
     *,
     protocol: str = ...,
     seed: int | None = None,
@@ -267,8 +269,8 @@ def evaluate(
     full: bool = ...,
 ) -> list[Trial]: ...
 def evaluate(
-    source: str | list[str] | tuple[str, ...],
-    task: str | Task,
+    source: Source | list[Source] | tuple[Source, ...],
+    task: tasks.TaskLike,
     *,
     protocol: str = SEARCH.name,
     seed: int | None = None,
@@ -278,17 +280,26 @@ def evaluate(
 ) -> Trial | list[Trial]:
     """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
 
-    task: as `tasks.parse` reads it, 512x512x512 or softmax:rows=64,columns=1000.
-    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
-    full: also the checks that are too slow for every candidate (sanitizers, stress builds).
+    source: a kernel's text, a Path to its file, or a Candidate; a list or tuple of them gives a list of trials, whose
+    builds run in parallel. task: as `tasks.read` takes it, 512x512x512 or softmax:rows=64,columns=1000.
+    target: cpu, cuda, or auto for the one that the sources' contracts name. A trainer names it, so that a source for
+    another machine is the author's mistake, and has the reward of one.
+    Timings hold the machine's lock. full: also the checks that are too slow for every candidate (sanitizers, stress
+    builds). UserError where what is asked for cannot be judged at all; it says what to do.
     """
-    task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
+    several = isinstance(source, list | tuple)
+    texts = sources.read(source)
+    target = sources.target_of(texts) if target == "auto" else target
+    wanted = tasks.read(task, chosen(target))
+    sources.require_seed(seed)
+    require(rewards, RewardSettings, "rewards must be cuda_l2.reward.RewardSettings")
+    if not texts:
+        return []
     with open_rig(target) as rig:
-        if protocol not in rig.protocols:
+        if not isinstance(protocol, str) or protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
-        rig.reports(task, [protocol])
-        with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
-            texts = [source] if isinstance(source, str) else source
-            candidates = [Candidate(text.removeprefix("\ufeff")) for text in texts]
+        rig.reports(wanted, [protocol])
+        with Evaluator(wanted, rig, seed=seed, rewards=rewards) as evaluator:
+            candidates = [Candidate(text) for text in texts]
             trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
-    return trials[0] if isinstance(source, str) else trials
+    return trials if several else trials[0]

@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import overload
@@ -14,7 +14,8 @@ import numpy as np
 from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.library.kernel import Kernel
+from cuda_l2.library.kernel import Kernel, TorchKernel
+from cuda_l2.library.saved import TorchsOwn, why_no_win
 from cuda_l2.llm._base import is_model
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
@@ -31,6 +32,7 @@ from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import seconds
 
 FINALISTS = 3
 LAUNCHES_OF_ONE_CHECK = 25
@@ -54,26 +56,54 @@ class Result:
         """The reported winner; the best trial of the search where that was interrupted."""
         return next(iter(self.reports.values()), self.search.best)
 
+    @property
+    def why_no_win(self) -> str:
+        """Why the best kernel is not handed out; empty where it wins."""
+        why = why_no_win(list(self.reports.values()))
+        return f"{why}: {self.not_reported}" if self.not_reported and not self.reports else why
+
+    @property
+    def wins(self) -> bool:
+        """Whether there is a kernel, and it is faster than every baseline by its report."""
+        return self.best is not None and not self.why_no_win
+
+    @property
+    def handed_out(self) -> str:
+        """What `kernel` gives: the winner's id or the name of torch's product; empty where nothing can be called."""
+        if self.best is None or self.best.timing is None or self.target.name != "cpu" or not self.task.product:
+            return ""
+        return self.best.candidate.id if self.wins else self.best.timing.reference
+
     @cached_property
-    def kernel(self) -> Kernel:
-        """The winner as a callable: kernel(a, b, out). One object, made at the first access."""
+    def kernel(self) -> Kernel | TorchKernel:
+        """What to call: kernel(a, b, out). The winner, or torch's own product where nothing wins, which says why.
+
+        One object, made at the first access.
+        """
+        if self.best is None and self.search.untimed:
+            raise UserError(
+                f"no kernel for {self.task} was timed: {self.search.untimed.reason}; search again when the machine is"
+                " quiet, or longer"
+            )
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.task}; search longer with --budget")
-        if is_model(self.best.candidate.proposer):
-            raise UserError(
-                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
-                " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
-            )
         if self.target.name != "cpu":
             raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
         if not self.task.product:
             raise UserError(
                 f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
             )
+        if self.why_no_win:
+            return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.best.machine))
+        if is_model(self.best.candidate.proposer):
+            raise UserError(
+                f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
+                " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
+            )
         return Kernel(self.task, self.best.candidate, self.best.build, self.best.machine)
 
     def save(self, path: Path | str) -> None:
-        """Write the winner's source, task, contract and hash as JSON; `cuda_l2.load` reads it."""
+        """Write `kernel` as JSON, a winner's source or the name of torch's product; `cuda_l2.load` reads it."""
         self.kernel.save(path)
 
     def export(self, folder: Path | str, name: str = "") -> Path:
@@ -304,19 +334,29 @@ class Optimizer(Workbench):
 
 
 @overload
-def optimize(shapes: str, *, budget: float = 60.0, **settings: object) -> Result: ...
+def optimize(shapes: tasks.TaskLike, *, budget: float | str = 60.0, **settings: object) -> Result: ...
 @overload
-def optimize(shapes: list[str] | tuple[str, ...], *, budget: float = 60.0, **settings: object) -> list[Result]: ...
 def optimize(
-    shapes: str | list[str] | tuple[str, ...], *, budget: float = 60.0, **settings: object
+    shapes: list[tasks.TaskLike] | tuple[tasks.TaskLike, ...], *, budget: float | str = 60.0, **settings: object
+) -> list[Result]: ...
+def optimize(
+    shapes: tasks.TaskLike | list[tasks.TaskLike] | tuple[tasks.TaskLike, ...],
+    *,
+    budget: float | str = 60.0,
+    **settings: object,
 ) -> Result | list[Result]:
     """Optimise one shape or other task, or several in turn, on this machine.
 
-    shapes: as `tasks.parse` reads them. budget: seconds of search each. Further keywords: see Settings.
+    shapes: one, or a list or tuple of several, each as `tasks.read` takes it. budget: time of search each, in seconds
+    or as in "2m". Further keywords: see Settings. UserError where one of them cannot be; it says what can.
     """
-    wanted = Settings(budget_s=budget, **settings)  # type: ignore[arg-type]
-    listed = [shapes] if isinstance(shapes, str) else shapes
-    parsed = [tasks.parse(shape, chosen(wanted.target)) for shape in listed]
+    known = sorted({field.name for field in fields(Settings)} - {"budget_s"})
+    for name in settings:
+        if name not in known:
+            raise UserError(f"there is no setting {name!r}; choose from budget, {', '.join(known)}")
+    wanted = Settings(budget_s=seconds(budget), **settings)  # type: ignore[arg-type]
+    several = tasks.several(shapes, chosen(wanted.target))
+    parsed = several or [tasks.read(shapes, chosen(wanted.target))]
     with Optimizer(wanted) as optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
@@ -325,4 +365,4 @@ def optimize(
             results.append(optimizer.optimize(task))
             if results[-1].search.interrupted:
                 raise KeyboardInterrupt
-    return results[0] if isinstance(shapes, str) else results
+    return results if several else results[0]

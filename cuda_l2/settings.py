@@ -1,5 +1,7 @@
 """Settings of searches and collections. Their fields are options of `cuda-l2 optimize` and `cuda-l2 collect`."""
 
+import numbers
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.protocols import OFFLINE, PAPER, SERVER
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.values import seconds
+from cuda_l2.system.values import require, seconds
 
 REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
 """Protocols under which a winner is reported, by the setting's word."""
@@ -55,8 +57,14 @@ class Settings:
     review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()
 
     def __post_init__(self) -> None:
-        if not self.budget_s > 0:
-            raise UserError(f"the budget must be a positive time, as in 60s or 2m, not {self.budget_s:g} s")
+        seconds(self.budget_s)
+        for name in ("target", "policy", "protocol", "tuning"):
+            require(getattr(self, name), str, f"{name} must be a text")
+        require(self.seed, numbers.Integral, "the seed must be a whole number")
+        require(self.trials, (numbers.Integral, type(None)), "the number of trials must be a whole number")
+        require(self.archive, (str, os.PathLike, type(None)), "the archive must be a file's path")
+        require(self.model, ModelSettings, "model must be cuda_l2.llm.settings.ModelSettings")
+        require(self.review, ReviewSettings, "review must be cuda_l2.review.settings.ReviewSettings")
         if self.seed < 0:
             raise UserError(f"the seed must not be negative, as {self.seed} is")
         if self.trials is not None and self.trials < 1:

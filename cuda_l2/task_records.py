@@ -2,12 +2,14 @@
 
 import enum
 import math
+import operator
 import re
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import member, require, short
 
 
 class Layout(enum.StrEnum):
@@ -123,6 +125,14 @@ class Gemm(_Computation):
     dtype: str = "float16"
 
     def __post_init__(self) -> None:
+        if not type(self.m) is type(self.n) is type(self.k) is int:  # NumPy's whole numbers become Python's
+            self._make({name: _whole(getattr(self, name)) for name in "mnk"})
+        for name, kind in (("layout", Layout), ("accumulate", Accumulate)):
+            if not isinstance(getattr(self, name), kind):
+                self._make({name: member(kind, str(getattr(self, name)), name)})
+        if self.dtype not in SHORT_DTYPES:  # fp16, or a dtype of torch's
+            written = str(self.dtype).removeprefix("torch.")
+            self._make({"dtype": next((name for name, brief in SHORT_DTYPES.items() if brief == written), written)})
         if self.dtype not in SHORT_DTYPES:
             raise UserError(f"a matrix product's type is {' or '.join(SHORT_DTYPES)}, not {self.dtype!r}")
         if self.dtype != "float16" and self.accumulate is Accumulate.FP16:
@@ -130,13 +140,19 @@ class Gemm(_Computation):
         if min(self.m, self.n, self.k) < 1:
             raise UserError(f"{self}: M, N and K must be whole numbers of at least 1, as in 512x512x512")
 
+    def _make(self, fields: dict[str, object]) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `MxNxK`, `MxNxK:tn`, `MxNxK:tn:fp16` (fp16 sums), `MxNxK:tn:bf16` (bf16 elements)."""
+        require(text, str, "a shape is a text as in 512x512x512:tn")
         size, *options = text.strip().lower().split(":")
         match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", size)
         if not match:
             raise UserError(f"cannot read the shape {text!r}: write MxNxK in whole numbers, as in 8192x512x2048:tn")
+        m, n, k = map(int, match.groups())
         layout, accumulate, dtype = Layout.NN, Accumulate.FP32, "float16"
         for option in options:
             if option in list(Layout):
@@ -145,10 +161,14 @@ class Gemm(_Computation):
                 accumulate = Accumulate(option)
             elif option == SHORT_DTYPES["bfloat16"]:
                 dtype = "bfloat16"
+            elif option in ("nt", "tt"):
+                raise UserError(
+                    f"{text!r}: A is row-major. Where A, B and C are all column-major write {n}x{m}x{k}: its kernel"
+                    " takes them as C' = B' A', exactly. Elsewhere copy A with a.contiguous()"
+                )
             else:
                 known = ", ".join([*Layout, *Accumulate, SHORT_DTYPES["bfloat16"]])
                 raise UserError(f"{text!r}: {option!r} is no layout, accumulator or type; choose from {known}")
-        m, n, k = map(int, match.groups())
         return cls(m, n, k, layout, accumulate, dtype)
 
     def __str__(self) -> str:
@@ -237,6 +257,13 @@ class Operation(_Computation):
         sizes = ":" + ",".join(f"{name}={value}" for name, value in self.sizes) if self.sizes else ""
         dtype = "" if self.dtype == "float32" else f":{self.dtype}"
         return f"{self.name}{revision}{sizes}{dtype}"
+
+
+def _whole(size: object) -> int:
+    try:
+        return operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(f"M, N and K must be whole numbers of at least 1, not {short(size)}") from None
 
 
 _IDENTITY = re.compile(

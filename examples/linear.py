@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 import cuda_l2
-from cuda_l2.library.kernel import Kernel
+from cuda_l2.library.kernel import Kernel, TorchKernel
 
 
 class FastLinear(nn.Module):
     """A linear layer with a kernel for some numbers of rows, torch's own product for every other input."""
 
-    def __init__(self, linear: nn.Linear, kernels: Iterable[Kernel]) -> None:
+    def __init__(self, linear: nn.Linear, kernels: Iterable[Kernel | TorchKernel]) -> None:
         super().__init__()
         self.linear = linear
         self.kernels = {kernel.gemm.m: kernel for kernel in kernels}

@@ -420,7 +420,10 @@ def get_init_inputs():
         ("x * scale", "x * scale", 0, "trust    B"),
         ("x * scale", "(x * scale,)", 1, "gives (tensor,), not tensor"),
         ("x * scale, x", "[x * scale, x]", 0, "trust    B"),
-        ("x * 1j", "x * 1j", 2, "complex tensors are not judged"),
+        ("x * 1j", "x * 1j", 0, "trust    B"),
+        ("torch.fft.fft(x)", "torch.fft.fft(x).conj()", 1, "incorrect"),
+        ("x * 1j", "torch.view_as_real(x * 1j)", 1, "gives tensor, not complex tensor"),
+        ("x * scale", "x * (1 + 0j)", 1, "gives complex tensor, not tensor"),
     ],
 )
 @pytest.mark.full

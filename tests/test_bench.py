@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from waiting import CLI, interrupt_when, kill_when
 
 from cuda_l2 import optimizer
 from cuda_l2.measure.baselines._base import named, product_baselines
+from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import (
     Accumulate,
@@ -465,7 +467,20 @@ def test_a_run_over_a_grid_says_at_once_what_it_will_do(tmp_path) -> None:
     process.communicate()
     assert "the best kernels known, or default ones, on 24 shapes, 0 of them done before" in first
     assert "under offline, server; 3 baselines (" in first and "torch fp16" in first and str(tmp_path) in first
+    assert re.search(r"; this takes at least \d+ s$", first)
     assert second.startswith("0 of 24 shapes; ") and measured == 0
+
+
+def test_the_least_time_of_a_grid_counts_launches_at_the_peak_and_leaves_out_what_does_not_fit(tmp_path) -> None:
+    small, large, huge = map(Gemm.parse, ("64x64x64", "4096x4096x4096", "99999x99999x99999"))
+    with (
+        Sweep(SweepSettings(target="cpu", baselines_only=True)) as sweep,
+        ResultsFile(tmp_path / RESULTS, sweep.header([small])) as results,
+    ):
+        (short_s, one), (long_s, _), (none_s, none) = (sweep.least_s([g], results) for g in (small, large, huge))
+        launch_s = sweep.rig.target.bound_us(large) * 1e-6
+    assert (one, none, none_s) == (1, 0, 0) and 1 < short_s < 2
+    assert long_s == pytest.approx(1 + OFFLINE.min_rounds * 2 * launch_s)
 
 
 def test_parts_measured_apart_make_one_table(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """The command line: bad input is one clear line and exit status 2, nothing half-written; help teaches; starts fast."""
 
+import importlib.util
 import json
 import os
 import py_compile
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 from command_line import run
 from conftest import CHEATS, honest_source
+from drawing import ROOT
 from waiting import CLI
 
+from cuda_l2.build import cuda_compiler
 from cuda_l2.commands import doctor, throughput
 from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import UserError
@@ -29,7 +32,8 @@ COMMANDS = (
     [
         (["optimize", "0x5x5"], "at least 1"),
         (["optimize", "1.5x2x3"], "whole numbers"),
-        (["optimize", "512x512x512:nt"], "layout"),
+        (["optimize", "512x512x512:nt"], "A is row-major"),
+        (["optimize", "512x512x512:row"], "layout"),
         (["optimize", "512x512x512", "banana"], "shape"),
         (["optimize", "64x64x64", "--budget", "-1"], "budget"),
         (["optimize", "64x64x64", "--budget", "soon"], "budget"),
@@ -192,6 +196,18 @@ def test_a_file_without_a_contract_is_told_first_what_it_lacks(arguments, tmp_pa
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     path = re.search(r"\S*/docs/contract\.md", done.stderr)
     assert path and Path(path[0]).exists() and "begin it with a comment /* cuda-l2" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["cuda", "cuda.core"])
+def test_compiling_without_the_packages_for_it_names_the_extra(package, typed, monkeypatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == package else real(name, *of))
+    cuda_compiler.toolchain.cache_clear()
+    status, _, err = typed("check", str(ROOT / "examples" / "mma_sync.cu"), "64x64x64", "--compile-only", "sm_90a")
+    assert (status, err) == (
+        2,
+        "cuda-l2: compiling CUDA kernels needs the package cuda-core: pip install 'cuda-l2[cuda]'\n",
+    )
 
 
 def test_a_cpu_kernel_is_not_compiled_for_a_gpu(tmp_path) -> None:

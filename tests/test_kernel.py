@@ -108,7 +108,7 @@ def test_a_field_that_is_missing_is_named(file) -> None:
     fields = json.loads(file.read_text())
     del fields["task"], fields["sha256"]
     file.write_text(json.dumps({**fields, "sha256": saved._digest(fields)}))
-    with pytest.raises(UserError, match="not a saved kernel: 'task'"):
+    with pytest.raises(UserError, match=r"not a saved kernel.*: 'task'"):
         cuda_l2.load(file)
 
 
@@ -177,7 +177,7 @@ def test_a_path_that_cannot_be_read_or_written_is_named(kernel, tmp_path) -> Non
 def result(kernel, target) -> Result:
     """What a search leaves, without the search."""
     build = cpu.build(kernel.candidate, target)
-    found = trial("", 1.0, "offline", target.machine, task=GEMM, candidate=kernel.candidate, build=build)
+    found = trial("", 2.0, "offline", target.machine, task=GEMM, candidate=kernel.candidate, build=build)
     return Result(GEMM, target, Progress(), {"offline": found}, None)
 
 
@@ -210,6 +210,17 @@ def test_what_a_model_wrote_is_not_loaded_from_the_archive(result, archive) -> N
 def test_a_result_without_a_winner_has_no_kernel(target) -> None:
     with pytest.raises(UserError, match="no correct kernel was found"):
         _ = Result(GEMM, target, Progress(), {}, None).kernel
+
+
+def test_a_bf16_kernel_is_called_saved_and_exported_as_one(target, tmp_path) -> None:
+    kernel = default_kernel(Gemm.parse("70x50x90:tn:bf16"), target)
+    a, b = torch.randn(70, 90).bfloat16(), torch.randn(50, 90).bfloat16().t()
+    assert torch.allclose(kernel(a, b).float(), a.float() @ b.float(), atol=0.5)
+    kernel.save(tmp_path / "winner.json")
+    assert torch.equal(cuda_l2.load(tmp_path / "winner.json")(a, b), kernel(a, b))
+    kernel.export(tmp_path, "fast")
+    header = (tmp_path / "fast.h").read_text()
+    assert "C = A B in bf16" in header and "Elements are bf16 as" in header and "fp16" not in header.replace("bf16", "")
 
 
 def test_an_exported_library_computes_the_product_from_python_and_from_c(kernel, tmp_path) -> None:

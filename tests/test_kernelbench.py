@@ -113,8 +113,7 @@ REFUSED = {
     "inputs fail": (text(given="1 / 0"), Readiness.REFERENCE_FAILS, "ZeroDivisionError"),
     "gpu": (text(given="torch.rand(n).cuda()"), Readiness.NEEDS_GPU, "GPU"),
     "strings": (text("[x, 'name']"), Readiness.UNSUPPORTED, "str"),
-    "complex result": (text("x * 1j"), Readiness.UNSUPPORTED, "out is of complex64: complex tensors are not judged"),
-    "complex input": (text("x.real", "torch.rand(n) * 1j"), Readiness.UNSUPPORTED, "x is of complex64"),
+    "complex input": (text("x.real", "torch.rand(n) * 1j"), Readiness.UNSUPPORTED, "x is of complex64: inputs and"),
     "takes a list": (text("x[0]", "[torch.rand(n)]"), Readiness.UNSUPPORTED, "list"),
     "fp32 inside": (text("x @ torch.eye(n, dtype=torch.float32)"), Readiness.NOT_EXACT, "fp64"),
     "crash": (text("os.kill(os.getpid(), 11)"), Readiness.CRASHED, "signal 11"),
@@ -331,6 +330,7 @@ READY = {
     ),
     "weights that are shared": text("self.back(self.there(x))", "torch.rand(4, n)", init=SHARED),
     "few results": text("x.argmax(-1)", "torch.rand(1, 2)"),
+    "complex results": text("torch.fft.rfft(x)", "torch.rand(4, n)"),
     "results that differ by rounding": text("x * step()", more=STEPS),
 }
 

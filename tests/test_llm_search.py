@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import CHEATS, KEY, honest_source
 from llm_server import Say, serving
+from made import timing
 from waiting import wait_until
 
 from cuda_l2.commands.bench import BenchSettings
@@ -342,8 +343,10 @@ def test_no_correct_kernel_is_status_1_and_exchanges_left_out_are_said(tmp_path)
 
 def test_a_models_kernel_is_not_loaded_into_this_process_by_the_way(evaluator, archive) -> None:
     progress, _, _ = run(evaluator, archive, [Say(block(honest_source()))], 1)
+    assert progress.best is not None
+    won = replace(progress.best, timing=timing(1.0, {"torch": 2.0}))
     with pytest.raises(UserError, match=r"openai:stub wrote.*library\.kernel\.Kernel"):
-        _ = Result(GEMM, evaluator.target, progress, {}, Path("kernel.c")).kernel
+        _ = Result(GEMM, evaluator.target, progress, {"offline": won}, Path("kernel.c")).kernel
 
 
 def test_a_wrong_key_is_one_clear_line_and_status_2(tmp_path) -> None:

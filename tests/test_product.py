@@ -97,6 +97,34 @@ def test_what_is_no_tensor_is_refused(kernel, what) -> None:
         kernel(what, B)
 
 
+@pytest.mark.parametrize(("text", "layout_a"), [("70x50x90", "column-major"), ("70x50x90:tn", "row-major")])
+def test_tensors_whose_transposes_fit_are_read_as_the_transposed_product(target, text, layout_a) -> None:
+    kernel = default_kernel(Gemm.parse(text), target)  # C' = B' A' is 70 x 50, so C is 50 x 70
+    a, b = torch.randn(50, 90).half(), torch.randn(90, 70).half().t().contiguous().t()
+    a = a.t().contiguous().t() if layout_a == "column-major" else a
+    out = torch.empty(70, 50).half().t()
+    c = kernel(a, b)
+    assert c.shape == (50, 70) and close(c, a, b) and c.stride() == (1, 50)
+    assert torch.equal(c.mT, kernel(b.mT, a.mT))
+    assert torch.equal(kernel(a, b, out), c) and torch.equal(out, c)
+    with pytest.raises(ValueError, match="must be"):
+        kernel(a, b, torch.empty(50, 70).half())
+    a.requires_grad_()
+    (found,) = torch.autograd.grad(kernel(a, b).sum(), a)
+    assert torch.allclose(found, torch.autograd.grad((a @ b).sum(), a)[0], atol=0.05)
+
+
+def test_a_square_kernel_takes_column_major_operands_by_their_layout(target) -> None:
+    kernel = default_kernel(Gemm(48, 48, 48), target)
+    a, b = (torch.randn(48, 48).half() for _ in range(2))
+    assert close(kernel(a, b), a, b) and close(kernel(a.t(), b.t()), a.t(), b.t())
+
+
+def test_column_major_a_that_no_transposed_product_reads_is_told_what_to_do(kernel) -> None:
+    with pytest.raises(ValueError, match=r"a is column-major: a\.contiguous\(\) copies it; where b and out are column"):
+        kernel(A.t().contiguous().t(), B)
+
+
 def test_out_may_lie_next_to_an_operand(kernel) -> None:
     both = torch.zeros(70 * 90 + 64 + 70 * 50).half()
     both[: 70 * 90] = A.flatten()

@@ -11,6 +11,7 @@ import pytest
 import scripted_times
 from clocks import ticking
 from conftest import honest_source
+from made import timing, trial
 from test_review import faked
 from test_search import Listed
 
@@ -22,7 +23,7 @@ from cuda_l2.measure.rounds import CANDIDATE, PATIENCE_S, Rounds, Terms
 from cuda_l2.optimizer import Result
 from cuda_l2.records import BusyCores, Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.report.tables import print_result
-from cuda_l2.search import search
+from cuda_l2.search import Progress, search
 from cuda_l2.system import process_tree
 
 GEMM = Gemm(48, 32, 40)
@@ -195,3 +196,10 @@ def test_a_jump_that_cannot_be_measured_again_is_no_verdict(rig, monkeypatch) ->
         monkeypatch.setattr(evaluator, "_on_fresh_inputs", lambda *given: (verdict(*given[:2]), BUSY))
         (trial,) = evaluator.evaluate([Candidate(honest_source())])
     assert trial.status == "busy" and trial.verdict.status == "correct" and trial.review is None
+
+
+def test_a_figure_above_the_peak_is_told_as_an_error(rig, capsys) -> None:
+    found = trial(honest_source(), machine=rig.target.machine, task=GEMM, timing=timing(1e-3, {"torch fp16": 1.0}))
+    print_result(Result(GEMM, rig.target, Progress(best=found), {"offline": found}, None))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "measured as this machine's peak: one of the two is wrong" in said and "% of the measured peak" not in said

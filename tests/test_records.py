@@ -4,7 +4,9 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from cuda_l2.records import (
     Accumulate,
@@ -193,3 +195,45 @@ def test_conditions_are_stored_without_what_was_not_measured_and_old_ones_are_re
     found = from_json(Timing, json.dumps(fields)).conditions
     assert found == Conditions(sm_mhz=1755, left_out={"x": "why"}, torch_threads="spin")
     assert from_json(Timing, json.dumps(fields | {"conditions": {}})).conditions == Conditions()
+
+
+@pytest.mark.parametrize("text", ["128x64x256:nt", "128x64x256:tt:bf16"])
+def test_a_shape_with_column_major_a_says_which_shape_reads_it_exactly(text) -> None:
+    with pytest.raises(UserError, match=r"A, B and C are all column-major write 64x128x256.*a\.contiguous\(\)"):
+        Gemm.parse(text)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Gemm(np.int64(64), np.int32(48), 80, "tn", "fp32", "bfloat16"),
+        lambda: Gemm(64, 48, 80, Layout.TN, dtype="bf16"),
+        lambda: Gemm(64, 48, 80, "tn", dtype=torch.bfloat16),
+    ],
+)
+def test_a_product_is_the_same_record_however_its_fields_are_written(made) -> None:
+    found, wanted = made(), Gemm.parse("64x48x80:tn:bf16")
+    assert found == wanted and hash(found) == hash(wanted) and str(found) == str(wanted)
+    assert type(found.m) is int and type(found.layout) is Layout and to_json(found) == to_json(wanted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (("64", 48, 80), "M, N and K must be whole numbers of at least 1, not '64'"),
+        ((64.0, 48, 80), "whole numbers"),
+        ((None, 48, 80), "whole numbers"),
+        ((64, 48, 80, "row"), "there is no layout 'row'; choose from nn, tn"),
+        ((64, 48, 80, "tn", "fp64"), "there is no accumulate 'fp64'; choose from fp32, fp16"),
+        ((64, 48, 80, "tn", "fp32", torch.float32), "type is float16 or bfloat16, not 'float32'"),
+    ],
+)
+def test_fields_that_cannot_be_are_told(fields, says) -> None:
+    with pytest.raises(UserError, match=says):
+        Gemm(*fields)
+
+
+@pytest.mark.parametrize("text", [None, (64, 48, 80), b"64x48x80"])
+def test_a_shape_that_is_no_text_is_told(text) -> None:
+    with pytest.raises(UserError, match="a shape is a text as in 512x512x512:tn, not"):
+        Gemm.parse(text)

@@ -73,7 +73,7 @@ class Compiled:
 def toolchain() -> Toolchain:
     """What is installed here, or a UserError that says how to get it."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        raise UserError(f"cuda-core is not installed: {INSTALL}")
+        raise UserError("compiling CUDA kernels needs the package cuda-core: pip install 'cuda-l2[cuda]'")
     headers = (NVRTC_HEADERS, *_toolkit_headers())
     flags = json.dumps(_nvrtc_options("", list(headers)))
     with _server() as server:
@@ -124,9 +124,7 @@ def _headers(library: str) -> Path:
 def _nvdisasm() -> Path:
     found = _utility("nvdisasm")
     if not found:
-        raise UserError(
-            "nvdisasm was not found: install a CUDA toolkit of version 13 (or pip install nvidia-cuda-nvdisasm)"
-        )
+        raise UserError(f"nvdisasm was not found: {INSTALL}")
     return found
 
 

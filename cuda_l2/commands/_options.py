@@ -7,16 +7,14 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cuda_l2.machine import chosen
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
-
-TARGETS = ("auto", "cpu", "cuda")
 
 
 def require_target(name: str) -> None:
     """UserError where the target is not one this version has."""
-    if name not in TARGETS:
-        raise UserError(f"there is no target {name!r}; choose from {', '.join(TARGETS)}")
+    chosen(name)
 
 
 def require_default(settings: Any, allowed: Container[str], said: str) -> None:

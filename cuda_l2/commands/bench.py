@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from cuda_l2.records import Operation
     from cuda_l2.rigs import Rig
+    from cuda_l2.runs.sweep import Sweep
     from cuda_l2.search import Progress
 
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
@@ -194,7 +195,7 @@ def _run_grid(settings: BenchSettings) -> None:
             tell(
                 f"{_kernels(settings, budget_s)} on {counted(len(own), 'shape')},"
                 f" {len(own) - len(pending)} of them done before; under {', '.join(settings.protocol_names)};"
-                f" {_baselines(sweep.rig)}; results go to {out}"
+                f" {_baselines(sweep.rig)}; results go to {out}{_least_time(sweep, pending, results)}"
             )
             finished = False
             try:
@@ -221,6 +222,18 @@ def _kernels(settings: BenchSettings, budget_s: float) -> str:
     if settings.library:
         return f"kernels of {settings.library}"
     return f"kernels of {budget_s:g} s of search" if budget_s else "the best kernels known, or default ones,"
+
+
+def _least_time(sweep: "Sweep", pending: list[Gemm], results: ResultsFile) -> str:
+    """How long a grid takes on a CPU; on a GPU setting up costs more than launches."""
+    from cuda_l2.report.live import duration
+
+    if sweep.rig.target.name != "cpu" or not pending:
+        return ""
+    least_s, feasible = sweep.least_s(pending, results)
+    left_out = len(pending) - feasible
+    said = f"; left out: {counted(left_out, 'shape')} that need more memory than is free" if left_out else ""
+    return f"; this takes at least {duration(least_s)}{said}"
 
 
 def _baselines(rig: "Rig") -> str:

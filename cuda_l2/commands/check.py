@@ -175,11 +175,8 @@ def _judge(
     from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
 
-    if target == "auto":
-        try:
-            target = "cuda" if isinstance(contract.parse(text), contract.CudaContract) else "cpu"
-        except contract.ContractError:
-            pass  # the build says what is wrong with it
+    if target == "auto":  # where it names none the build says what is wrong with it
+        target = contract.target_of(text) or target
     if full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = _wanted(task, chosen(target), checkout, reference)

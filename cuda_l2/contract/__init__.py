@@ -7,6 +7,7 @@ import functools
 import hashlib
 import re
 import tomllib
+from typing import Any
 
 from cuda_l2.contract import cpu, cuda_reader
 from cuda_l2.contract.buffers import Interface
@@ -21,17 +22,22 @@ _COMMENT = re.compile(r"\s*/\*\s*cuda-l2\b((?:[^*]|\*(?!/)){0,16000})\*/")
 
 def parse(source: str) -> CpuContract | CudaContract:
     """Read the contract from the leading comment of a candidate's source; ContractError where there is none."""
-    text = _match(source).group(1)
-    try:
-        reader = Fields(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
-        raise ContractError(f"the contract is not TOML: {error}") from None
+    reader = Fields(_stated(source))
     match reader.pop("target"):
         case "cpu":
             return cpu.parse(reader)
         case "cuda":
             return cuda_reader.parse(reader)
     raise ContractError('the contract must say target = "cpu" or target = "cuda"')
+
+
+def target_of(source: str) -> str:
+    """The target that a source's contract names, cpu or cuda; empty where it names neither."""
+    try:
+        said = _stated(source).get("target")
+    except ContractError:
+        return ""
+    return said if said in ("cpu", "cuda") else ""
 
 
 def states_contract(source: str) -> bool:
@@ -75,6 +81,15 @@ def kernel_id(source: str, terms: CudaContract | None = None) -> str:
     return hashlib.sha256(f"{arch}\0{code(source)}".encode(errors="surrogatepass")).hexdigest()[:16]
 
 
+def _stated(source: str) -> dict[str, Any]:
+    """What the leading comment says; ContractError where there is none, or it is no TOML."""
+    text = _match(source).group(1)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # tomllib's own error is a ValueError; long numbers raise plain ones
+        raise ContractError(f"the contract is not TOML: {error}") from None
+
+
 def _match(source: str) -> re.Match[str]:
     match = _COMMENT.match(source)
     if not match:
@@ -95,4 +110,5 @@ __all__ = [
     "parse_cuda",
     "plan_cuda",
     "states_contract",
+    "target_of",
 ]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-TENSOR = "tensor"
+TENSOR, COMPLEX = "tensor", "complex tensor"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -29,13 +29,14 @@ def decode(value: Any) -> Any:
     return value
 
 
-def structure(value: Any, tensor: type) -> str:
+def structure(value: Any, tensor: Any) -> str:
     """Structure of a result as text: `tensor`, `(tensor, tensor)` for a tuple or a list, `{'a': tensor}`, else a type.
 
-    A list may stand for a tuple: C++ extensions return lists. tensor: the class of tensors.
+    A complex tensor is told apart: its real and imaginary parts are what is compared. A list may stand for a tuple: C++
+    extensions return lists. tensor: the class of tensors.
     """
     if isinstance(value, tensor):
-        return TENSOR
+        return COMPLEX if value.dtype.is_complex else TENSOR
     if isinstance(value, tuple | list):
         parts = [structure(part, tensor) for part in value]
         return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"

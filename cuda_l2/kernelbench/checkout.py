@@ -55,7 +55,10 @@ def read(text: str, checkout: Path | None, effort: Effort | None = None) -> Oper
     """
     name, revision, sizes, dtype = Operation.read_identity(text.strip())
     if checkout is None:
-        raise UserError(f"{text.strip()} is a file of a KernelBench checkout: give its folder with --kernelbench")
+        raise UserError(
+            f"{text.strip()} is a file of a KernelBench checkout: give its folder with --kernelbench; from Python give"
+            " cuda_l2.tasks.parse(TEXT, checkout=Path(FOLDER)) as the task"
+        )
     if dtype != "float32":
         raise UserError(f"{text.strip()}: tasks of KernelBench have the types that their files give them")
     entry = find_entry(checkout, name)

@@ -286,7 +286,12 @@ def _results(output: Any) -> tuple[torch.Tensor, ...]:
     if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or "nothing"
         raise Refused(Readiness.UNSUPPORTED, f"gives {kinds}, not tensors alone")
-    return tuple(leaf.detach().clone() for leaf in leaves)  # it may lie in what the module keeps
+    return tuple(_real(leaf.detach()).clone() for leaf in leaves)  # it may lie in what the module keeps
+
+
+def _real(value: torch.Tensor) -> torch.Tensor:
+    """Real and imaginary parts of a complex tensor in a last dimension of 2; any other as it is."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -294,7 +299,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     value = torch.as_tensor(value)
     dtype = str(value.dtype).removeprefix("torch.")
     if value.is_complex():
-        reason = f"{name} is of {dtype}: complex tensors are not judged; take or give real and imaginary parts instead"
+        reason = f"{name} is of {dtype}: inputs and weights are real; take real and imaginary parts instead"
         raise Refused(Readiness.UNSUPPORTED, reason)
     if dtype not in DTYPE_BYTES:
         raise Refused(Readiness.UNSUPPORTED, f"{name} is of {dtype}")

@@ -1,4 +1,4 @@
-"""A compiled C function as C = A B on torch tensors: what a call checks, what it costs, gradients."""
+"""C = A B on torch tensors, by a compiled C function: what a call checks, what it costs, gradients."""
 
 import ctypes
 import functools
@@ -7,6 +7,7 @@ import os
 import sysconfig
 import timeit
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -25,6 +26,10 @@ CALL = Path(__file__).with_name("call.c")
 MODULE = "cuda_l2_call"
 ALIGN = 64
 WORKSPACE_ALIGN = 4096
+COLUMN_MAJOR = (
+    "; a is column-major: a.contiguous() copies it; where b and out are column-major too, a kernel for the shape with M"
+    " and N exchanged and row-major B takes them as they are"
+)
 DLPACK_TYPES = {torch.float16: (2, 16), torch.bfloat16: (4, 16)}
 """DLPack's code and bits of an element type."""
 
@@ -52,7 +57,67 @@ class _Arguments(ctypes.Structure):
     )
 
 
-class Product:
+class Call(ABC):
+    """A matrix product of one shape on torch tensors: what is checked before it runs, and gradients."""
+
+    def __init__(self, gemm: Gemm) -> None:
+        self.gemm = gemm
+        self._a, self._b, self._c = operands(gemm)
+        self._like_c = torch.empty(self._c.shape, dtype=self._c.dtype)  # its pages are never touched
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """C for tensors A (M x K) and B (K x N) of the shape's type; B column-major where the shape says tn.
+
+        ValueError for tensors that do not fit, and for `out` that shares memory with A or B. Gradients flow to A and B
+        through products that torch computes; `out` is then refused, as by torch's own functions. Tensors whose
+        transposes fit are read as the product of those, C' = B' A', and C is column-major.
+        """
+        return self._careful_call(a, b, out)
+
+    @abstractmethod
+    def _launch(self, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], starts: list[int]) -> None:
+        """Write C from A and B, which fit. starts: their addresses."""
+
+    def _careful_call(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """Says what is wrong with a call's tensors, records gradients, and calls without the extension."""
+        given: list[tuple[Any, Operand]] = [(a, self._a), (b, self._b), *([] if out is None else [(out, self._c)])]
+        for tensor, operand in given:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{operand.name} must be a torch tensor, not {type(tensor).__name__}")
+        try:
+            return self._differentiable_call(a, b, out)
+        except ValueError:
+            if all(_fits(tensor, operand) for tensor, operand in given) or not self._fit_transposed(a, b, out):
+                raise
+        return self(b.mT, a.mT, None if out is None else out.mT).mT
+
+    def _fit_transposed(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> bool:
+        """Whether C' = B' A' is a product of this shape, with all of it laid out as it must be."""
+        fits = _fits(b, _transposed(self._a)) and _fits(a, _transposed(self._b))
+        return fits and (out is None or _fits(out, _transposed(self._c)))
+
+    def _differentiable_call(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        wants_gradients = a.requires_grad or b.requires_grad or (out is not None and out.requires_grad)
+        if (torch.is_grad_enabled() and wants_gradients) or forward_ad._current_level >= 0:
+            if out is not None:
+                raise ValueError(
+                    "out must be left out where gradients are recorded: call without it, or under torch.no_grad()"
+                )
+            product: torch.Tensor = _Differentiable.apply(a, b, self)  # type: ignore[no-untyped-call]
+            return product
+        return self._checked_call(a, b, torch.empty_like(self._like_c) if out is None else out)
+
+    def _checked_call(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """The call without gradients."""
+        starts = [_start(tensor, operand) for tensor, operand in ((a, self._a), (b, self._b), (c, self._c))]
+        for start, operand in zip(starts[:2], (self._a, self._b), strict=True):
+            if start < starts[2] + self._c.bytes and starts[2] < start + operand.bytes:
+                raise ValueError(f"out must be apart from {operand.name}: they share memory")
+        self._launch((a, b, c), starts)
+        return c
+
+
+class Product(Call):
     """Calls a C function of the launch contract's signature on torch tensors.
 
     Calls from several threads run one after the other. A forked process starts threads of its own.
@@ -60,10 +125,8 @@ class Product:
 
     def __init__(self, gemm: Gemm, entry: Any, threads: int, workspace_bytes: int) -> None:
         """entry: a function of a loaded library. threads: on which parallel-for runs."""
-        self.gemm = gemm
+        super().__init__(gemm)
         self._entry = entry  # keeps its library loaded
-        self._a, self._b, self._c = operands(gemm)
-        self._like_c = torch.empty(self._c.shape, dtype=self._c.dtype)  # its pages are never touched
         self._workspace = torch.empty(workspace_bytes + WORKSPACE_ALIGN, dtype=torch.uint8)
         workspace = -(-self._workspace.data_ptr() // WORKSPACE_ALIGN) * WORKSPACE_ALIGN
         self._host = host(threads)
@@ -71,11 +134,6 @@ class Product:
         self._quick_call = self._in_c()
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """C for fp16 tensors A (M x K) and B (K x N); B column-major where the shape says tn.
-
-        ValueError for tensors that do not fit, and for `out` that shares memory with A or B. Gradients flow to A and B
-        through products that torch computes; `out` is then refused, as by torch's own functions.
-        """
         done = self._quick_call(a, b, out)
         return self._careful_call(a, b, out) if done is None else done
 
@@ -95,44 +153,23 @@ class Product:
         call: Callable[..., torch.Tensor | None] = extension.Call(*addresses, self._like_c, *dtype, *sizes)
         return call
 
-    def _careful_call(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """Says what is wrong with a call's tensors, records gradients, and calls without the extension."""
-        given = [(a, self._a), (b, self._b), (out, self._c)][: 2 if out is None else 3]
-        for tensor, operand in given:
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"{operand.name} must be a torch tensor, not {type(tensor).__name__}")
-        wants_gradients = any(tensor.requires_grad for tensor, _ in given if tensor is not None)
-        if (torch.is_grad_enabled() and wants_gradients) or forward_ad._current_level >= 0:
-            if out is not None:
-                raise ValueError(
-                    "out must be left out where gradients are recorded: call without it, or under torch.no_grad()"
-                )
-            product: torch.Tensor = _Differentiable.apply(a, b, self)  # type: ignore[no-untyped-call]
-            return product
-        return self._checked_call(a, b, torch.empty_like(self._like_c) if out is None else out)
-
-    def _checked_call(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        """The call through ctypes; records no gradients."""
-        starts = [_start(tensor, operand) for tensor, operand in ((a, self._a), (b, self._b), (c, self._c))]
-        for start, operand in zip(starts[:2], (self._a, self._b), strict=True):
-            if start < starts[2] + self._c.bytes and starts[2] < start + operand.bytes:
-                raise ValueError(f"out must be apart from {operand.name}: they share memory")
-        torch.autograd.graph.increment_version(c)
+    def _launch(self, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], starts: list[int]) -> None:
+        """The call through ctypes."""
+        torch.autograd.graph.increment_version(tensors[2])
         error = self._host.product_call(ctypes.byref(self._arguments), *map(ctypes.c_void_p, starts))
         if error:
             raise OSError(error, os.strerror(error))
-        return c
 
 
 class _Differentiable(torch.autograd.Function):
     """The kernel's product, with torch's own products for the gradients."""
 
     @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, product: Product) -> torch.Tensor:
+    def forward(a: torch.Tensor, b: torch.Tensor, product: Call) -> torch.Tensor:
         return product._checked_call(a, b, torch.empty_like(product._like_c))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, Product], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, Call], output: torch.Tensor) -> None:
         ctx.save_for_backward(*inputs[:2])
         ctx.save_for_forward(*inputs[:2])
 
@@ -171,7 +208,12 @@ def host(threads: int) -> ctypes.CDLL:
 def overhead_us(gemm: Gemm) -> float:
     """What a call costs beside the kernel, in microseconds: the least of 50 means over calls of an empty function."""
     empty = Product(gemm, host(1).product_empty, 1, 0)
-    a, b, c = (torch.empty_strided(x.shape, x.strides, dtype=x.dtype) for x in operands(gemm))
+    return empty_call_us(empty)
+
+
+def empty_call_us(empty: Call) -> float:
+    """The least of 50 means over calls of a product that computes nothing, in microseconds."""
+    a, b, c = (torch.empty_strided(x.shape, x.strides, dtype=x.dtype) for x in operands(empty.gemm))
     return min(timeit.repeat(lambda: empty(a, b, c), number=100, repeat=50)) / 100 * 1e6
 
 
@@ -180,11 +222,11 @@ def _start(tensor: torch.Tensor, operand: Operand) -> int:
     name, dtype, shape, strides = operand
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} must be a dense tensor, not {tensor.layout}")
-    lies = all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=False))
-    if not (tensor.device.type == "cpu" and tensor.dtype is dtype and tuple(tensor.shape) == shape and lies):
+    if not _fits(tensor, operand):
         raise ValueError(
             f"{name} must be a CPU tensor of {dtype}, shape {shape} and strides {strides},"
             f" not of {tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+            + (COLUMN_MAJOR if name == "a" and _fits(tensor, _column_major(operand)) else "")
         )
     if tensor.is_neg():
         raise ValueError(f"{name} must hold its values as they are; {name}.resolve_neg() does")
@@ -197,6 +239,26 @@ def _start(tensor: torch.Tensor, operand: Operand) -> int:
     if start % ALIGN:
         raise ValueError(f"{name} must begin at a multiple of {ALIGN} bytes; {name}.clone() does")
     return start
+
+
+def _fits(tensor: torch.Tensor, operand: Operand) -> bool:
+    """Whether a tensor has the type, the shape and the layout, wherever it begins."""
+    _, dtype, shape, strides = operand
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.dtype is dtype
+        and tuple(tensor.shape) == shape
+        and all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=True))
+    )
+
+
+def _column_major(operand: Operand) -> Operand:
+    return operand._replace(strides=(1, operand.shape[0]))
+
+
+def _transposed(operand: Operand) -> Operand:
+    return operand._replace(shape=operand.shape[::-1], strides=operand.strides[::-1])
 
 
 def _address(function: Any) -> int:

@@ -2,26 +2,31 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_l2 import contract
+from cuda_l2 import contract, tasks
 from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
-from cuda_l2.records import Build, BuildStatus, Candidate, Gemm
+from cuda_l2.measure.baselines._base import TorchProduct, named
+from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
+from cuda_l2.system.values import short
 
 FORMAT = "cuda-l2 kernel, version 1"
+FORMAT_TORCH = "cuda-l2 torch product, version 1"
 EXPORTED = Path(__file__).with_name("exported.c")
-REPORTED = ("offline", "paper", "server", "search")
-"""Protocols by which the archive's best is chosen, the first that has one."""
+REPORTED = ("offline", "paper", "server")
+"""Protocols of reports, the headline first."""
 
 
 @dataclass(frozen=True)
@@ -33,40 +38,84 @@ class Saved:
     machine: str  # identity of the one on which it was verified and timed; empty where nobody said
 
 
-def to_text(kernel: Saved) -> str:
-    """A kernel as JSON."""
-    candidate = kernel.candidate
-    fields: dict[str, Any] = {
-        "format": FORMAT,
-        "task": str(kernel.gemm),
-        "machine": kernel.machine,
-        "proposer": candidate.proposer,
-        "family": candidate.family,
-        "schedule": dict(candidate.schedule),
-        "contract": _terms(candidate.source),
-        "source": candidate.source,
-    }
+@dataclass(frozen=True)
+class TorchsOwn:
+    """Torch's own product, where no kernel wins. It holds a name and no code."""
+
+    gemm: Gemm
+    baseline: str  # name of the strongest
+    why: str  # no kernel is handed out
+    machine: str
+
+
+def why_no_win(reports: Sequence[Trial]) -> str:
+    """Why a kernel does not win by its reports, the headline first; empty where it does.
+
+    It wins where the interval of its ratio to the strongest baseline lies above 1 in the headline, and below 1 in none.
+    """
+    ratios = [(trial, trial.timing, trial.timing.speedup) for trial in reports if trial.timing and trial.timing.speedup]
+    for number, (trial, timing, ratio) in enumerate(ratios):
+        if ratio.high < 1 or (number == 0 and ratio.low <= 1):
+            return (
+                f"the best kernel found has {ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of the speed of"
+                f" {timing.reference} ({trial.protocol}); its interval must lie above 1 to win"
+            )
+    return "" if ratios else "no kernel was timed beside all baselines after the search"
+
+
+def to_text(kernel: Saved | TorchsOwn) -> str:
+    """What is kept, as JSON."""
+    fields: dict[str, Any] = {"format": FORMAT, "task": str(kernel.gemm), "machine": kernel.machine}
+    if isinstance(kernel, TorchsOwn):
+        fields |= {"format": FORMAT_TORCH, "baseline": kernel.baseline, "why": kernel.why}
+    else:
+        candidate = kernel.candidate
+        fields |= {
+            "proposer": candidate.proposer,
+            "family": candidate.family,
+            "schedule": dict(candidate.schedule),
+            "contract": _terms(candidate.source),
+            "source": candidate.source,
+        }
     return json.dumps({**fields, "sha256": _digest(fields)}, indent=1) + "\n"
 
 
-def from_text(text: str) -> Saved:
-    """The kernel that `to_text` wrote; UserError where the text is another's or was changed. Runs nothing of it."""
+def from_text(text: str) -> Saved | TorchsOwn:
+    """What `to_text` wrote; UserError where the text is another's or was changed. Runs nothing of it."""
     try:
         fields = json.loads(text)
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise UserError(f"not a saved kernel: the file's format must be {FORMAT!r}")
+        if not isinstance(fields, dict) or fields.get("format") not in (FORMAT, FORMAT_TORCH):
+            raise UserError(f"not a saved kernel: the file's format must be {FORMAT!r} or {FORMAT_TORCH!r}")
         if fields.pop("sha256", None) != _digest(fields):
             raise UserError("the saved kernel was changed after it was written: its hash is another; save it again")
+        if fields["format"] == FORMAT_TORCH:
+            torch_baseline(fields["baseline"])
+            return TorchsOwn(Gemm.parse(fields["task"]), fields["baseline"], str(fields["why"]), fields["machine"])
         schedule = tuple((str(name), int(value)) for name, value in fields["schedule"].items())
         candidate = Candidate(fields["source"], fields["proposer"], schedule, fields["family"])
         if _terms(candidate.source) != fields["contract"]:
             raise UserError("the saved kernel's contract is not the one that its source states")
         return Saved(Gemm.parse(fields["task"]), candidate, fields["machine"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"not a saved kernel: {error}") from None
+        raise UserError(f"not a saved kernel, as `result.save` writes one: {error}") from None
 
 
-def write(kernel: Saved, path: Path) -> None:
+def torch_baseline(name: str) -> TorchProduct:
+    """A product of torch on the CPU by its baseline's name; UserError where that is another's."""
+    baseline = named(name)
+    if not isinstance(baseline, TorchProduct):
+        raise UserError(f"not a saved kernel: {name} is no product of torch on the CPU")
+    return baseline
+
+
+def path_of(given: object) -> Path:
+    """A path as a caller gives it; UserError where it is none."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise UserError(f"a path is a text or a pathlib.Path, not {short(given)}")
+    return Path(given)
+
+
+def write(kernel: Saved | TorchsOwn, path: Path) -> None:
     """Write a kernel's file; UserError where it cannot be written."""
     try:
         path.write_text(to_text(kernel))
@@ -74,12 +123,19 @@ def write(kernel: Saved, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def find(name: Path | str, archive: Path | str | None = None) -> Saved:
-    """A saved kernel by its file's path, or the archive's best for a shape on this machine."""
-    if isinstance(name, str) and not Path(name).exists():
-        if re.match(r"\d+x\d+x", name):
-            return _best(Gemm.parse(name), Path(archive or paths.default_archive()))
-        raise UserError(f"there is no file {name!r}; write a saved kernel's path, or a shape as in 512x512x512")
+def find(name: object, archive: Path | str | None = None) -> Saved | TorchsOwn:
+    """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
+    place = paths.default_archive() if archive is None else path_of(archive)
+    if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
+        if re.match(r"\s*\d+x\d+x", name):
+            return _best(Gemm.parse(name), place)
+        raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
+    if isinstance(name, Gemm | tuple | list):
+        task = tasks.read(name)
+        assert isinstance(task, Gemm)
+        return _best(task, place)
+    if not isinstance(name, str | os.PathLike):
+        raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
     try:
         return from_text(Path(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -129,20 +185,29 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     return library
 
 
-def _best(gemm: Gemm, path: Path) -> Saved:
+def _best(gemm: Gemm, path: Path) -> Saved | TorchsOwn:
     if not path.exists():
         raise UserError(f"there is no archive {path}; run `cuda-l2 optimize {gemm}` first")
     machine = detect().machine
     with Archive(path, reading=True) as archive:
-        for protocol in REPORTED:
-            for trial in archive.best(gemm, machine, protocol, count=100):
-                # what a language model wrote is loaded by its path alone, by somebody who has read it
-                if trial.candidate.schedule:
-                    return Saved(gemm, trial.candidate, machine)
-    raise UserError(
-        f"{path} has no kernel for {gemm} on {machine} that a schedule of this package wrote;"
-        f" run `cuda-l2 optimize {gemm}` first"
-    )
+        measured = [trial for protocol in REPORTED for trial in archive.trials(gemm, machine, protocol)]
+        # what a language model wrote is loaded by its path alone, by somebody who has read it
+        reports = [trial for trial in measured if trial.candidate.schedule and trial.speedup]
+        found = reports or [trial for trial in archive.best(gemm, machine, "search", 100) if trial.candidate.schedule]
+    if not found:
+        raise UserError(
+            f"{path} has no kernel for {gemm} on {machine} that a schedule of this package wrote;"
+            f" run `cuda-l2 optimize {gemm}` first"
+        )
+    # each search compares its winner with those of earlier ones side by side, so the latest report decides
+    latest = max(found, key=lambda trial: trial.created)
+    own = {trial.protocol: trial for trial in reports if trial.candidate.id == latest.candidate.id}  # the last of each
+    headline = next(iter(own.values()), latest)
+    why = why_no_win(list(own.values()))
+    if why:
+        assert headline.timing
+        return TorchsOwn(gemm, headline.timing.reference, why, machine)
+    return Saved(gemm, latest.candidate, machine)
 
 
 def _terms(source: str) -> dict[str, Any]:
@@ -156,13 +221,13 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def _header(name: str, kernel: Saved) -> str:
-    gemm = kernel.gemm
+    gemm, short = kernel.gemm, SHORT_DTYPES[kernel.gemm.dtype]
     b = f"{gemm.k} x {gemm.n} row-major" if gemm.layout == "nn" else f"{gemm.k} x {gemm.n} column-major"
     return f"""\
-/* C = A B in fp16, kernel {kernel.candidate.id}, written by cuda-l2 for {kernel.machine or "a machine not named"}.
+/* C = A B in {short}, kernel {kernel.candidate.id}, written by cuda-l2 for {kernel.machine or "a machine not named"}.
  *
  * a: {gemm.m} x {gemm.k} row-major; b: {b}; c: {gemm.m} x {gemm.n} row-major.
- * Elements are IEEE fp16 as 16-bit words, addresses multiples of 64, c apart from a and b.
+ * Elements are {short} as 16-bit words, addresses multiples of 64, c apart from a and b.
  * Returns 0, or the errno value with which its threads cannot be started. Calls from several threads take turns.
  * Link with -l{name} -pthread. */
 #pragma once

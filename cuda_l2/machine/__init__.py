@@ -9,8 +9,13 @@ if TYPE_CHECKING:
     from cuda_l2.machine._base import Target
 
 
+TARGETS = ("auto", "cpu", "cuda")
+
+
 def chosen(name: str) -> str:
-    """A target's name, where it is auto that of the GPU if there is one."""
+    """A target's name, where it is auto that of the GPU if there is one. UserError where there is no such target."""
+    if name not in TARGETS:
+        raise UserError(f"there is no target {name!r}; choose from {', '.join(TARGETS)}")
     if name == "auto":
         return "cuda" if gpu_present() else "cpu"
     return name
@@ -23,11 +28,9 @@ def detect(name: str = "auto") -> "Target":
         from cuda_l2.machine.cuda import target as cuda  # noqa: PLC0415 - loads torch
 
         return cuda.detect()
-    if name == "cpu":
-        from cuda_l2.machine.cpu import target as cpu  # noqa: PLC0415 - importing the package stays light
+    from cuda_l2.machine.cpu import target as cpu  # noqa: PLC0415 - importing the package stays light
 
-        return cpu.detect()
-    raise UserError(f"there is no target {name!r}; choose auto, cpu or cuda")
+    return cpu.detect()
 
 
 def gpu_present() -> bool:

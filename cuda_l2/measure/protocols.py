@@ -27,6 +27,11 @@ class Protocol:
     heat_s: float = 0.0  # a timed replay of what reaches the power limit takes this long, behind half of it
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
 
+    def least_s(self, launch_s: float, arms: int) -> float:
+        """The least time of a timing: a sample's launches fill a round, behind one that does not count."""
+        sample_s = launch_s + max(self.round_s, launch_s) + self.gap_s
+        return max(self.min_rounds * arms * sample_s, self.warmup_s + self.measure_s)
+
 
 HEAT_S = 0.004
 """So that a heavy kernel is timed at the clock that it leaves itself; between samples a heater keeps the chip busy."""

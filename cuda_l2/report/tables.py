@@ -12,6 +12,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.families._base import all_families
 from cuda_l2.library.product import overhead_us
+from cuda_l2.library.saved import REPORTED, why_no_win
 from cuda_l2.measure.other_work import noticed
 from cuda_l2.optimizer import Result
 from cuda_l2.records import (
@@ -71,13 +72,16 @@ def print_result(result: Result) -> None:
     columns = [column for protocol in reports for column in (protocol, "our speedup [95 %]")]
     table = Table("", *columns, title=f"{result.task} on {result.target.model}", title_justify="left")
     timings = [trial.timing for trial in reports.values() if trial.timing]
-    kind = "best kernel, dependent launch" if launches_early(best.candidate) else "best kernel"
+    kind = "best kernel found" if result.why_no_win else "best kernel"
+    kind += ", dependent launch" if launches_early(best.candidate) else ""
     table.add_row(kind, *_cells([(t.candidate, None) for t in timings]), style="bold")
     for name in [arm.name for arm in timings[0].baselines]:
         cells = _cells([(_arm(t, name), dict(t.speedups)[name]) for t in timings])
         marks = [mark for t in timings for mark in (" *" if name == t.reference else "", "")]
         table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
     console.print(table)
+    if result.why_no_win:
+        console.print(_no_win(result))
     laid_out = " that reads B as the shape lays it out" if result.task.product else ""
     console.print(
         f"* the strongest baseline{laid_out}. Times are medians; a baseline left out of the"
@@ -87,7 +91,7 @@ def print_result(result: Result) -> None:
         f"{_reached(result, timings[0])}; roofline bound {result.target.bound_us(result.task):.1f} us;"
         f" a call that does nothing takes {timings[0].empty_call_us:.2g} us"
     )
-    if said := _call_cost(result, timings[0]):
+    if result.wins and (said := _call_cost(result, timings[0])):
         console.print(said)
     console.print(
         f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
@@ -112,6 +116,18 @@ def print_result(result: Result) -> None:
     if search.interrupted:
         console.print("interrupted: figures are those the search chose by, not from a run of their own")
     console.print(f"source: {result.source_path}")
+
+
+def _no_win(result: Result) -> str:
+    """That nothing is faster than the baselines, and what to call then."""
+    led = "no kernel wins" if result.reports else "no winner is confirmed"
+    use = (
+        f"\nresult.kernel, result.save and cuda_l2.load give torch's own product ({result.handed_out}) until a search"
+        " finds a winner"
+        if result.handed_out
+        else "; keep what you call today"
+    )
+    return f"{led}: {result.why_no_win}{use}"
 
 
 def _reached(result: Result, timing: Timing) -> str:
@@ -249,6 +265,10 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
                     f"    against {trial.timing.reference}; {when} UTC, written by {trial.candidate.proposer}"
                 )
     best = trials[0]
+    reports = [trial for trial in trials if trial.candidate.id == best.candidate.id and trial.protocol in REPORTED]
+    here = [trial for trial in reports if trial.machine == best.machine]
+    if why := why_no_win(sorted(here, key=lambda trial: REPORTED.index(trial.protocol))):
+        console.print(f"no kernel wins: {why}" if reports else f"no winner is confirmed: {why}")
     family = next((f for f in all_families() if f.name == best.candidate.family), None)
     meanings = {choice.name: choice.help for choice in family.choices} if family else {}
     if family:
@@ -271,6 +291,9 @@ def result_json(result: Result) -> str:
             "gemm": str(result.task),
             "reports": {name: _plain(trial) for name, trial in result.reports.items()},
             "best": _plain(result.best) if result.best else None,
+            "wins": result.wins,
+            "why_no_win": result.why_no_win,
+            "handed_out": result.handed_out or None,
             **{name: getattr(result.search, name) for name in SEARCHED},
             "policy": result.search.summary,
             "source": str(result.source_path) if result.source_path else None,

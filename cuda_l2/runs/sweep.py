@@ -13,7 +13,7 @@ from cuda_l2.contract import ContractError
 from cuda_l2.families._base import families_for
 from cuda_l2.measure.baselines._base import named
 from cuda_l2.measure.protocols import SEARCH, brief
-from cuda_l2.optimizer import FINALISTS, Optimizer, Workbench
+from cuda_l2.optimizer import FINALISTS, LAUNCHES_OF_ONE_CHECK, Optimizer, Workbench
 from cuda_l2.propose._base import proposer_maker, space_for
 from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus, Trial
 from cuda_l2.rigs import ADAPTIVE, open_rig
@@ -32,6 +32,8 @@ AHEAD = 24
 """Shapes of a library whose kernels are being built while one is measured: together they share many."""
 FAILURES_IN_A_ROW = 5
 """So many shapes that fail one after the other end a run: then it is not the shapes."""
+LEAST_OF_SHAPE_S = 1.0
+"""Time of a shape beside its launches: inputs, processes, comparisons."""
 FAILED, SKIPPED, NO_KERNEL = "failed", "skipped", "no-kernel"
 TRIED_AGAIN = (FAILED, SKIPPED, NO_KERNEL, str(TimingStatus.BUSY))
 """By the next run; other outcomes are a kernel's, and a wrong result once is a wrong kernel."""
@@ -105,6 +107,22 @@ class Sweep(Closing):
     def pending(self, gemms: Sequence[Gemm], results: ResultsFile) -> list[Gemm]:
         """Shapes of which something is not measured yet; what the machine failed at is tried again."""
         return [gemm for gemm in gemms if self._missing(gemm, results)]
+
+    def least_s(self, gemms: Sequence[Gemm], results: ResultsFile) -> tuple[float, int]:
+        """The least time that shapes take, at the machine's measured peak, and how many of them its memory holds."""
+        total, feasible = 0.0, 0
+        for gemm in gemms:
+            try:
+                self._require_feasible(gemm)
+            except _CannotMeasure:
+                continue
+            feasible += 1
+            launch_s = self.rig.target.bound_us(gemm) * 1e-6
+            total += LEAST_OF_SHAPE_S + self.settings.budget_s
+            total += LAUNCHES_OF_ONE_CHECK * launch_s if self._kernels else 0.0
+            protocols = [self.rig.protocols[name] for name in self._missing(gemm, results)]
+            total += sum(each.least_s(launch_s, 2 if self._kernels else 1) for each in protocols)
+        return total, feasible
 
     def run(
         self,

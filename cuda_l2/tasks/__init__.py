@@ -1,11 +1,55 @@
 """Tasks by their texts: matrix products, definitions of our own, files of others. docs/tasks.md says how to add one."""
 
+import operator
 from pathlib import Path
 
 from cuda_l2.records import Gemm, Operation, Task
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.values import short
 from cuda_l2.tasks.optional import KERNELBENCH as KERNELBENCH
 from cuda_l2.tasks.optional import is_foreign as is_foreign
+
+TaskLike = str | Task | tuple[int, int, int]
+"""A task as a Python caller gives it."""
+
+
+def read(given: object, target: str = "cpu") -> Task:
+    """A task as a Python caller gives it: a record, its text, or M, N and K. UserError where it can be none."""
+    if isinstance(given, Gemm | Operation):
+        return given
+    if isinstance(given, str):
+        if "\n" in given.strip():
+            raise UserError(
+                f"a source stands where the task belongs: give the source first; the task is {short(given)}"
+            )
+        return parse(given, target)
+    if sizes := _sizes(given):
+        return Gemm(*sizes)
+    raise UserError(
+        "a task is a text as in '512x512x512:tn' or 'softmax:rows=64,columns=1000', a Gemm, or M, N and K as in"
+        f" (512, 512, 512), not {short(given)}"
+    )
+
+
+def several(given: object, target: str = "cpu") -> list[Task] | None:
+    """The tasks of a list or tuple, each as `read` takes it; None where the whole is one task, or none."""
+    if not isinstance(given, list | tuple) or _sizes(given):
+        return None
+    if not given:
+        raise UserError("no task is given: write one as in '512x512x512'")
+    return [read(each, target) for each in given]
+
+
+def _sizes(given: object) -> tuple[int, int, int] | None:
+    """M, N and K where it is three whole numbers, also of NumPy's or torch's."""
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(listed, list | tuple) or len(listed) != len("MNK"):
+        return None
+    try:
+        m, n, k = map(operator.index, listed)
+    except TypeError:
+        return None
+    return m, n, k
 
 
 def parse(text: str, target: str = "cpu", checkout: Path | None = None) -> Task:

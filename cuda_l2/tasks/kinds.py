@@ -173,8 +173,8 @@ class FileKind(OperationKind):
     what = (
         "compute what the forward of this file's Model returns, a task of KernelBench. The module is as its constructor"
         " makes it from get_init_inputs(), in training mode; inputs are forward's parameters, weights the module's"
-        " parameters and buffers, outputs what forward returns, in order. Buffers that the module changes stay as they"
-        " are."
+        " parameters and buffers, outputs what forward returns, in order, a complex tensor as real and imaginary"
+        " parts in a last dimension of 2. Buffers that the module changes stay as they are."
     )
 
     @abstractmethod
