@@ -5,8 +5,8 @@ The same object serves the search, `cuda-l2 check`, and `cuda_l2.evaluate` as a 
 
 import contextlib
 import datetime
+import math
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,9 @@ from typing import Any, overload
 from cuda_l2 import tasks
 from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
-from cuda_l2.measure.rounds import PATIENCE_S, Kernel
+from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import (
     Build,
     BuildStatus,
@@ -36,6 +37,8 @@ from cuda_l2.rigs import Rig, open_rig
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.steps import step
+from cuda_l2.system.text import counted
 from cuda_l2.version import __version__
 
 POOR = 0.9
@@ -57,19 +60,27 @@ class Evaluator(Closing):
         seed: int | None = None,
         rewards: RewardSettings = RewardSettings(),
         checker: Checker | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
+        self.clock = clock
         self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
-        self._bench = rig.open(task, self._seed)
+        with step("drawing inputs"):
+            self._bench = rig.open(task, self._seed)
         self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         """The best speedup known; a jump is relative to it."""
-        self.patience_s = PATIENCE_S
-        """How long a timing may wait while other work has the machine."""
+        self.ends = math.inf
+        """When timings are to have ended, by the clock; waiting for the machine's lock moves it on."""
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until timings are to have ended."""
+        return self.ends - self.clock.now()
 
     def recall(self, trials: Sequence[Trial]) -> None:
         """Take the best speedup of earlier trials as the one that jumps are relative to."""
@@ -77,16 +88,14 @@ class Evaluator(Closing):
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; each is awaited when it is taken."""
-        lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext(0.0)
-        with lock as queued_s:
-            self.queued_s += queued_s
-            start = time.perf_counter()
-            builds = self._bench.build(candidates)
+        what = f"compiling {counted(len(candidates), 'kernel')}"
+        with self._turn() if self.rig.builds_disturb else contextlib.nullcontext():
+            with self._stage("build", what):
+                builds = self._bench.build(candidates)
         for _ in candidates:
-            build = next(builds)
-            self.stage_seconds["build"] += time.perf_counter() - start
+            with self._stage("build", what):
+                build = next(builds)
             yield build
-            start = time.perf_counter()
 
     def judge(
         self, candidate: Candidate, build: Build, protocol: Protocol | None = None, *, full: bool = False
@@ -96,20 +105,15 @@ class Evaluator(Closing):
         verdict: Verdict | None = None
         timing: Timing | None = None
         review: Review | None = None
-        with machine_lock(self.rig.gpu) as queued_s:
-            self.queued_s += queued_s
+        with self._turn():
             if build.status is BuildStatus.BUILT:
-                start = time.perf_counter()
-                verdict = self._bench.verify(candidate, build, full=full)
-                self.stage_seconds["verify"] += time.perf_counter() - start
+                verdict = self._verified(candidate, build, full)
             if verdict and verdict.status is VerdictStatus.CORRECT:
-                start = time.perf_counter()
-                verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
-                self.stage_seconds["measure"] += time.perf_counter() - start
+                with self._stage("measure", "timing a kernel"):
+                    verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
         trial = self._trial(candidate, build, verdict, timing, review, protocol)
-        start = time.perf_counter()
-        trial = self._second_look(trial)  # takes the lock itself
-        self.stage_seconds["review"] += time.perf_counter() - start
+        with self._stage("review", "reviewing a kernel"):
+            trial = self._second_look(trial)  # takes the lock itself
         self.best_speedup = max(self.best_speedup, trial.speedup)
         return trial
 
@@ -120,35 +124,31 @@ class Evaluator(Closing):
         for candidate, build in zip(candidates, self.build(candidates), strict=True):
             yield self.judge(candidate, build, protocol, full=full)
 
-    def compare(self, candidates: Sequence[Candidate], protocol: Protocol) -> list[Trial]:
+    def compare(self, candidates: Sequence[Candidate], protocol: Protocol, *, full: bool = False) -> list[Trial]:
         """Trials of candidates that are timed side by side in one run: their figures can be compared with one another.
 
         Where one turns out wrong there, or their workspaces do not fit beside one another, each is timed by itself.
         """
         builds = list(self.build(candidates))
-        with machine_lock(self.rig.gpu) as queued_s:
-            self.queued_s += queued_s
-            start = time.perf_counter()
+        with self._turn():
             verdicts = [
-                self._bench.verify(candidate, build) if build.status is BuildStatus.BUILT else None
+                self._verified(candidate, build, full) if build.status is BuildStatus.BUILT else None
                 for candidate, build in zip(candidates, builds, strict=True)
             ]
-            self.stage_seconds["verify"] += time.perf_counter() - start
-            start = time.perf_counter()
             kernels = {
                 candidate.id: Kernel(candidate, build)
                 for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
                 if verdict and verdict.status is VerdictStatus.CORRECT
             }
             timings: dict[str, Timing] | None = {}
-            try:
-                timings = self._bench.time_kernels(kernels, protocol, 0.0, self.patience_s) if kernels else {}
-            except ContractError:
-                timings = None
-            self.stage_seconds["measure"] += time.perf_counter() - start
+            with self._stage("measure", f"timing {counted(len(kernels), 'kernel')} side by side"):
+                try:
+                    timings = self._bench.time_kernels(kernels, protocol, 0.0, self.left_s) if kernels else {}
+                except ContractError:
+                    timings = None
         told = (TimingStatus.MEASURED, TimingStatus.BUSY)
         if timings is None or any(timing.status not in told for timing in timings.values()):
-            return list(self.evaluate(candidates, protocol))
+            return list(self.evaluate(candidates, protocol, full=full))
         return [
             self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
             for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
@@ -157,11 +157,11 @@ class Evaluator(Closing):
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
         beat = POOR * self.best_speedup if protocol.selects else 0.0
-        return self._bench.time(candidate, build, protocol, beat, self.patience_s)
+        return self._bench.time(candidate, build, protocol, beat, self.left_s)
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
-        with machine_lock(self.rig.gpu):
+        with self._turn():
             return replace(trial, profile=self._bench.profile(trial.candidate, trial.build))
 
     @property
@@ -172,6 +172,29 @@ class Evaluator(Closing):
 
     def close(self) -> None:
         self._bench.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the machine's lock. What waiting for it takes is no stage's time, nor the search's or the report's."""
+        with machine_lock(self.rig.gpu) as queued_s:
+            self.queued_s += queued_s
+            self.ends += queued_s
+            yield
+
+    @contextlib.contextmanager
+    def _stage(self, name: str, what: str) -> Iterator[None]:
+        """Count the time of a stage, and show what it does."""
+        start = self.clock.now()
+        with step(what):
+            try:
+                yield
+            finally:
+                self.stage_seconds[name] += self.clock.now() - start
+
+    def _verified(self, candidate: Candidate, build: Build, full: bool = False) -> Verdict:
+        slow = " with sanitizers and stress builds" if full and self.target.name == "cuda" else ""
+        with self._stage("verify", f"checking a kernel{slow}"):
+            return self._bench.verify(candidate, build, full=full)
 
     def _trial(
         self,
@@ -210,6 +233,8 @@ class Evaluator(Closing):
         why = jump(timing.speedup.estimate, self.best_speedup)
         if why:
             return measure_again(why, timing, partial(self._on_fresh_inputs, candidate, build, protocol))
+        if self.left_s <= 0:  # the finalists are verified and timed again anyway
+            return verdict, timing, None
         self._bench.renew()
         second = self._bench.verify(candidate, build)
         if second.status is not VerdictStatus.CORRECT:

@@ -114,7 +114,7 @@ def _run_tasks(settings: BenchSettings) -> None:
 
         def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
             shown.close()  # the task before
-            live = shown.enter_context(LiveProgress(task, budget_s))
+            live = shown.enter_context(LiveProgress(task, most_s=optimizer.plan(task).most_s))
             return live.progress, live.stage
 
         results = []
@@ -150,7 +150,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
         )
         try:
             for gemm in gemms:
-                with LiveProgress(gemm, budget_s) as live:
+                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s) as live:
                     results.append(optimizer.optimize(gemm, live.progress, live.stage))
                 rows = [json.loads(result_json(result)) for result in results]
                 (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))

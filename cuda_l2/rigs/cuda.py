@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.product_memory import ProductMemory, library_outputs, other_layout
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
-from cuda_l2.measure.rounds import PATIENCE_S, Kernel, Terms
+from cuda_l2.measure.rounds import Kernel, Terms
 from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
 from cuda_l2.measure.timed_memory import TimedMemory
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
@@ -250,9 +251,9 @@ class CudaBench(Bench):
         kernels: Mapping[str, Kernel],
         protocol: Protocol,
         beat: float = 0.0,
-        patience_s: float = PATIENCE_S,
+        within_s: float = math.inf,
     ) -> dict[str, Timing]:
-        terms = Terms(protocol, self._rng, beat)
+        terms = Terms(protocol, self._rng, beat, within_s=within_s)
         measure = self._on_the_gpu(lambda: self._prepared(kernels, terms))
         return self._rig.steadily(lambda: self._on_the_gpu(measure))
 
