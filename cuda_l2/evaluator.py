@@ -89,9 +89,8 @@ class Evaluator(Closing):
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; each is awaited when it is taken."""
         what = f"compiling {counted(len(candidates), 'kernel')}"
-        with self._turn() if self.rig.builds_disturb else contextlib.nullcontext():
-            with self._stage("build", what):
-                builds = self._bench.build(candidates)
+        with self._turn() if self.rig.builds_disturb else contextlib.nullcontext(), self._stage("build", what):
+            builds = self._bench.build(candidates)
         for _ in candidates:
             with self._stage("build", what):
                 build = next(builds)

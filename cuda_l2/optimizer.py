@@ -246,9 +246,10 @@ class Optimizer(Workbench):
         *,
         spent_s: float = 0.0,
     ) -> tuple[Progress, Trial | None]:
-        """Search, then choose among the finalists; no winner where nothing is correct and timed, or the search is interrupted.
+        """Search, then choose among the finalists.
 
-        spent_s: time of the budget that is gone already; preparing the task's inputs counts too.
+        No winner where nothing is correct and timed, or the search is interrupted. spent_s: time of the budget that is
+        gone already; preparing the task's inputs counts too.
         """
         ends = self.clock.now() + self.settings.budget_s - spent_s
         report_s = self.plan(task).report_s

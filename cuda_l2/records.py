@@ -133,7 +133,8 @@ class Verdict:
     passed: tuple[str, ...] = ()  # checks that passed before
     rms_error: float = math.nan  # against fp64
     max_error: float = math.nan
-    baseline_deviation: float = math.nan  # the paper's bound: largest difference among baselines, reported only
+    max_allowed: float = math.nan  # largest bound on max_error that decided, of all inputs
+    baseline_deviation: float = math.nan  # the paper's bound: largest difference among baselines, decides nothing
     notes: tuple[str, ...] = ()  # what a reader should know besides
     seconds: float = 0.0
 

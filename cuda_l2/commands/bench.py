@@ -36,6 +36,9 @@ SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "tar
 """Settings that the table of searched shapes takes; all others go with a grid."""
 
 
+TASKS = Parameter(group="Over tasks")
+
+
 @Parameter(name="*", negative=())
 @dataclass(frozen=True)
 class BenchSettings(SweepSettings):
@@ -45,10 +48,10 @@ class BenchSettings(SweepSettings):
     """Tasks that are no matrix products: all, served (those that a kernel family serves on this machine), sample (of
     these some of each kind), groups, or tasks, as in reduction,gelu:rows=64,columns=512. Sizes left out are those for
     the machine."""
-    kernelbench: Path | None = None
+    kernelbench: Annotated[Path | None, TASKS] = None
     """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19; kernelbench/level1 is all of a level,
     kernelbench every file."""
-    trials: int | None = None
+    trials: Annotated[int | None, TASKS] = None
     """At most so many candidates a task."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
 

@@ -43,7 +43,7 @@ def command(
 
     began = CLOCK.now()
     with Stages("cuda-l2", quiet=settings.json) as stages:
-        stages.stage("loading PyTorch")
+        stages.stage("loading PyTorch", always=False)
 
         from cuda_l2.machine import chosen
 
@@ -52,7 +52,7 @@ def command(
         from cuda_l2.optimizer import Optimizer
         from cuda_l2.report.tables import print_result, result_json
 
-        stages.stage("preparing")
+        stages.stage("preparing", always=False)
         optimizer = Optimizer(settings)
     found = True
     with optimizer:

@@ -107,8 +107,9 @@ class SchedulePolicy(Proposer):
             self._update(group, torch.tensor(advantages))
 
     def summary(self) -> str:
-        skipped = counted(self.skipped_groups, "group")
-        return f"{counted(self.updates, 'update')}, {skipped} without variance skipped"
+        learnt = f"learnt from {counted(self.updates, 'group')} of kernels"
+        alike = f"; from {self.skipped_groups} more there was nothing to learn" if self.skipped_groups else ""
+        return learnt + alike if self.updates or alike else ""
 
     def state(self) -> bytes:
         buffer = io.BytesIO()

@@ -101,11 +101,12 @@ class Stages(Line):
     ) -> None:
         super().__init__(quiet, clock)
         self._task, self._most_s, self._stage = task, most_s, ""
-        self._started -= spent_s
+        self._last_line, self._started = self._started, self._started - spent_s
 
-    def stage(self, stage: str) -> None:
+    def stage(self, stage: str, always: bool = True) -> None:
+        """always: also where it may end before a line is due."""
         self._stage = stage
-        self.show("", always=True)
+        self.show("", always)
 
     def text(self) -> str:
         most = f" of at most {self._most_s:.0f} s" if math.isfinite(self._most_s) else ""
