@@ -31,7 +31,7 @@ from cuda_l2.records import (
     VerdictStatus,
 )
 from cuda_l2.review._base import Checker, weigh
-from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
+from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again, repeated
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig, open_rig
 from cuda_l2.system.closing import Closing
@@ -41,6 +41,10 @@ from cuda_l2.system.steps import step
 from cuda_l2.system.text import counted
 from cuda_l2.version import __version__
 
+TOLD = (TimingStatus.MEASURED, TimingStatus.BUSY)
+"""Of timings that say nothing against their candidate."""
+MOST_TOGETHER, TOGETHER_ROUNDS = 8, 10
+"""Candidates that are timed in one run, and its fewest rounds."""
 POOR = 0.9
 """Timing of a candidate in a search ends once its speedup is surely below this share of the best."""
 
@@ -128,30 +132,32 @@ class Evaluator(Closing):
 
         Where one turns out wrong there, or their workspaces do not fit beside one another, each is timed by itself.
         """
-        builds = list(self.build(candidates))
-        with self._turn():
-            verdicts = [
-                self._verified(candidate, build, full) if build.status is BuildStatus.BUILT else None
-                for candidate, build in zip(candidates, builds, strict=True)
-            ]
-            kernels = {
-                candidate.id: Kernel(candidate, build)
-                for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
-                if verdict and verdict.status is VerdictStatus.CORRECT
-            }
-            timings: dict[str, Timing] | None = {}
-            with self._stage("measure", f"timing {counted(len(kernels), 'kernel')} side by side"):
-                try:
-                    timings = self._bench.time_kernels(kernels, protocol, 0.0, self.left_s) if kernels else {}
-                except ContractError:
-                    timings = None
-        told = (TimingStatus.MEASURED, TimingStatus.BUSY)
-        if timings is None or any(timing.status not in told for timing in timings.values()):
-            return list(self.evaluate(candidates, protocol, full=full))
-        return [
-            self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
-            for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
-        ]
+        found = self._compared(candidates, protocol, full)
+        return list(self.evaluate(candidates, protocol, full=full)) if found is None else found
+
+    def together(self, candidates: Sequence[Candidate], protocol: Protocol, *, full: bool = False) -> list[Trial]:
+        """Trials whose rewards can be compared with one another, whatever the candidates' order.
+
+        On a CPU candidates are timed side by side, each round in new processes, and all of them again on fresh inputs
+        where one speedup is a jump; what spoils a run is left out of the next. On a GPU each is judged as if it were
+        the first.
+        """
+        if self.target.name != "cpu":
+            trials = []
+            for candidate, build in zip(candidates, self.build(candidates), strict=True):
+                self.best_speedup = 0.0
+                trials.append(self.judge(candidate, build, protocol, full=full))
+            return trials
+        protocol = replace(protocol, fresh=True, min_rounds=max(protocol.min_rounds, TOGETHER_ROUNDS))
+        found = self._compared(candidates, protocol, full)
+        if found is None:
+            found = list(self.evaluate(candidates, protocol, full=full))
+            good = [trial.candidate for trial in found if trial.timing and trial.timing.status in TOLD]
+            again = self._compared(good, protocol) if 1 < len(good) < len(found) else None
+            found = _in_place_of(found, again or [])
+        if any(jump(trial.speedup, 0.0) for trial in found):
+            found = self._together_again(found, protocol)
+        return [self._second_look(trial) for trial in found]
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
@@ -194,6 +200,43 @@ class Evaluator(Closing):
         slow = " with sanitizers and stress builds" if full and self.target.name == "cuda" else ""
         with self._stage("verify", f"checking a kernel{slow}"):
             return self._bench.verify(candidate, build, full=full)
+
+    def _compared(self, candidates: Sequence[Candidate], protocol: Protocol, full: bool = False) -> list[Trial] | None:
+        """Trials of candidates that are timed side by side; None where they cannot be, or one spoils the run."""
+        builds = list(self.build(candidates))
+        with self._turn():
+            verdicts = [
+                self._verified(candidate, build, full) if build.status is BuildStatus.BUILT else None
+                for candidate, build in zip(candidates, builds, strict=True)
+            ]
+            kernels = {
+                candidate.id: Kernel(candidate, build)
+                for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
+                if verdict and verdict.status is VerdictStatus.CORRECT
+            }
+            with self._stage("measure", f"timing {counted(len(kernels), 'kernel')} side by side"):
+                try:
+                    timings = self._bench.time_kernels(kernels, protocol, 0.0, self.left_s) if kernels else {}
+                except ContractError:
+                    return None
+        if any(timing.status not in TOLD for timing in timings.values()):
+            return None
+        return [
+            self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
+            for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
+        ]
+
+    def _together_again(self, trials: Sequence[Trial], protocol: Protocol) -> list[Trial]:
+        """Trials after one of them is a jump: verified and timed once more on fresh inputs, in more rounds.
+
+        The second figures count, but the first where they were lower by more than noise.
+        """
+        self._renewed()
+        longer = replace(self.rig.protocols[FINALS.name], name=protocol.name, fresh=True)
+        measured = [trial for trial in trials if trial.speedup]
+        again = self.compare([trial.candidate for trial in measured], longer)
+        decided = [repeated(first, second) for first, second in zip(measured, again, strict=True)]
+        return _in_place_of(trials, decided)
 
     def _trial(
         self,
@@ -244,14 +287,18 @@ class Evaluator(Closing):
         return verdict, timing, None
 
     def _on_fresh_inputs(self, candidate: Candidate, build: Build, protocol: Protocol) -> tuple[Verdict, Timing | None]:
-        self._seed += 1
-        self._bench.renew()
-        self._bench.redraw(self._seed)
+        self._renewed()
         verdict = self._bench.verify(candidate, build)
         if verdict.status is not VerdictStatus.CORRECT:
             return verdict, None
         longer = replace(self.rig.protocols[FINALS.name], name=protocol.name)
         return verdict, self.time(candidate, build, longer)
+
+    def _renewed(self) -> None:
+        """Let what comes next run in fresh processes on fresh inputs."""
+        self._seed += 1
+        self._bench.renew()
+        self._bench.redraw(self._seed)
 
     def _second_look(self, trial: Trial) -> Trial:
         """The trial after the review of a repeated jump by a second device and by the checker."""
@@ -266,6 +313,12 @@ class Evaluator(Closing):
             timing, review = weigh(timing, review, self._checker.name, opinion)
         value = trial.reward if review.counts else self.rewards.incorrect
         return replace(trial, timing=timing, review=review, reward=value)
+
+
+def _in_place_of(trials: Sequence[Trial], newer: Sequence[Trial]) -> list[Trial]:
+    """The trials, newer ones of the same candidates in their place."""
+    found = {trial.candidate.id: trial for trial in newer}
+    return [found.get(trial.candidate.id, trial) for trial in trials]
 
 
 @overload
@@ -303,7 +356,9 @@ def evaluate(
     """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
 
     task: as `tasks.parse` reads it, 512x512x512 or softmax:rows=64,columns=1000.
-    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock.
+    One source gives one Trial, a sequence gives a list; builds run in parallel. Timings hold the machine's lock. On a
+    CPU up to 8 sources are timed side by side in one run, so that the `reward_interval` of one kernel overlaps that of
+    an equal one. Where other work disturbed that run, status is `busy`, the reward NaN, and the reason says so.
     full: also the checks that are too slow for every candidate (sanitizers, stress builds).
     """
     task = tasks.parse(task, chosen(target)) if isinstance(task, str) else task
@@ -314,5 +369,8 @@ def evaluate(
         with Evaluator(task, rig, seed=seed, rewards=rewards) as evaluator:
             texts = [source] if isinstance(source, str) else source
             candidates = [Candidate(text.removeprefix("\ufeff")) for text in texts]
-            trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
-    return trials[0] if isinstance(source, str) else trials
+            parts = [candidates[i : i + MOST_TOGETHER] for i in range(0, len(candidates), MOST_TOGETHER)]
+            terms = rig.protocols[protocol]
+            if isinstance(source, str):
+                return next(evaluator.evaluate(candidates, terms, full=full))
+            return [trial for part in parts for trial in evaluator.together(part, terms, full=full)]

@@ -32,8 +32,7 @@ class Settings:
     """How to search, and how to report the winner."""
 
     budget_s: Annotated[float, BUDGET] = 60.0
-    """Time for a shape, as in 60s or 2m: preparing and searching. The report takes longer; the first line says how much.
-    """
+    """Time to prepare and search a shape, as in 60s or 2m. The report comes after it: the first line says how long."""
     trials: int | None = None
     """Largest number of candidates a shape."""
     policy: str = "schedule"
