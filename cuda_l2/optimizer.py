@@ -212,7 +212,7 @@ class Optimizer(Workbench):
             target.bound_us(task) * 1e-6,
             reported,
             compiles=compiles,
-            bounded=target.name == "cpu",
+            limited=target.name == "cpu",
         )
 
     def optimize(

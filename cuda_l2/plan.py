@@ -20,15 +20,14 @@ during the whole search."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """budget_s: preparing and searching. report_s: what follows. kernel_s: about what one kernel takes.
+    """budget_s: preparing and searching. report_s: at most what follows, infinite where nothing limits it.
 
-    bounded: whether the report ends in its time; else that is an estimate.
+    kernel_s: about what one kernel takes.
     """
 
     budget_s: float
     report_s: float
     kernel_s: float
-    bounded: bool = True
 
     @property
     def late(self) -> bool:
@@ -40,18 +39,23 @@ class Plan:
         return max(self.budget_s, self.kernel_s if self.late else 0.0) + self.report_s
 
     def __str__(self) -> str:
-        report = f"then {'at most' if self.bounded else 'about'} {self.report_s:.0f} s to compare and report the best"
+        limited = math.isfinite(self.report_s)
+        report = f"then at most {self.report_s:.0f} s to compare and report the best"
+        report = report if limited else "then a report, whose checks with sanitizers have no time limit"
         if self.late:
             return f"checking and timing one kernel takes about {self.kernel_s:.0f} s, longer than the budget; {report}"
         return f"{self.budget_s:g} s to prepare and search, {report}"
 
 
 def plan(
-    budget_s: float, bound_s: float, protocols: Iterable[Protocol], *, compiles: bool = False, bounded: bool = True
+    budget_s: float, bound_s: float, protocols: Iterable[Protocol], *, compiles: bool = False, limited: bool = True
 ) -> Plan:
-    """The plan of a task. bound_s: its roofline bound. protocols: of the report."""
+    """The plan of a task.
+
+    bound_s: its roofline bound. protocols: of the report. compiles: torch.compile is a baseline. limited: whether the
+    report has a time limit.
+    """
     fixed_s = sum(protocol.warmup_s + protocol.measure_s for protocol in protocols)
     extra_s = COMPILE_S / 2 if compiles else 0.0
-    report_s = REPORT_S + REPORT_LAUNCHES * bound_s + fixed_s + extra_s
-    kernel_s = KERNEL_S + KERNEL_LAUNCHES * bound_s + extra_s
-    return Plan(budget_s, 5.0 * math.ceil(report_s / 5.0), kernel_s, bounded)
+    report_s = 5.0 * math.ceil((REPORT_S + REPORT_LAUNCHES * bound_s + fixed_s + extra_s) / 5.0)
+    return Plan(budget_s, report_s if limited else math.inf, KERNEL_S + KERNEL_LAUNCHES * bound_s + extra_s)

@@ -192,7 +192,8 @@ def test_the_words_of_a_plan() -> None:
     said = str(plan(60.0, 1.3e-3, [OFFLINE, SERVER]))
     assert said == "60 s to prepare and search, then at most 30 s to compare and report the best"
     assert plan(60.0, 1.3e-3, [PAPER]).report_s >= 40.0 + plan(60.0, 1.3e-3, [OFFLINE]).report_s - 5.0
-    assert "then about" in str(plan(60.0, 1e-6, [OFFLINE], bounded=False))
+    unlimited = plan(60.0, 1e-6, [OFFLINE], limited=False)
+    assert "sanitizers have no time limit" in str(unlimited) and unlimited.most_s == math.inf
     assert Plan(10.0, 30.0, 12.0).late and not Plan(10.0, 30.0, 10.5).late
     assert plan(60.0, 0.1, [OFFLINE]).kernel_s == pytest.approx(KERNEL_S + 0.1 * KERNEL_LAUNCHES)
 

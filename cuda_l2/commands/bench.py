@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +24,9 @@ from cuda_l2.system.text import counted
 from cuda_l2.system.values import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from cuda_l2.plan import Plan
     from cuda_l2.records import Operation
     from cuda_l2.rigs import Rig
     from cuda_l2.search import Progress
@@ -149,7 +151,8 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
             optimizer.require_feasible(gemm)
         tell(
             f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
-            f" {_baselines(optimizer.rig)}; results go to {out}, trials to {archive}"
+            f" {_baselines(optimizer.rig)}{_most(optimizer.plan(gemm) for gemm in gemms)}; results go to {out}, trials"
+            f" to {archive}"
         )
         try:
             for gemm in gemms:
@@ -230,6 +233,14 @@ def _baselines(rig: "Rig") -> str:
     """The baselines that reports time, where a shape has them; names hold commas."""
     names = [each.name for each in rig.request.reported(product_baselines(rig.target.name))]
     return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
+
+
+def _most(plans: "Iterable[Plan]") -> str:
+    """How long all takes at most, where that is limited."""
+    from cuda_l2.report.live import duration
+
+    most_s = sum(plan.most_s for plan in plans)
+    return f"; at most {duration(most_s)} in all" if math.isfinite(most_s) else ""
 
 
 def _part(text: str) -> tuple[int, int]:

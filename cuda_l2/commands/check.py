@@ -174,6 +174,7 @@ def _judge(
     from cuda_l2 import contract
     from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
+    from cuda_l2.report.live import Stages
 
     if target == "auto":
         try:
@@ -183,4 +184,6 @@ def _judge(
     if full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = _wanted(task, chosen(target), checkout, reference)
-    return evaluate(text, wanted, protocol=protocol, target=target, full=full)
+    with Stages(wanted) as stages:
+        stages.stage("judging", always=False)
+        return evaluate(text, wanted, protocol=protocol, target=target, full=full)

@@ -46,10 +46,10 @@ class Line(Closing):
         return self
 
     def show(self, text: str, always: bool = False) -> None:
-        """always: also where the last line is younger than `EVERY_S`; the next line does not wait for this one."""
+        """always: also where the last line is younger than `EVERY_S`."""
         with self._writing:
             self._text = text
-            self._write(always)
+            self._write(always=always)
 
     def text(self) -> str:
         """What is shown now, without the step that runs."""
@@ -59,7 +59,7 @@ class Line(Closing):
         """Show the time that went by; called every second."""
         with self._writing:
             if self.text():
-                self._write()
+                self._write(brief=True)
 
     def close(self) -> None:
         self._ended.set()
@@ -67,15 +67,16 @@ class Line(Closing):
             self._ticker.join()
         self._live.stop()
 
-    def _write(self, always: bool = False) -> None:
+    def _write(self, *, always: bool = False, brief: bool = False) -> None:
+        """brief: where lines follow one another, only the first, which says what runs."""
         now, running = self._now(), steps.current()
         head, *rest = self.text().split("\n")
-        text = "\n".join([f"{head}: {running.at(now)}" if running else head, *rest])
+        head = f"{head}: {running.at(now)}" if running else head
         if self._live.is_started:
-            self._live.update(Text(text), refresh=True)
+            self._live.update(Text("\n".join([head, *rest])), refresh=True)
         elif not self._quiet and (always or now - self._last_line >= self.EVERY_S):
-            self._last_line = self._last_line if always else now
-            self._console.print(text.replace("\n  ", "; "), soft_wrap=True)
+            self._last_line = now
+            self._console.print("; ".join([head, *(() if brief else map(str.strip, rest))]), soft_wrap=True)
 
     def _tick_on(self) -> None:
         while not self._ended.wait(TICK_S):
@@ -105,8 +106,9 @@ class Stages(Line):
 
     def stage(self, stage: str, always: bool = True) -> None:
         """always: also where it may end before a line is due."""
-        self._stage = stage
-        self.show("", always)
+        with self._writing:
+            self._stage = stage
+            self._write(always=always, brief=True)
 
     def text(self) -> str:
         most = f" of at most {self._most_s:.0f} s" if math.isfinite(self._most_s) else ""
