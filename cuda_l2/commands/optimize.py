@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Search for the fastest correct kernel of each shape, then report it from another run.
 
-    Exits with 1 where no correct kernel was found.
+    Exits with 1 where no correct kernel was found, or other work left no time to be measured.
 
     Parameters
     ----------

@@ -38,8 +38,8 @@ def markdown(results: list[Result]) -> str:
     environment = next((trial.environment for result in results for trial in result.reports.values()), {})
     notes = [
         "",
-        f"Loop overhead (all but building, verifying, timing): at most {overhead:.1%} of a search's wall time.",
-        "Candidates: " + ", ".join(f"{r.task}: {r.search.proposed}" for r in results) + ".",
+        f"All but compiling, checking and timing kernels took at most {overhead:.1%} of a search's time.",
+        "Kernels tried: " + ", ".join(f"{r.task}: {r.search.proposed}" for r in results) + ".",
         "Machine: " + ", ".join(f"{name} {value}" for name, value in environment.items() if name != "flags") + ".",
     ]
     if missing:
