@@ -203,7 +203,7 @@ class Rounds(ABC):
                 continue
             for name in names:
                 self.launches[name] += parts * count
-            if number >= LEAST_ROUNDS and self.clock.now() >= self.ends:
+            if number >= LEAST_ROUNDS and math.isfinite(self.ends) and self.clock.now() >= self.ends:
                 break
             if protocol.measure_s:
                 if self.clock.now() - started >= protocol.measure_s and number >= protocol.min_rounds:
