@@ -139,7 +139,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     require_writable(out / "table.md")
 
     from cuda_l2.optimizer import Optimizer
-    from cuda_l2.report.bench import markdown
+    from cuda_l2.report.bench import markdown, print_results
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.tables import result_json
 
@@ -164,9 +164,9 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
                     break
         finally:  # also where an error ends the run
             if results:
-                text = markdown(results)
-                (out / f"table-{stamp}.md").write_text(text)
-                print(text)
+                (out / f"table-{stamp}.md").write_text(markdown(results))
+                print_results(results)
+                print(f"with baselines and the machine: {out / f'table-{stamp}.md'}")
 
 
 def _run_grid(settings: BenchSettings) -> None:

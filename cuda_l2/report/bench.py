@@ -2,8 +2,11 @@
 
 from statistics import geometric_mean
 
+from rich.table import Table
+
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Interval
+from cuda_l2.report.tables import open_console
 from cuda_l2.system.files import markdown_table
 
 HEAD = (
@@ -45,6 +48,28 @@ def markdown(results: list[Result]) -> str:
     if missing:
         notes.append("Without a report: " + ", ".join(missing) + ".")
     return "\n".join([*markdown_table(HEAD, rows), *notes]) + "\n"
+
+
+def print_results(results: list[Result]) -> None:
+    """The same in 80 columns, without what only a file has room for."""
+    table = Table("shape", "ours", "offline speedup", "server speedup")
+    ratios = []
+    for result in results:
+        timings = {name: trial.timing for name, trial in result.reports.items()}
+        offline = timings.get("offline")
+        ours = f"{offline.candidate.latency_us.estimate:.3g} us" if offline and offline.candidate else "-"
+        speedups = [timing.speedup if timing else None for timing in (offline, timings.get("server"))]
+        ratios += [speedups[0].estimate] if speedups[0] else []
+        table.add_row(str(result.task), ours, *(_short(speedup) if speedup else "-" for speedup in speedups))
+    if ratios:
+        table.add_row("geometric mean", "", f"{geometric_mean(ratios):.2f}", "")
+    console = open_console()
+    console.print(table)
+    console.print("Speedups are over the strongest baseline, with 95 % intervals. -: not measured.")
+
+
+def _short(ratio: Interval) -> str:
+    return f"{ratio.estimate:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def _ratio(ratio: Interval) -> str:

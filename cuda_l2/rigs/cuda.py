@@ -36,6 +36,7 @@ from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.steps import step
 from cuda_l2.tasks.cases import in_full_precision
 from cuda_l2.tasks.kinds import Home, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
@@ -232,7 +233,8 @@ class CudaBench(Bench):
             return self._on_the_gpu(lambda: verify(open_session, all_checks(), full=full))
 
         if rig.tunes:
-            self._on_the_gpu(lambda: self._memory(rotates=False).tune())
+            with step("timing the libraries' algorithms"):
+                self._on_the_gpu(lambda: self._memory(rotates=False).tune())
         verdict = judged()
         if verdict.check == deviation.CHECK.name and not self._on_the_gpu(lambda: self._memory(rotates=False).tuned):
             self._on_the_gpu(lambda: self._memory(rotates=False).tune())
@@ -291,7 +293,8 @@ class CudaBench(Bench):
         require_timed(task, protocol)
         self._arena(protocol.rotates).select(task)
         memory = self._memory(protocol.rotates)
-        memory.tune()
+        with step("timing the libraries' algorithms"):
+            memory.tune()
         wanted = strongest_first(memory.available(), task)
         if protocol.selects:
             wanted = [baseline for baseline in wanted if not baseline.compiled]
