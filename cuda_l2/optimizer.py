@@ -35,6 +35,7 @@ from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.steps import step
 
 FINALISTS = 3
 LAUNCHES_OF_ONE_CHECK = 25
@@ -263,7 +264,8 @@ class Optimizer(Workbench):
 
         with self.evaluator(task) as evaluator:
             on_stage("searching")
-            proposer = self._proposer(evaluator, lambda: list(history.values()), on_stage)
+            with step("opening the policy"):
+                proposer = self._proposer(evaluator, lambda: list(history.values()), on_stage)
             progress = search(
                 evaluator,
                 proposer,

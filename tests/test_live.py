@@ -115,4 +115,6 @@ def test_waiting_for_another_search_is_said(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(lock.fcntl, "flock", scripted)
     with lock.machine_lock():
-        assert waited == ["waiting for the turn of another cuda-l2 on this machine"] and steps.current() is None
+        assert (
+            waited == ["waiting for another cuda-l2 on this machine, on top of the budget"] and steps.current() is None
+        )

@@ -107,9 +107,9 @@ class SchedulePolicy(Proposer):
             self._update(group, torch.tensor(advantages))
 
     def summary(self) -> str:
-        learnt = f"learnt from {counted(self.updates, 'group')} of kernels"
-        alike = f"; from {self.skipped_groups} more there was nothing to learn" if self.skipped_groups else ""
-        return learnt + alike if self.updates or alike else ""
+        if not self.updates:
+            return "too few different results to learn from" if self.skipped_groups else ""
+        return f"learnt from {counted(self.updates, 'group')} of kernels"
 
     def state(self) -> bytes:
         buffer = io.BytesIO()

@@ -38,6 +38,6 @@ def held(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[Path]:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            with step("waiting for the turn of another cuda-l2 on this machine"):
+            with step("waiting for another cuda-l2 on this machine, on top of the budget"):
                 fcntl.flock(file, kind)
         yield path
