@@ -45,7 +45,7 @@ def agree(trials: list[Trial]) -> bool:
     )
 
 
-@pytest.mark.parametrize("share", [0.8, 0.2], ids=["no jump", "a jump"])
+@pytest.mark.parametrize("share", [0.8, pytest.param(0.2, marks=pytest.mark.full)], ids=["no jump", "a jump"])
 def test_eight_equal_kernels_have_equal_rewards(share: float, alike: Any) -> None:
     alike(share)
     trials = evaluate(EIGHT, GEMM, target="cpu")
