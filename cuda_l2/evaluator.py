@@ -5,8 +5,8 @@ The same object serves the search, `cuda-l2 check`, and `cuda_l2.evaluate` as a 
 
 import contextlib
 import datetime
+import math
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,9 @@ from typing import Any, overload
 from cuda_l2 import sources, tasks
 from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.protocols import FINALS, SEARCH, Protocol
-from cuda_l2.measure.rounds import PATIENCE_S, Kernel
+from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import (
     Build,
     BuildStatus,
@@ -30,16 +31,22 @@ from cuda_l2.records import (
     VerdictStatus,
 )
 from cuda_l2.review._base import Checker, weigh
-from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
+from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again, repeated
 from cuda_l2.reward import RewardSettings, count_tokens, reward
 from cuda_l2.rigs import Rig, open_rig
 from cuda_l2.sources import Source
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
+from cuda_l2.system.steps import step
+from cuda_l2.system.text import counted
 from cuda_l2.system.values import require
 from cuda_l2.version import __version__
 
+TOLD = (TimingStatus.MEASURED, TimingStatus.BUSY)
+"""Of timings that say nothing against their candidate."""
+MOST_TOGETHER, TOGETHER_ROUNDS = 8, 10
+"""Candidates that are timed in one run, and its fewest rounds."""
 POOR = 0.9
 """Timing of a candidate in a search ends once its speedup is surely below this share of the best."""
 
@@ -59,19 +66,27 @@ class Evaluator(Closing):
         seed: int | None = None,
         rewards: RewardSettings = RewardSettings(),
         checker: Checker | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
+        self.clock = clock
         self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
-        self._bench = rig.open(task, self._seed)
+        with step("drawing inputs"):
+            self._bench = rig.open(task, self._seed)
         self._checker = checker
         self._environment: dict[str, Any] = {}
         self.best_speedup = 0.0
         """The best speedup known; a jump is relative to it."""
-        self.patience_s = PATIENCE_S
-        """How long a timing may wait while other work has the machine."""
+        self.ends = math.inf
+        """When timings are to have ended, by the clock; waiting for the machine's lock moves it on."""
         self.stage_seconds = {"build": 0.0, "verify": 0.0, "measure": 0.0, "review": 0.0}
         self.queued_s = 0.0
         """Time spent waiting for the machine's lock; it belongs to no stage."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until timings are to have ended."""
+        return self.ends - self.clock.now()
 
     def recall(self, trials: Sequence[Trial]) -> None:
         """Take the best speedup of earlier trials as the one that jumps are relative to."""
@@ -79,16 +94,13 @@ class Evaluator(Closing):
 
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         """Builds in order; each is awaited when it is taken."""
-        lock = machine_lock(self.rig.gpu) if self.rig.builds_disturb else contextlib.nullcontext(0.0)
-        with lock as queued_s:
-            self.queued_s += queued_s
-            start = time.perf_counter()
+        what = f"compiling {counted(len(candidates), 'kernel')}"
+        with self._turn() if self.rig.builds_disturb else contextlib.nullcontext(), self._stage("build", what):
             builds = self._bench.build(candidates)
         for _ in candidates:
-            build = next(builds)
-            self.stage_seconds["build"] += time.perf_counter() - start
+            with self._stage("build", what):
+                build = next(builds)
             yield build
-            start = time.perf_counter()
 
     def judge(
         self, candidate: Candidate, build: Build, protocol: Protocol | None = None, *, full: bool = False
@@ -98,20 +110,15 @@ class Evaluator(Closing):
         verdict: Verdict | None = None
         timing: Timing | None = None
         review: Review | None = None
-        with machine_lock(self.rig.gpu) as queued_s:
-            self.queued_s += queued_s
+        with self._turn():
             if build.status is BuildStatus.BUILT:
-                start = time.perf_counter()
-                verdict = self._bench.verify(candidate, build, full=full)
-                self.stage_seconds["verify"] += time.perf_counter() - start
+                verdict = self._verified(candidate, build, full)
             if verdict and verdict.status is VerdictStatus.CORRECT:
-                start = time.perf_counter()
-                verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
-                self.stage_seconds["measure"] += time.perf_counter() - start
+                with self._stage("measure", "timing a kernel"):
+                    verdict, timing, review = self._confirmed(candidate, build, verdict, protocol)
         trial = self._trial(candidate, build, verdict, timing, review, protocol)
-        start = time.perf_counter()
-        trial = self._second_look(trial)  # takes the lock itself
-        self.stage_seconds["review"] += time.perf_counter() - start
+        with self._stage("review", "reviewing a kernel"):
+            trial = self._second_look(trial)  # takes the lock itself
         self.best_speedup = max(self.best_speedup, trial.speedup)
         return trial
 
@@ -122,48 +129,46 @@ class Evaluator(Closing):
         for candidate, build in zip(candidates, self.build(candidates), strict=True):
             yield self.judge(candidate, build, protocol, full=full)
 
-    def compare(self, candidates: Sequence[Candidate], protocol: Protocol) -> list[Trial]:
+    def compare(self, candidates: Sequence[Candidate], protocol: Protocol, *, full: bool = False) -> list[Trial]:
         """Trials of candidates that are timed side by side in one run: their figures can be compared with one another.
 
         Where one turns out wrong there, or their workspaces do not fit beside one another, each is timed by itself.
         """
-        builds = list(self.build(candidates))
-        with machine_lock(self.rig.gpu) as queued_s:
-            self.queued_s += queued_s
-            start = time.perf_counter()
-            verdicts = [
-                self._bench.verify(candidate, build) if build.status is BuildStatus.BUILT else None
-                for candidate, build in zip(candidates, builds, strict=True)
-            ]
-            self.stage_seconds["verify"] += time.perf_counter() - start
-            start = time.perf_counter()
-            kernels = {
-                candidate.id: Kernel(candidate, build)
-                for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
-                if verdict and verdict.status is VerdictStatus.CORRECT
-            }
-            timings: dict[str, Timing] | None = {}
-            try:
-                timings = self._bench.time_kernels(kernels, protocol, 0.0, self.patience_s) if kernels else {}
-            except ContractError:
-                timings = None
-            self.stage_seconds["measure"] += time.perf_counter() - start
-        told = (TimingStatus.MEASURED, TimingStatus.BUSY)
-        if timings is None or any(timing.status not in told for timing in timings.values()):
-            return list(self.evaluate(candidates, protocol))
-        return [
-            self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
-            for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
-        ]
+        found = self._compared(candidates, protocol, full)
+        return list(self.evaluate(candidates, protocol, full=full)) if found is None else found
+
+    def together(self, candidates: Sequence[Candidate], protocol: Protocol, *, full: bool = False) -> list[Trial]:
+        """Trials whose rewards can be compared with one another, whatever the candidates' order.
+
+        On a CPU candidates are timed side by side, each round in new processes, and all of them again on fresh inputs
+        where one speedup is a jump; what spoils a run is left out of the next. On a GPU each is judged as if it were
+        the first.
+        """
+        if self.target.name != "cpu":
+            trials = []
+            for candidate, build in zip(candidates, self.build(candidates), strict=True):
+                self.best_speedup = 0.0
+                trials.append(self.judge(candidate, build, protocol, full=full))
+            return trials
+        protocol = replace(protocol, fresh=True, min_rounds=max(protocol.min_rounds, TOGETHER_ROUNDS))
+        found = self._compared(candidates, protocol, full)
+        if found is None:
+            found = list(self.evaluate(candidates, protocol, full=full))
+            good = [trial.candidate for trial in found if trial.timing and trial.timing.status in TOLD]
+            again = self._compared(good, protocol) if 1 < len(good) < len(found) else None
+            found = _in_place_of(found, again or [])
+        if any(jump(trial.speedup, 0.0) for trial in found):
+            found = self._together_again(found, protocol)
+        return [self._second_look(trial) for trial in found]
 
     def time(self, candidate: Candidate, build: Build, protocol: Protocol) -> Timing:
         """Time a correct candidate; a search cuts the timing of a poor one short."""
         beat = POOR * self.best_speedup if protocol.selects else 0.0
-        return self._bench.time(candidate, build, protocol, beat, self.patience_s)
+        return self._bench.time(candidate, build, protocol, beat, self.left_s)
 
     def profile(self, trial: Trial) -> Trial:
         """The trial with the hardware's counters of its candidate; UserError where they cannot be read."""
-        with machine_lock(self.rig.gpu):
+        with self._turn():
             return replace(trial, profile=self._bench.profile(trial.candidate, trial.build))
 
     @property
@@ -174,6 +179,66 @@ class Evaluator(Closing):
 
     def close(self) -> None:
         self._bench.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the machine's lock. What waiting for it takes is no stage's time, nor the search's or the report's."""
+        with machine_lock(self.rig.gpu) as queued_s:
+            self.queued_s += queued_s
+            self.ends += queued_s
+            yield
+
+    @contextlib.contextmanager
+    def _stage(self, name: str, what: str) -> Iterator[None]:
+        """Count the time of a stage, and show what it does."""
+        start = self.clock.now()
+        with step(what):
+            try:
+                yield
+            finally:
+                self.stage_seconds[name] += self.clock.now() - start
+
+    def _verified(self, candidate: Candidate, build: Build, full: bool = False) -> Verdict:
+        slow = " with sanitizers and stress builds" if full and self.target.name == "cuda" else ""
+        with self._stage("verify", f"checking a kernel{slow}"):
+            return self._bench.verify(candidate, build, full=full)
+
+    def _compared(self, candidates: Sequence[Candidate], protocol: Protocol, full: bool = False) -> list[Trial] | None:
+        """Trials of candidates that are timed side by side; None where they cannot be, or one spoils the run."""
+        builds = list(self.build(candidates))
+        with self._turn():
+            verdicts = [
+                self._verified(candidate, build, full) if build.status is BuildStatus.BUILT else None
+                for candidate, build in zip(candidates, builds, strict=True)
+            ]
+            kernels = {
+                candidate.id: Kernel(candidate, build)
+                for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
+                if verdict and verdict.status is VerdictStatus.CORRECT
+            }
+            with self._stage("measure", f"timing {counted(len(kernels), 'kernel')} side by side"):
+                try:
+                    timings = self._bench.time_kernels(kernels, protocol, 0.0, self.left_s) if kernels else {}
+                except ContractError:
+                    return None
+        if any(timing.status not in TOLD for timing in timings.values()):
+            return None
+        return [
+            self._trial(candidate, build, verdict, timings.get(candidate.id), None, protocol)
+            for candidate, build, verdict in zip(candidates, builds, verdicts, strict=True)
+        ]
+
+    def _together_again(self, trials: Sequence[Trial], protocol: Protocol) -> list[Trial]:
+        """Trials after one of them is a jump: verified and timed once more on fresh inputs, in more rounds.
+
+        The second figures count, but the first where they were lower by more than noise.
+        """
+        self._renewed()
+        longer = replace(self.rig.protocols[FINALS.name], name=protocol.name, fresh=True)
+        measured = [trial for trial in trials if trial.speedup]
+        again = self.compare([trial.candidate for trial in measured], longer)
+        decided = [repeated(first, second) for first, second in zip(measured, again, strict=True)]
+        return _in_place_of(trials, decided)
 
     def _trial(
         self,
@@ -212,6 +277,8 @@ class Evaluator(Closing):
         why = jump(timing.speedup.estimate, self.best_speedup)
         if why:
             return measure_again(why, timing, partial(self._on_fresh_inputs, candidate, build, protocol))
+        if self.left_s <= 0:  # the finalists are verified and timed again anyway
+            return verdict, timing, None
         self._bench.renew()
         second = self._bench.verify(candidate, build)
         if second.status is not VerdictStatus.CORRECT:
@@ -222,14 +289,18 @@ class Evaluator(Closing):
         return verdict, timing, None
 
     def _on_fresh_inputs(self, candidate: Candidate, build: Build, protocol: Protocol) -> tuple[Verdict, Timing | None]:
-        self._seed += 1
-        self._bench.renew()
-        self._bench.redraw(self._seed)
+        self._renewed()
         verdict = self._bench.verify(candidate, build)
         if verdict.status is not VerdictStatus.CORRECT:
             return verdict, None
         longer = replace(self.rig.protocols[FINALS.name], name=protocol.name)
         return verdict, self.time(candidate, build, longer)
+
+    def _renewed(self) -> None:
+        """Let what comes next run in fresh processes on fresh inputs."""
+        self._seed += 1
+        self._bench.renew()
+        self._bench.redraw(self._seed)
 
     def _second_look(self, trial: Trial) -> Trial:
         """The trial after the review of a repeated jump by a second device and by the checker."""
@@ -244,6 +315,12 @@ class Evaluator(Closing):
             timing, review = weigh(timing, review, self._checker.name, opinion)
         value = trial.reward if review.counts else self.rewards.incorrect
         return replace(trial, timing=timing, review=review, reward=value)
+
+
+def _in_place_of(trials: Sequence[Trial], newer: Sequence[Trial]) -> list[Trial]:
+    """The trials, newer ones of the same candidates in their place."""
+    found = {trial.candidate.id: trial for trial in newer}
+    return [found.get(trial.candidate.id, trial) for trial in trials]
 
 
 @overload
@@ -284,8 +361,10 @@ def evaluate(
     builds run in parallel. task: as `tasks.read` takes it, 512x512x512 or softmax:rows=64,columns=1000.
     target: cpu, cuda, or auto for the one that the sources' contracts name. A trainer names it, so that a source for
     another machine is the author's mistake, and has the reward of one.
-    Timings hold the machine's lock. full: also the checks that are too slow for every candidate (sanitizers, stress
-    builds). UserError where what is asked for cannot be judged at all; it says what to do.
+    Timings hold the machine's lock. On a CPU up to 8 sources are timed side by side in one run, so that the
+    `reward_interval` of one kernel overlaps that of an equal one. Where other work disturbed that run, status is
+    `busy`, the reward NaN, and the reason says so. full: also the checks that are too slow for every candidate
+    (sanitizers, stress builds). UserError where what is asked for cannot be judged at all; it says what to do.
     """
     several = isinstance(source, list | tuple)
     texts = sources.read(source)
@@ -301,5 +380,8 @@ def evaluate(
         rig.reports(wanted, [protocol])
         with Evaluator(wanted, rig, seed=seed, rewards=rewards) as evaluator:
             candidates = [Candidate(text) for text in texts]
-            trials = list(evaluator.evaluate(candidates, rig.protocols[protocol], full=full))
-    return trials if several else trials[0]
+            parts = [candidates[i : i + MOST_TOGETHER] for i in range(0, len(candidates), MOST_TOGETHER)]
+            terms = rig.protocols[protocol]
+            if not several:
+                return next(evaluator.evaluate(candidates, terms, full=full))
+            return [trial for part in parts for trial in evaluator.together(part, terms, full=full)]

@@ -1,6 +1,7 @@
 """The main job: search for a task's best kernel, then report it from another run on other inputs."""
 
 import contextlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,11 @@ from cuda_l2.library.saved import TorchsOwn, why_no_win
 from cuda_l2.llm._base import is_model
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
+from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.measure.profile import summary
 from cuda_l2.measure.protocols import FINALS, SEARCH
+from cuda_l2.plan import CHOICE, LATE_CHOICE, Plan, plan
 from cuda_l2.propose._base import Proposer, proposer_maker
 from cuda_l2.propose._policy import default_candidates, open_policy
 from cuda_l2.records import Candidate, Task, TimingStatus, Trial, VerdictStatus
@@ -32,6 +36,7 @@ from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.steps import step
 from cuda_l2.system.values import seconds
 
 FINALISTS = 3
@@ -49,7 +54,7 @@ class Result:
     reports: dict[str, Trial]  # by protocol, from runs after the search on other inputs; empty if interrupted
     source_path: Path | None
     not_reported: str = ""
-    """Why a report is missing, where other work had the machine."""
+    """Why a report is missing, where other work had the machine or the time was up."""
 
     @property
     def best(self) -> Trial | None:
@@ -115,20 +120,26 @@ class Workbench(Closing):
     """A machine and the archive of what was found on it, shared by several tasks. A context manager."""
 
     def __init__(
-        self, archive: Archive, rig: Rig, checker: Checker | None = None, *, trusts_models: bool = False
+        self,
+        archive: Archive,
+        rig: Rig,
+        checker: Checker | None = None,
+        *,
+        trusts_models: bool = False,
+        clock: Clock = CLOCK,
     ) -> None:
         """trusts_models: whether what models wrote in earlier searches may run where there is no sandbox."""
-        self.archive, self.rig, self.target = archive, rig, rig.target
+        self.archive, self.rig, self.target, self.clock = archive, rig, rig.target, clock
         self._checker, self._trusts_models = checker, trusts_models
 
     def evaluator(self, task: Task) -> Evaluator:
         """The stages for one task."""
-        return Evaluator(task, self.rig, checker=self._checker)
+        return Evaluator(task, self.rig, checker=self._checker, clock=self.clock)
 
-    def choose(self, evaluator: Evaluator, found: Sequence[Trial] = ()) -> Trial:
+    def choose(self, evaluator: Evaluator, found: Sequence[Trial] = ()) -> Trial | None:
         """The fastest of what was found, what the archive knows and the default, timed side by side once more.
 
-        So no lucky timing wins, nor a figure of another hour.
+        So no lucky timing wins, nor a figure of another hour. None where nothing has a time, now or before.
         """
         measured = {trial.candidate.id: trial for trial in found if trial.timing and trial.speedup}
         stored = {
@@ -145,17 +156,29 @@ class Workbench(Closing):
         else:  # where the clocks of two runs drifted apart, they are repeated
             trials = list(evaluator.evaluate(list(wanted.values()), protocol))
         best = max(trials, key=lambda trial: trial.speedup)
-        return best if best.speedup else finalists[0]
+        return best if best.speedup else next(iter(finalists), None)
 
     def report(
-        self, winner: Trial, protocols: Sequence[str], on_stage: Callable[[str], None], *, full: bool = True
+        self,
+        winner: Trial,
+        protocols: Sequence[str],
+        on_stage: Callable[[str], None],
+        *,
+        full: bool = True,
+        within_s: float = math.inf,
     ) -> Iterator[Trial]:
         """Verify and time a winner anew, on inputs it has not met, under one protocol after the other.
 
-        full: also by the checks that are too slow for a search, once.
+        full: also by the checks that are too slow for a search, once. within_s: for all of them; a protocol whose time
+        is up before it begins is left out, but never the first.
         """
+        began = self.clock.now()
         with self.evaluator(winner.task) as evaluator:
-            for name in protocols:
+            for number, name in enumerate(protocols):
+                left_s = within_s - (self.clock.now() - began - evaluator.queued_s)
+                if number and left_s <= 0:
+                    return
+                evaluator.ends = self.clock.now() + left_s / (len(protocols) - number)
                 on_stage(name)
                 slow = full and name == protocols[0]
                 (trial,) = evaluator.evaluate([winner.candidate], self.rig.protocols[name], full=slow)
@@ -176,7 +199,9 @@ class Workbench(Closing):
 class Optimizer(Workbench):
     """Searches for the best kernels of one task after another. A context manager."""
 
-    def __init__(self, settings: Settings = Settings(), request: Request | None = None) -> None:
+    def __init__(
+        self, settings: Settings = Settings(), request: Request | None = None, *, clock: Clock = CLOCK
+    ) -> None:
         """request: what is asked of the rig, beyond what the settings say."""
         self.settings = settings
         self._rng = np.random.default_rng(settings.seed)
@@ -195,7 +220,7 @@ class Optimizer(Workbench):
             rig = stack.enter_context(open_rig(settings.target, request))
             rig.require_tools()
             self._held = stack.pop_all()
-        super().__init__(archive, rig, checker, trusts_models=settings.model.without_sandbox)
+        super().__init__(archive, rig, checker, trusts_models=settings.model.without_sandbox, clock=clock)
 
     def require_feasible(self, task: Task) -> None:
         """UserError where the task does not fit this machine's memory or the budget, or cannot be timed as asked."""
@@ -207,18 +232,36 @@ class Optimizer(Workbench):
                 f"checking one kernel for {task} takes at least {once:.0f} s on this machine; raise --budget above that"
             )
 
+    def plan(self, task: Task) -> Plan:
+        """How long a task takes, searching and reporting."""
+        target = self.target
+        reported = [self.rig.protocols[name] for name in self.rig.reports(task, REPORTED[self.settings.protocol])]
+        compiles = any(each.compiled and each.serves(task) for each in baselines_of(TorchBaseline, target.name))
+        # on a GPU sanitizers and stress builds of the winner take as long as they take
+        return plan(
+            self.settings.budget_s,
+            target.bound_us(task) * 1e-6,
+            reported,
+            compiles=compiles,
+            limited=target.name == "cpu",
+        )
+
     def optimize(
         self,
         task: Task,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         on_stage: Callable[[str], None] = lambda stage: None,
+        *,
+        spent_s: float = 0.0,
     ) -> Result:
-        """Search, choose among the finalists, report the winner."""
+        """Search, choose among the finalists, report the winner. spent_s: time of the budget that is gone already."""
         self.require_feasible(task)
-        progress, winner = self.find(task, on_progress, on_stage)
+        planned = self.plan(task)
+        progress, winner = self.find(task, on_progress, on_stage, spent_s=spent_s)
         reports: dict[str, Trial] = {}
         try:
-            not_reported = self._report(winner, reports, on_stage) if winner is not None else ""
+            left_s = progress.ended + planned.report_s - self.clock.now()
+            not_reported = self._report(winner, reports, on_stage, left_s) if winner is not None else ""
         except KeyboardInterrupt:
             progress.interrupted, not_reported = True, ""
         result = Result(task, self.target, progress, reports, None, not_reported)
@@ -231,8 +274,16 @@ class Optimizer(Workbench):
         task: Task,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         on_stage: Callable[[str], None] = lambda stage: None,
+        *,
+        spent_s: float = 0.0,
     ) -> tuple[Progress, Trial | None]:
-        """Search, then choose among the finalists; no winner where nothing is correct, or the search is interrupted."""
+        """Search, then choose among the finalists.
+
+        No winner where nothing is correct and timed, or the search is interrupted. spent_s: time of the budget that is
+        gone already; preparing the task's inputs counts too.
+        """
+        ends = self.clock.now() + self.settings.budget_s - spent_s
+        report_s = self.plan(task).report_s
         history = {t.candidate.id: t for t in self.archive.trials(task, self.target.machine, SEARCH.name)}
         winner: Trial | None = None
 
@@ -243,12 +294,13 @@ class Optimizer(Workbench):
 
         with self.evaluator(task) as evaluator:
             on_stage("searching")
-            proposer = self._proposer(evaluator, lambda: list(history.values()), on_stage)
+            with step("opening the policy"):
+                proposer = self._proposer(evaluator, lambda: list(history.values()), on_stage)
             progress = search(
                 evaluator,
                 proposer,
                 self.archive,
-                budget_s=self.settings.budget_s,
+                budget_s=max(0.0, ends - self.clock.now()),
                 max_trials=self.settings.trials,
                 first=default_candidates(task, self.target),
                 again=self.settings.again,
@@ -256,9 +308,13 @@ class Optimizer(Workbench):
                 on_group=lambda: self._keep(proposer),
             )
             try:
-                if not progress.interrupted and progress.best is not None:
-                    on_stage("choosing among the finalists")
+                if not progress.interrupted and (progress.best or progress.untimed):
+                    on_stage("comparing the best kernels side by side")
+                    evaluator.ends = progress.ended + (CHOICE if progress.best else LATE_CHOICE) * report_s
+                    queued_before_s = evaluator.queued_s
                     winner = self.choose(evaluator, progress.trials)
+                    progress.queued_s += evaluator.queued_s - queued_before_s
+                    progress.ended += evaluator.queued_s - queued_before_s
             except KeyboardInterrupt:
                 progress.interrupted = True
         progress.checker = self._checker.summary() if self._checker else ""
@@ -303,21 +359,26 @@ class Optimizer(Workbench):
         if state:
             self.archive.save_policy(proposer.name, self.target.machine, state)
 
-    def _report(self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None]) -> str:
+    def _report(
+        self, winner: Trial, reports: dict[str, Trial], on_stage: Callable[[str], None], within_s: float
+    ) -> str:
         """Verify and time the winner on fresh inputs under the protocols to report; fills `reports`.
 
-        Why one is missing, where other work had the machine.
+        Why one is missing, where other work had the machine or the time was up.
         """
         missing = ""
         names = self.rig.reports(winner.task, REPORTED[self.settings.protocol])
-        for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}")):
+        last = ""
+        for trial in self.report(winner, names, lambda name: on_stage(f"reporting: {name}"), within_s=within_s):
+            last = trial.protocol
             if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
                 raise UserError(f"the winner {winner.candidate.id} failed when checked again: {trial.reason}")
             if trial.timing and trial.timing.speedup:
                 reports[trial.protocol] = trial
             elif trial.timing and trial.timing.status is TimingStatus.BUSY:
                 missing = f"{trial.protocol}: {trial.reason}"
-        return missing
+        left_out = ", ".join(names[names.index(last) + 1 :])
+        return "; ".join(filter(None, [missing, left_out and f"{left_out}: the time for the report was up"]))
 
     def save_source(self, trial: Trial) -> Path:
         """Write a winner's source beside the archive."""

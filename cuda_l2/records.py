@@ -133,7 +133,8 @@ class Verdict:
     passed: tuple[str, ...] = ()  # checks that passed before
     rms_error: float = math.nan  # against fp64
     max_error: float = math.nan
-    baseline_deviation: float = math.nan  # the paper's bound: largest difference among baselines, reported only
+    max_allowed: float = math.nan  # largest bound on max_error that decided, of all inputs
+    baseline_deviation: float = math.nan  # the paper's bound: largest difference among baselines, decides nothing
     notes: tuple[str, ...] = ()  # what a reader should know besides
     seconds: float = 0.0
 
@@ -288,6 +289,18 @@ class Trial:
     def speedup(self) -> float:
         """t_reference / t_candidate, 0 where there is none."""
         return self.timing.speedup.estimate if self.timing and self.timing.speedup else 0.0
+
+    @property
+    def reward_interval(self) -> Interval | None:
+        """The reward with an interval from that of its speedup; None where it was not timed.
+
+        Wider by half, so that those of eight equal kernels overlap pair by pair in 99 of 100 batches.
+        """
+        if math.isnan(self.reward) or not (self.timing and self.timing.speedup):
+            return None
+        ratio, wider = self.timing.speedup, 1.5
+        below, above = wider * (ratio.estimate - ratio.low), wider * (ratio.high - ratio.estimate)
+        return Interval(self.reward, self.reward - below, self.reward + above)
 
     @property
     def status(self) -> str:

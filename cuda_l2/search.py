@@ -1,17 +1,20 @@
 """The loop: propose -> build -> verify -> measure -> reward, every result into the archive and back to the proposer."""
 
 import collections
-import time
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.measure.rounds import PATIENCE_S
 from cuda_l2.propose._base import Proposer
 from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.steps import step
+
+LATE = 0.1
+"""Share of the budget by which the last candidate may be expected to end late."""
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Progress:
     reviews: collections.Counter[str] = field(default_factory=collections.Counter)  # of jumps in reward, by status
     untimed: Trial | None = None  # the last that was correct, and not timed because the machine was busy
     checker: str = ""  # the checker's questions and their cost, in one line
+    ended: float = 0.0  # by the evaluator's clock
+    unjudged: int = 0  # proposed, and left out because the time was up
 
     @property
     def overhead(self) -> float:
@@ -59,26 +64,37 @@ def search(
     first: candidates to try before the proposer's. again: time known candidates anew. on_progress is called after every
     candidate, on_group when the proposer has learnt from a group.
     """
-    progress = Progress()
+    progress, clock = Progress(), evaluator.clock
     evaluator.recall(archive.best(evaluator.task, evaluator.target.machine, SEARCH.name))
     before, queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
-    start = time.perf_counter()
+    start = clock.now()
     proposer.deadline = start + budget_s
     met: set[str] = set()  # ids of this run's candidates
 
-    def spent() -> bool:
+    def left_s() -> float:
         progress.queued_s = evaluator.queued_s - queued_before
-        progress.seconds = time.perf_counter() - start - progress.queued_s
-        proposer.deadline = start + budget_s + progress.queued_s
-        evaluator.patience_s = max(0.0, budget_s - progress.seconds)
+        progress.seconds = clock.now() - start - progress.queued_s
+        proposer.deadline = evaluator.ends = start + budget_s + progress.queued_s
         progress.stage_seconds = {stage: s - before[stage] for stage, s in evaluator.stage_seconds.items()}
-        if proposer.waited_s:
-            progress.stage_seconds["waiting"] = proposer.waited_s
-        return progress.seconds >= budget_s or (max_trials is not None and progress.proposed >= max_trials)
+        return budget_s - progress.seconds
 
-    evaluator.patience_s = budget_s
+    def spent() -> bool:
+        """Whether nothing more is judged: the next one is expected to take as long as the others did."""
+        left = left_s()
+        return left <= 0 or left + LATE * budget_s < _usual_s(progress) or trials_left() <= 0
+
+    def trials_left() -> float:
+        return math.inf if max_trials is None else max_trials - progress.proposed
+
+    def room() -> int:
+        """How many candidates the next group may have."""
+        usual_s = _usual_s(progress)
+        fit = max(1.0, left_s() / usual_s) if usual_s else math.inf
+        return int(min(proposer.group or evaluator.rig.group, fit, trials_left()))
+
+    left_s()
     try:
-        for group in _groups(proposer, proposer.group or evaluator.rig.group, first or [], max_trials, progress):
+        for group in _groups(proposer, room, first or [], progress):
             trials = []
             for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
@@ -89,6 +105,7 @@ def search(
                 on_progress(progress)
                 if ended:
                     break
+            progress.unjudged = len(group) - len(trials) if trials_left() > 0 else 0
             if group is not first:
                 proposer.observe([trial for trial in trials if trial.status != TimingStatus.BUSY])
                 progress.summary = proposer.summary()
@@ -97,24 +114,33 @@ def search(
                 break
     except KeyboardInterrupt:
         progress.interrupted = True
-    spent()
-    evaluator.patience_s = PATIENCE_S
+    left_s()
+    if proposer.waited_s:
+        progress.stage_seconds["waiting"] = proposer.waited_s
+    evaluator.ends, progress.ended = math.inf, clock.now()
     progress.summary = progress.summary or proposer.summary()  # also where the time was up before the first proposal
     return progress
 
 
+def _usual_s(progress: Progress) -> float:
+    """Mean time that a candidate took of the stages so far; 0 where none was judged."""
+    judged = progress.proposed - progress.known - progress.repeated
+    return sum(progress.stage_seconds.values()) / judged if judged else 0.0
+
+
 def _groups(
-    proposer: Proposer, size: int, first: list[Candidate], max_trials: int | None, progress: Progress
+    proposer: Proposer, room: Callable[[], int], first: list[Candidate], progress: Progress
 ) -> Iterator[list[Candidate]]:
     if first:
         yield first
     begun = False
     while True:
-        left = size if max_trials is None else min(size, max_trials - progress.proposed)
+        left = room()
         if left <= 0:
             return
         try:
-            group = proposer.propose(left)
+            with step("choosing the next kernels"):
+                group = proposer.propose(left)
         except UserError as error:
             if not begun or progress.best is None:  # a model that never worked is an error, not an end
                 raise

@@ -19,8 +19,10 @@ REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,),
 
 LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
 """How commands take `ModelSettings`."""
-REVIEWS = Parameter(name="*", group="Review of jumps in reward")
+REVIEWS = Parameter(name="*", group="Review of suspicious speedups")
 """How commands take `ReviewSettings`."""
+GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
+"""How commands take what concerns cuBLASLt."""
 BUDGET = Parameter(
     name="--budget", converter=lambda kind, tokens: seconds(tokens[0].value), show_default=lambda value: f"{value:g}s"
 )
@@ -31,26 +33,27 @@ BUDGET = Parameter(
 class Settings:
     """How to search, and how to report the winner."""
 
-    target: str = "auto"
-    """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
     budget_s: Annotated[float, BUDGET] = 60.0
-    """Time of search a shape, as in 60s or 2m."""
+    """Time to prepare and search a shape, as in 60s or 2m. The report comes after it: the first line says how long."""
     trials: int | None = None
     """Largest number of candidates a shape."""
     policy: str = "schedule"
     """The proposer: schedule (the embedded policy), random, tpe (needs optuna), or a language model, see docs/llm.md:
     openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
-    seed: int = 0
-    """Seed of the search; inputs are always fresh."""
+    target: str = "auto"
+    """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
     archive: Path | None = None
     """File that keeps every trial; searches resume from it and may share it."""
     protocol: str = "standard"
-    """How the winner is reported: standard (offline and server), offline, or paper (10 s warm-up, 30 s measured)."""
+    """How the winner is reported: standard (offline: calls back to back; server: single calls, caches cold), offline,
+    or paper (10 s warm-up, 30 s measured)."""
     again: bool = False
     """Time candidates anew that the archive knows."""
-    retune: bool = False
+    seed: int = 0
+    """Seed of the search; inputs are always fresh."""
+    retune: Annotated[bool, GPU_LIBRARIES] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
-    tuning: str = "adaptive"
+    tuning: Annotated[str, GPU_LIBRARIES] = "adaptive"
     """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
     (50 + 100 rounds of single launches, fresh operands each)."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()

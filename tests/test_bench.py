@@ -563,7 +563,7 @@ def test_without_a_grid_the_table_of_searched_shapes_is_made(tmp_path) -> None:
     done = run("bench", "24x20x36", "--budget", "0.01s", "--out", str(out), "--target", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("cuda-l2: 1 shape, 0.01 s of search each") and str(out) in done.stderr.splitlines()[0]
-    assert "| 24x20x36 |" in done.stdout and "geometric mean" in done.stdout
+    assert "│ 24x20x36 " in done.stdout and "geometric mean" in done.stdout
     assert {path.suffix for path in out.iterdir()} >= {".db", ".json", ".md"}
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,8 +24,9 @@ from cuda_l2.system.text import counted
 from cuda_l2.system.values import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from cuda_l2.plan import Plan
     from cuda_l2.records import Operation
     from cuda_l2.rigs import Rig
     from cuda_l2.runs.sweep import Sweep
@@ -37,6 +39,9 @@ SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "tar
 """Settings that the table of searched shapes takes; all others go with a grid."""
 
 
+TASKS = Parameter(group="Over tasks")
+
+
 @Parameter(name="*", negative=())
 @dataclass(frozen=True)
 class BenchSettings(SweepSettings):
@@ -46,10 +51,10 @@ class BenchSettings(SweepSettings):
     """Tasks that are no matrix products: all, served (those that a kernel family serves on this machine), sample (of
     these some of each kind), groups, or tasks, as in reduction,gelu:rows=64,columns=512. Sizes left out are those for
     the machine."""
-    kernelbench: Path | None = None
+    kernelbench: Annotated[Path | None, TASKS] = None
     """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19; kernelbench/level1 is all of a level,
     kernelbench every file."""
-    trials: int | None = None
+    trials: Annotated[int | None, TASKS] = None
     """At most so many candidates a task."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
 
@@ -115,7 +120,7 @@ def _run_tasks(settings: BenchSettings) -> None:
 
         def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
             shown.close()  # the task before
-            live = shown.enter_context(LiveProgress(task, budget_s))
+            live = shown.enter_context(LiveProgress(task, most_s=optimizer.plan(task).most_s))
             return live.progress, live.stage
 
         results = []
@@ -135,7 +140,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
     require_writable(out / "table.md")
 
     from cuda_l2.optimizer import Optimizer
-    from cuda_l2.report.bench import markdown
+    from cuda_l2.report.bench import markdown, print_results
     from cuda_l2.report.live import LiveProgress
     from cuda_l2.report.tables import result_json
 
@@ -147,11 +152,12 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
             optimizer.require_feasible(gemm)
         tell(
             f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
-            f" {_baselines(optimizer.rig)}; results go to {out}, trials to {archive}"
+            f" {_baselines(optimizer.rig)}{_most(optimizer.plan(gemm) for gemm in gemms)}; results go to {out}, trials"
+            f" to {archive}"
         )
         try:
             for gemm in gemms:
-                with LiveProgress(gemm, budget_s) as live:
+                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s) as live:
                     results.append(optimizer.optimize(gemm, live.progress, live.stage))
                 rows = [json.loads(result_json(result)) for result in results]
                 (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
@@ -159,9 +165,9 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
                     break
         finally:  # also where an error ends the run
             if results:
-                text = markdown(results)
-                (out / f"table-{stamp}.md").write_text(text)
-                print(text)
+                (out / f"table-{stamp}.md").write_text(markdown(results))
+                print_results(results)
+                print(f"with baselines and the machine: {out / f'table-{stamp}.md'}")
 
 
 def _run_grid(settings: BenchSettings) -> None:
@@ -240,6 +246,14 @@ def _baselines(rig: "Rig") -> str:
     """The baselines that reports time, where a shape has them; names hold commas."""
     names = [each.name for each in rig.request.reported(product_baselines(rig.target.name))]
     return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
+
+
+def _most(plans: "Iterable[Plan]") -> str:
+    """How long all takes at most, where that is limited."""
+    from cuda_l2.report.live import duration
+
+    most_s = sum(plan.most_s for plan in plans)
+    return f"; at most {duration(most_s)} in all" if math.isfinite(most_s) else ""
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -174,10 +174,13 @@ def _judge(
     from cuda_l2 import contract
     from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
+    from cuda_l2.report.live import Stages
 
     if target == "auto":  # where it names none the build says what is wrong with it
         target = contract.target_of(text) or target
     if full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
     wanted = _wanted(task, chosen(target), checkout, reference)
-    return evaluate(text, wanted, protocol=protocol, target=target, full=full)
+    with Stages(wanted) as stages:
+        stages.stage("judging", always=False)
+        return evaluate(text, wanted, protocol=protocol, target=target, full=full)

@@ -70,7 +70,7 @@ def _cpu() -> Iterator[Finding]:
     cores = counted(target.cores, "core")
     yield Finding(True, "CPU", f"{target.model}, {cores}, {target.vector_bits}-bit vectors")
     yield from _quota(target.cores)
-    yield Finding(True, "ceilings", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory, measured")
+    yield Finding(True, "measured peak", f"{gflops:.0f} GFLOP/s fp32, {gbytes:.0f} GB/s from memory")
 
 
 def _quota(threads: int) -> Iterator[Finding]:
@@ -165,7 +165,7 @@ def _gpu() -> list[Finding]:
     return [
         Finding(True, "GPU", f"{found.model}, {found.arch}, {found.sms} multiprocessors, {memory:.0f} GiB"),
         Finding(True, "driver", found.driver),
-        Finding(True, "ceilings", f"{tflops:.0f} TFLOP/s fp16, {gbytes:.0f} GB/s from memory, measured"),
+        Finding(True, "measured peak", f"{tflops:.0f} TFLOP/s fp16, {gbytes:.0f} GB/s from memory"),
         *(_tool(name, find) for name, find in (("compute-sanitizer", sanitizer.find), ("ncu", profile.find))),
     ]
 

@@ -8,7 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
-from cuda_l2.commands._options import require_target
+from cuda_l2.commands._options import require_target, tell
+from cuda_l2.measure.clock import CLOCK
 from cuda_l2.settings import Settings
 
 
@@ -29,7 +30,8 @@ def command(
     """Search for the fastest correct kernel of each shape, then report it from another run.
 
     Where no kernel is faster than the strongest library the report says so (JSON: "wins" is false), and what is handed
-    out is torch's own product. Exits with 1 where no correct kernel was found.
+    out is torch's own product. Exits with 1 where no correct kernel was found, or other work left no time to be
+    measured.
 
     Parameters
     ----------
@@ -39,21 +41,32 @@ def command(
     """
     require_target(settings.target)
 
-    from cuda_l2.machine import chosen
+    from cuda_l2.report.live import LiveProgress, Stages
 
-    parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
+    began = CLOCK.now()
+    with Stages("cuda-l2", quiet=settings.json) as stages:
+        stages.stage("loading PyTorch", always=False)
 
-    from cuda_l2.optimizer import Optimizer
-    from cuda_l2.report.live import LiveProgress
-    from cuda_l2.report.tables import print_result, result_json
+        from cuda_l2.machine import chosen
 
+        parsed = [tasks.parse(shape, chosen(settings.target), settings.kernelbench) for shape in shapes]
+
+        from cuda_l2.optimizer import Optimizer
+        from cuda_l2.report.tables import print_result, result_json
+
+        stages.stage("preparing", always=False)
+        optimizer = Optimizer(settings)
     found = True
-    with Optimizer(settings) as optimizer:
+    with optimizer:
         for task in parsed:
             optimizer.require_feasible(task)
-        for task in parsed:
-            with LiveProgress(task, settings.budget_s, quiet=settings.json) as live:
-                result = optimizer.optimize(task, live.progress, live.stage)
+        for number, task in enumerate(parsed):
+            plan = optimizer.plan(task)
+            if not settings.json:
+                tell(f"{task}: {plan}")
+            spent_s = 0.0 if number else CLOCK.now() - began
+            with LiveProgress(task, quiet=settings.json, most_s=plan.most_s, spent_s=spent_s) as live:
+                result = optimizer.optimize(task, live.progress, live.stage, spent_s=spent_s)
             if settings.json:
                 print(result_json(result), flush=True)
             else:

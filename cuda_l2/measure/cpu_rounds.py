@@ -22,6 +22,8 @@ from cuda_l2.system.errors import UserError
 SETTLE_S = {"passive": 0.0005, "active": 0.008}
 """Idle time before each timed run. Unless its wait policy is passive, OpenMP's threads in this process, which
 checks outputs with torch, spin for milliseconds after their last work and would take a core from the arm."""
+ENDURED = 8
+"""Samples that one process of a candidate gives beside those that count, where each of these has a new one."""
 LAST_LEVEL_BYTES = 32 << 20  # where the system does not say
 MOST_EVICTED = 256 << 20
 """More pushes nothing else out: a guest is told the size of its host's whole cache, and gets a part (docs/log.md)."""
@@ -99,6 +101,10 @@ class _CpuRounds(Rounds):
             self._renew(name)
             self._workers[name].freeze()
         super().run()
+        if self.protocol.fresh:  # what gives way after many launches would not have had them in one round
+            self.number = 0
+            for name in [name for name in self.kernels for _ in range(ENDURED)]:
+                self.sample(name, self._count)
 
     @property
     def most(self) -> int:
@@ -118,7 +124,7 @@ class _CpuRounds(Rounds):
 
         The arm is stopped while operands change and until the clock starts; the warm-up met other operands.
         """
-        if name in self.kernels and self.operands.fresh_processes:
+        if name in self.kernels and (self.operands.fresh_processes or (self.protocol.fresh and self.number)):
             self._renew(name)
         arm = self.contestants[name]
         if warm:

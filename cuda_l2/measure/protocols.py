@@ -26,6 +26,9 @@ class Protocol:
     rotates: bool = False  # operands and outputs of successive launches lie apart and exceed the cache together
     heat_s: float = 0.0  # a timed replay of what reaches the power limit takes this long, behind half of it
     mean: bool = False  # mean of ratios, as the paper reports, instead of the median
+    fresh: bool = (
+        False  # on a CPU every sample of a candidate is a new process's, which may lie better or worse in memory
+    )
 
     def least_s(self, launch_s: float, arms: int) -> float:
         """The least time of a timing: a sample's launches fill a round, behind one that does not count."""

@@ -14,6 +14,7 @@ import statistics
 from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.other_work import NOTICED_CORES, OtherWork, stolen_s
 from cuda_l2.system import control_groups
+from cuda_l2.system.steps import step
 
 WAITED_SHARE, WAITED_S = 0.05, 0.001
 """A sample's threads may wait for a core this share of its time, and so long: the process that wakes them runs on for a
@@ -69,15 +70,17 @@ class Quiet:
 
     def wait(self, why: str) -> None:
         """Return when others leave the cores alone; Busy where patience ends before."""
-        self._patient_until = min(self._patient_until, self._clock.now() + self._patience_s)
-        while True:
-            if self._clock.now() >= self._patient_until:
-                raise Busy(why)
-            others = OtherWork(self._clock)
-            self._clock.sleep(PAUSE_S)
-            found = others.found()
-            if found is None or found.cores < NOTICED_CORES:
-                return
+        now = self._clock.now()
+        self._patient_until = min(self._patient_until, now + self._patience_s)
+        with step("waiting until other programs leave the cores alone", max(0.0, self._patient_until - now)):
+            while True:
+                if self._clock.now() >= self._patient_until:
+                    raise Busy(why)
+                others = OtherWork(self._clock)
+                self._clock.sleep(PAUSE_S)
+                found = others.found()
+                if found is None or found.cores < NOTICED_CORES:
+                    return
 
     def _canary(self) -> None:
         taken = []

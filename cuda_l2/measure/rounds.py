@@ -1,5 +1,6 @@
 """The rounds of a timing run: all arms in random order, intervals over paired rounds, few looks at them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ CLOSE_FACTOR = 2.0
 is timed seldom, or a round has one launch anyway."""
 SHORT_S = 1.0
 PATIENCE_S = 20.0
-"""Time that a report may wait for others to leave the cores alone."""
+"""Time that a timing without a limit may wait for others to leave the cores alone."""
+LEAST_ROUNDS = 6
+"""Fewer leave no 95 % interval."""
 LOOKS_S = (0.003, 0.01, 0.03)
 """Pauses before what looks slow is sampled again."""
 
@@ -41,14 +44,20 @@ class Terms:
     """How a measurement is taken.
 
     beat: stop early once the speedup is surely below this; for searches, where a poor candidate needs no digits.
-    patience_s: how long to wait, all in all, while other work has the cores.
+    within_s: how long it may take, waiting for others to leave the cores alone included. Rounds end then, but not
+    before there are `LEAST_ROUNDS`.
     """
 
     protocol: Protocol
     rng: np.random.Generator
     beat: float = 0.0
     clock: Clock = CLOCK
-    patience_s: float = PATIENCE_S
+    within_s: float = math.inf
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait, all in all, while other work has the cores."""
+        return max(0.0, self.within_s) if math.isfinite(self.within_s) else PATIENCE_S
 
 
 def failed(error: Exception, protocol: Protocol, start: float, clock: Clock = CLOCK) -> Timing:
@@ -80,6 +89,7 @@ class Rounds(ABC):
     ) -> None:
         self.arms, self.subject, self.kernels, self.seldom = list(arms), subject, kernels, seldom
         self.protocol, self.rng, self.beat, self.clock = terms.protocol, terms.rng, terms.beat, terms.clock
+        self.ends = terms.clock.now() + terms.within_s
         others = [[name for name in names if name != subject and name not in kernels] for names in (references, arms)]
         self.references = others[0] or others[1] or [subject]
         self._count = 1
@@ -187,12 +197,14 @@ class Rounds(ABC):
                 try:
                     self.wait_for_quiet(why)
                 except Busy:
-                    if number < protocol.min_rounds:
+                    if number < min(LEAST_ROUNDS, protocol.min_rounds):
                         raise
                     break
                 continue
             for name in names:
                 self.launches[name] += parts * count
+            if number >= LEAST_ROUNDS and math.isfinite(self.ends) and self.clock.now() >= self.ends:
+                break
             if protocol.measure_s:
                 if self.clock.now() - started >= protocol.measure_s and number >= protocol.min_rounds:
                     break

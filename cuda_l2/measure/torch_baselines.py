@@ -23,6 +23,7 @@ from cuda_l2.records import Task
 from cuda_l2.system import paths, process_tree, variables
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.steps import step
 from cuda_l2.tasks.cases import Case
 
 WORKER = "cuda_l2.measure.torch_worker"
@@ -136,8 +137,10 @@ class TorchBaselines(Closing):
     def _try(self, baseline: TorchBaseline) -> str:
         """Why a baseline does not run on the first slot; empty where it does."""
         assert self.arena is not None
-        self._send(op="try", arm=baseline.name, calls=[_offsets(self.arena, 0)])
-        answer = self._answer(COMPILE_TIMEOUT_S)
+        what = "compiling the baseline" if baseline.compiled else "trying the baseline"
+        with step(f"{what} {baseline.name}", COMPILE_TIMEOUT_S):
+            self._send(op="try", arm=baseline.name, calls=[_offsets(self.arena, 0)])
+            answer = self._answer(COMPILE_TIMEOUT_S)
         return answer[1:].decode(errors="replace") if answer[:1] == b"X" else ""
 
     def _message(self, **fields: object) -> None:
@@ -146,7 +149,8 @@ class TorchBaselines(Closing):
 
     def _send(self, **fields: object) -> None:
         if not self._started:
-            self._await(b"R")
+            with step("loading PyTorch for the baselines", START_TIMEOUT_S):
+                self._await(b"R")
             self._started = True
         self._write(json.dumps(fields).encode() + b"\n")
 

@@ -107,8 +107,9 @@ class SchedulePolicy(Proposer):
             self._update(group, torch.tensor(advantages))
 
     def summary(self) -> str:
-        skipped = counted(self.skipped_groups, "group")
-        return f"{counted(self.updates, 'update')}, {skipped} without variance skipped"
+        if not self.updates:
+            return "too few different results to learn from" if self.skipped_groups else ""
+        return f"learnt from {counted(self.updates, 'group')} of kernels"
 
     def state(self) -> bytes:
         buffer = io.BytesIO()

@@ -2,8 +2,11 @@
 
 from statistics import geometric_mean
 
+from rich.table import Table
+
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Interval
+from cuda_l2.report.tables import open_console
 from cuda_l2.system.files import markdown_table
 
 HEAD = (
@@ -38,13 +41,35 @@ def markdown(results: list[Result]) -> str:
     environment = next((trial.environment for result in results for trial in result.reports.values()), {})
     notes = [
         "",
-        f"Loop overhead (all but building, verifying, timing): at most {overhead:.1%} of a search's wall time.",
-        "Candidates: " + ", ".join(f"{r.task}: {r.search.proposed}" for r in results) + ".",
+        f"All but compiling, checking and timing kernels took at most {overhead:.1%} of a search's time.",
+        "Kernels tried: " + ", ".join(f"{r.task}: {r.search.proposed}" for r in results) + ".",
         "Machine: " + ", ".join(f"{name} {value}" for name, value in environment.items() if name != "flags") + ".",
     ]
     if missing:
         notes.append("Without a report: " + ", ".join(missing) + ".")
     return "\n".join([*markdown_table(HEAD, rows), *notes]) + "\n"
+
+
+def print_results(results: list[Result]) -> None:
+    """The same in 80 columns, without what only a file has room for."""
+    table = Table("shape", "ours", "offline speedup", "server speedup")
+    ratios = []
+    for result in results:
+        timings = {name: trial.timing for name, trial in result.reports.items()}
+        offline = timings.get("offline")
+        ours = f"{offline.candidate.latency_us.estimate:.3g} us" if offline and offline.candidate else "-"
+        speedups = [timing.speedup if timing else None for timing in (offline, timings.get("server"))]
+        ratios += [speedups[0].estimate] if speedups[0] else []
+        table.add_row(str(result.task), ours, *(_short(speedup) if speedup else "-" for speedup in speedups))
+    if ratios:
+        table.add_row("geometric mean", "", f"{geometric_mean(ratios):.2f}", "")
+    console = open_console()
+    console.print(table)
+    console.print("Speedups are over the strongest baseline, with 95 % intervals. -: not measured.")
+
+
+def _short(ratio: Interval) -> str:
+    return f"{ratio.estimate:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def _ratio(ratio: Interval) -> str:

@@ -1,7 +1,7 @@
 """Progress on standard error: of a search, a long judgement, or a run over many shapes or kernels."""
 
 import math
-import time
+import threading
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -10,39 +10,77 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.records import Gemm, Task, TimingStatus
+from cuda_l2.system import steps
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
     from cuda_l2.search import Progress
 
+TICK_S = 1.0
+
 
 class Line(Closing):
-    """A text that changes: live on a terminal, lines elsewhere, one every `EVERY_S` seconds. A context manager."""
+    """A text that changes, and the step that runs: on a terminal anew every second, elsewhere a line every `EVERY_S`.
+
+    A context manager.
+    """
 
     EVERY_S = 5.0
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet, self._started, self._last_line = quiet, time.monotonic(), -math.inf
+    def __init__(self, quiet: bool = False, clock: Clock = CLOCK) -> None:
+        self._quiet, self._now, self._text = quiet, clock.now, ""
+        self._started, self._last_line = self._now(), -math.inf
         self._console = Console(stderr=True, markup=False, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._writing, self._ended = threading.RLock(), threading.Event()
+        self._ticker = threading.Thread(target=self._tick_on, daemon=True)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._quiet:
-            self._live.start()
+        if not self._quiet:
+            if self._console.is_terminal:
+                self._live.start()
+            self._ticker.start()
         return self
 
     def show(self, text: str, always: bool = False) -> None:
-        """always: also where the last line is younger than `EVERY_S`; the next line does not wait for this one."""
-        if self._live.is_started:
-            self._live.update(Text(text))
-        elif not self._quiet and (always or time.monotonic() - self._last_line >= self.EVERY_S):
-            self._last_line = self._last_line if always else time.monotonic()
-            self._console.print(text.replace("\n  ", "; "), soft_wrap=True)
+        """always: also where the last line is younger than `EVERY_S`."""
+        with self._writing:
+            self._text = text
+            self._write(always=always)
+
+    def text(self) -> str:
+        """What is shown now, without the step that runs."""
+        return self._text
+
+    def tick(self) -> None:
+        """Show the time that went by; called every second."""
+        with self._writing:
+            if self.text():
+                self._write(brief=True)
 
     def close(self) -> None:
+        self._ended.set()
+        if self._ticker.is_alive():
+            self._ticker.join()
         self._live.stop()
+
+    def _write(self, *, always: bool = False, brief: bool = False) -> None:
+        """brief: where lines follow one another, only the first, which says what runs."""
+        now, running = self._now(), steps.current()
+        head, *rest = self.text().split("\n")
+        head = f"{head}: {running.at(now)}" if running else head
+        if self._live.is_started:
+            self._live.update(Text("\n".join([head, *rest])), refresh=True)
+        elif not self._quiet and (always or now - self._last_line >= self.EVERY_S):
+            self._last_line = now
+            self._console.print("; ".join([head, *(() if brief else map(str.strip, rest))]), soft_wrap=True)
+
+    def _tick_on(self) -> None:
+        while not self._ended.wait(TICK_S):
+            self.tick()
 
 
 def bar(words: str) -> Bar:
@@ -52,25 +90,42 @@ def bar(words: str) -> Bar:
 
 
 class Stages(Line):
-    """Shows which stage runs."""
+    """Shows which stage runs. most_s: how long all may take, where that is known; spent_s of it are gone already."""
 
-    def __init__(self, task: Task | str, quiet: bool = False) -> None:
-        super().__init__(quiet)
-        self._task = task
+    def __init__(
+        self,
+        task: Task | str,
+        quiet: bool = False,
+        most_s: float = math.inf,
+        spent_s: float = 0.0,
+        clock: Clock = CLOCK,
+    ) -> None:
+        super().__init__(quiet, clock)
+        self._task, self._most_s, self._stage = task, most_s, ""
+        self._last_line, self._started = self._started, self._started - spent_s
 
-    def stage(self, stage: str) -> None:
-        self.show(f"{self._task}: {time.monotonic() - self._started:.0f} s, {stage} ...", always=True)
+    def stage(self, stage: str, always: bool = True) -> None:
+        """always: also where it may end before a line is due."""
+        with self._writing:
+            self._stage = stage
+            self._write(always=always, brief=True)
+
+    def text(self) -> str:
+        most = f" of at most {self._most_s:.0f} s" if math.isfinite(self._most_s) else ""
+        return f"{self._task}: {self._now() - self._started:.0f} s{most}, {self._stage}"
 
 
 class LiveProgress(Stages):
     """Shows a search's progress too."""
 
-    def __init__(self, task: Task, budget_s: float, quiet: bool = False) -> None:
-        super().__init__(task, quiet)
-        self._budget_s = budget_s
+    _found = ""
 
     def progress(self, progress: "Progress") -> None:
-        self.show(describe(self._task, progress, self._budget_s))
+        self._found = describe(progress)
+        self.show("")
+
+    def text(self) -> str:
+        return super().text() + self._found
 
 
 class GridProgress(Line):
@@ -94,7 +149,7 @@ class GridProgress(Line):
         measured, left = self._done - self._before, ""
         ended = self._done == self._total
         if measured and not ended:
-            each_s = (time.monotonic() - self._started) / measured
+            each_s = (self._now() - self._started) / measured
             left = f", {each_s:.1f} s each, {duration(each_s * (self._total - self._done))} left"
         self.show(f"{self._done} of {counted(self._total, self._noun)}{left}; {what}", always=ended)
 
@@ -106,17 +161,18 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def describe(task: Task | str, progress: "Progress", budget_s: float) -> str:
-    """A search's state in a few lines."""
-    rejected = ", ".join(f"{count} {status}" for status, count in sorted(progress.rejected.items())) or "none"
+def describe(progress: "Progress") -> str:
+    """What a search found so far, in lines that follow the first."""
     lines = [
-        f"{task}: {progress.seconds:.0f} s, of {budget_s:.0f} s to search",
-        f"{progress.proposed} proposed, {progress.built} built, {progress.correct} correct,"
-        f" {progress.known} known before, {progress.repeated} repeated",
-        f"rejected: {rejected}",
+        "",
+        f"{counted(progress.proposed, 'kernel')} tried, {progress.correct} correct and timed"
+        + (f", {progress.known} of them known from an earlier search" if progress.known else "")
+        + (f", {progress.repeated} proposed again" if progress.repeated else ""),
     ]
+    if progress.rejected:
+        lines.append(f"rejected: {rejected(progress)}")
     if progress.best:
-        lines.append(f"best {progress.best.speedup:.3f}x, reward {progress.best.reward:.3f}")
+        lines.append(f"best so far {progress.best.speedup:.2f}x as fast as the strongest library")
     if progress.summary:
         lines.append(f"policy: {progress.summary}")
     last = progress.last
@@ -124,3 +180,24 @@ def describe(task: Task | str, progress: "Progress", budget_s: float) -> str:
         what = "correct, not timed" if last.status == TimingStatus.BUSY else "last rejected"
         lines.append(f"{what}: {last.reason[:100]}")
     return "\n  ".join(lines)
+
+
+REJECTED = {
+    "refused": "against the rules of the launch contract",
+    "failed": "that did not compile",
+    "timed-out": "over a time limit",
+    "incorrect": "with wrong results",
+    "imprecise": "that sum in too little precision",
+    "unhygienic": "that wrote where they must not or kept state",
+    "forbidden": "that tried a forbidden system call",
+    "wrong-output": "with a wrong result while timed",
+    "unstable": "whose speedup did not repeat",
+    "suspect": "that the checker calls a cheat",
+}
+"""A rejected kernel's status in words."""
+
+
+def rejected(progress: "Progress") -> str:
+    """How many kernels were rejected, by what was wrong; none where none was."""
+    counts = sorted(progress.rejected.items())
+    return ", ".join(f"{count} {REJECTED.get(status, status)}" for status, count in counts) or "none"

@@ -28,16 +28,30 @@ from cuda_l2.records import (
     Trust,
     to_json,
 )
+from cuda_l2.report.live import rejected
+from cuda_l2.search import Progress
 from cuda_l2.system.paths import default_archive
 from cuda_l2.system.text import counted, plain
 
-CONSOLE_WIDTH = 110
+CONSOLE_WIDTH = 80
 LEVEL_B = (
     "trust    B: host code, judged from outside by its results and our clock, its use of PyTorch self-reported; it"
     " enters no reward, archive, library or headline"
 )
 MUCH = 0.1
 """Share of a kernel's time above which the cost of a call is reported."""
+PROTOCOLS = {
+    "offline": "calls back to back, caches warm",
+    "server": "single calls after pauses, caches cold",
+    "rotating": "calls back to back, operands not in the cache",
+    "server-10ms": "single calls after pauses of 10 ms, caches cold",
+    "paper": "10 s of warm-up, then single calls for 30 s",
+    "search": "a short timing, by which a search chooses",
+    "finalists": "a short timing, by which a search chooses",
+}
+"""What a protocol is, for a reader of its figures."""
+OWN_COST = 0.05
+"""Share of a kernel's time above which the cost of a call in it is told."""
 SEARCHED = (
     *("proposed", "built", "correct", "known", "repeated", "rejected", "reviews", "checker"),
     *("seconds", "overhead", "interrupted"),
@@ -46,17 +60,16 @@ SEARCHED = (
 REVIEWED = {
     ReviewStatus.CONFIRMED: "measured again and confirmed",
     ReviewStatus.LOWERED: "measured again and corrected",
-    ReviewStatus.UNSTABLE: "measured again and not repeated: they do not count",
+    ReviewStatus.UNSTABLE: "measured again and not repeated: not counted",
     ReviewStatus.WRONG: "found wrong on fresh inputs or a second device",
     ReviewStatus.SUSPECT: "rejected by the checker",
 }
 
 
 def print_result(result: Result) -> None:
-    """The winner against each baseline, what was rejected, where the source lies."""
+    """The winner against each baseline, what was rejected and left out, where the source lies."""
     console = open_console()
     best, search = result.best, result.search
-    rejected = ", ".join(f"{count} {status}" for status, count in sorted(search.rejected.items())) or "none"
     if best is None and search.untimed:
         console.print(
             f"{result.task}: the kernel {search.untimed.candidate.id} is correct, and no time would be true:"
@@ -66,40 +79,28 @@ def print_result(result: Result) -> None:
     if best is None:
         said = f"; policy: {search.summary}" if search.summary else ""
         candidates = counted(search.proposed, "candidate")
-        console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected}{said}")
+        console.print(f"{result.task}: no correct kernel among {candidates}; rejected: {rejected(search)}{said}")
         return
-    reports = result.reports or {f"{best.protocol}, not confirmed": best}
-    columns = [column for protocol in reports for column in (protocol, "our speedup [95 %]")]
-    table = Table("", *columns, title=f"{result.task} on {result.target.model}", title_justify="left")
+    reports = result.reports or {best.protocol: best}
     timings = [trial.timing for trial in reports.values() if trial.timing]
+    console.print(f"{result.task} on {result.target.model}")
     kind = "best kernel found" if result.why_no_win else "best kernel"
     kind += ", dependent launch" if launches_early(best.candidate) else ""
-    table.add_row(kind, *_cells([(t.candidate, None) for t in timings]), style="bold")
-    for name in [arm.name for arm in timings[0].baselines]:
-        cells = _cells([(_arm(t, name), dict(t.speedups)[name]) for t in timings])
-        marks = [mark for t in timings for mark in (" *" if name == t.reference else "", "")]
-        table.add_row(name, *(cell + mark for cell, mark in zip(cells, marks, strict=True)))
-    console.print(table)
+    for timing in timings:
+        console.print(_versus(kind, timing, "" if result.reports else ", not confirmed"))
     if result.why_no_win:
         console.print(_no_win(result))
     laid_out = " that reads B as the shape lays it out" if result.task.product else ""
-    console.print(
-        f"* the strongest baseline{laid_out}. Times are medians; a baseline left out of the"
-        " rounds for slowness has no interval."
-    )
-    console.print(
-        f"{_reached(result, timings[0])}; roofline bound {result.target.bound_us(result.task):.1f} us;"
-        f" a call that does nothing takes {timings[0].empty_call_us:.2g} us"
-    )
+    console.print(f"* the strongest baseline{laid_out}. Times are medians.")
+    if any(math.isinf(ratio.low) for timing in timings for _, ratio in timing.speedups):
+        console.print("A ratio without an interval is of a much slower baseline, which was timed only once or twice.")
+    bound_us = result.target.bound_us(result.task)
+    console.print(f"{_reached(result, timings[0])}; no kernel takes less than {bound_us:.1f} us")
+    if said := _own_cost(timings[0]):
+        console.print(said)
     if result.wins and (said := _call_cost(result, timings[0])):
         console.print(said)
-    console.print(
-        f"search: {search.proposed} proposed, {search.built} built, {search.correct} correct,"
-        f" {search.known} known before, {search.repeated} repeated, rejected: {rejected}; {search.seconds:.0f} s,"
-        f" of which the loop itself {search.overhead:.1%}"
-        + (f"; {search.queued_s:.0f} s more for others' turns on this machine" if search.queued_s >= 1 else "")
-        + (f"; policy: {search.summary}" if search.summary else "")
-    )
+    console.print(_searched(search))
     if search.reviews:
         reviewed = [
             f"{counted(count, 'suspicious speedup')} {REVIEWED[ReviewStatus(status)]}"
@@ -130,6 +131,42 @@ def _no_win(result: Result) -> str:
     return f"{led}: {result.why_no_win}{use}"
 
 
+def _versus(kind: str, timing: Timing, note: str) -> Table:
+    """The best kernel and each baseline under one protocol."""
+    title = f"{timing.protocol}: {PROTOCOLS.get(timing.protocol, '')}{note}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("", overflow="fold")
+    table.add_column("time", no_wrap=True)
+    table.add_column("our speedup [95 % interval]", no_wrap=True)
+    table.add_row(kind, _time(timing.candidate), "", style="bold")
+    for name, ratio in timing.speedups:
+        mark = " *" if name == timing.reference else ""
+        table.add_row(name, _time(_arm(timing, name)) + mark, _ratio(ratio))
+    return table
+
+
+def _searched(search: Progress) -> str:
+    """What a search did, and what it left out, in a line."""
+    known = f"{search.known} known from an earlier search" if search.known else ""
+    repeated = f"{search.repeated} proposed again" if search.repeated else ""
+    said = [
+        f"search: {counted(search.proposed, 'kernel')} tried in {search.seconds:.0f} s",
+        f"{search.correct} correct and timed",
+        *filter(None, [known, repeated]),
+        f"rejected: {rejected(search)}",
+    ]
+    parts = [", ".join(said)]
+    if search.unjudged:
+        parts.append(f"the time was up before {counted(search.unjudged, 'more kernel')} could be tried")
+    elif search.proposed <= 1:
+        parts.append("the time was up before more could be tried: give it longer with --budget")
+    if search.queued_s >= 1:
+        parts.append(f"{search.queued_s:.0f} s more went by waiting for another cuda-l2 on this machine")
+    if search.summary:
+        parts.append(f"policy: {search.summary}")
+    return "; ".join(parts)
+
+
 def _reached(result: Result, timing: Timing) -> str:
     """How much of what the machine could do."""
     assert timing.candidate
@@ -146,6 +183,15 @@ def _reached(result: Result, timing: Timing) -> str:
         return f"{reached:.3g} {unit}, {reached / peak:.0%} of the measured peak of {peak:.0f}"
     reached = result.task.bytes / latency_us * 1e-3
     return f"{reached:.3g} GB/s, {reached / gbytes_per_s:.0%} of what memory was measured to give"
+
+
+def _own_cost(timing: Timing) -> str:
+    """What starting a call takes of every time, where it is much; empty elsewhere."""
+    assert timing.candidate
+    cost_us = timing.empty_call_us
+    if not cost_us > OWN_COST * timing.candidate.latency_us.estimate:  # also where it is not known
+        return ""
+    return f"starting a round of calls takes about {cost_us:.2g} us, in our times and the baselines' alike"
 
 
 def _call_cost(result: Result, timing: Timing) -> str:
@@ -182,10 +228,16 @@ def print_trial(trial: Trial) -> None:
             console.print(f"         {note}")
         bound = verdict.baseline_deviation
         if not math.isnan(verdict.rms_error):
+            allowed = verdict.max_allowed
+            limit = "" if math.isnan(allowed) else f" ({allowed:.3g} is allowed, by the libraries' own errors)"
             console.print(
-                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g}"
-                + ("" if math.isnan(bound) else f"; the paper's bound from baselines: {bound:.3g}")
+                f"         error against fp64: RMS {verdict.rms_error:.3g}, largest {verdict.max_error:.3g}{limit}"
             )
+            if not math.isnan(bound):
+                console.print(
+                    f"         libraries differ from one another by up to {bound:.3g}: the paper's bound, which does"
+                    " not count here"
+                )
     if timing and timing.candidate and timing.speedup:
         rounds = counted(timing.candidate.rounds, "round")
         console.print(f"timing   {timing.protocol}: {_time(timing.candidate)} over {rounds}")
@@ -200,7 +252,8 @@ def print_trial(trial: Trial) -> None:
     if trial.trust is Trust.B:
         console.print(LEVEL_B)
     else:
-        console.print(f"reward   {trial.reward:.4f}")
+        untimed = math.isnan(trial.reward)
+        console.print("reward   none, for it was not timed" if untimed else f"reward   {trial.reward:.4f}")
 
 
 def _print_stage(console: Console, build: Build) -> None:
@@ -261,9 +314,9 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
             if trial.machine == machine and trial.timing:
                 when = trial.created[:16].replace("T", " ")
                 console.print("  " + _aligned(cells, widths))
-                console.print(
-                    f"    against {trial.timing.reference}; {when} UTC, written by {trial.candidate.proposer}"
-                )
+                console.print(f"    against {trial.timing.reference}; {when} UTC, {_origin(trial.candidate)}")
+    for name in dict.fromkeys(trial.protocol for trial, _ in rows):
+        console.print(f"{name}: {PROTOCOLS.get(name, '')}")
     best = trials[0]
     reports = [trial for trial in trials if trial.candidate.id == best.candidate.id and trial.protocol in REPORTED]
     here = [trial for trial in reports if trial.machine == best.machine]
@@ -278,6 +331,10 @@ def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
         console.print(f"  {name} {value}: {meanings.get(name, '')}")
     where = "" if archive == default_archive() else f" --archive {archive}"
     console.print(f"source of the first: cuda-l2 show {task} --source{where}")
+
+
+def _origin(candidate: Candidate) -> str:
+    return "a default schedule" if candidate.proposer == "default" else f"proposed by {candidate.proposer}"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -316,10 +373,6 @@ def open_console(width: int = CONSOLE_WIDTH) -> Console:
     # no markup: a compiler's words hold square brackets
     console = Console(highlight=False, markup=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=width)
-
-
-def _cells(pairs: list[tuple[Arm | None, Interval | None]]) -> list[str]:
-    return [cell for arm, ratio in pairs for cell in (_time(arm), _ratio(ratio) if ratio else "")]
 
 
 def _arm(timing: Timing, name: str) -> Arm | None:

@@ -8,7 +8,7 @@ rounds; the slower measurement counts.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cuda_l2.records import Interval, Review, ReviewStatus, Timing, TimingStatus, Verdict
+from cuda_l2.records import Interval, Review, ReviewStatus, Timing, TimingStatus, Trial, Verdict
 from cuda_l2.rigs._base import Elsewhere
 
 JUMP = 3.0
@@ -65,6 +65,19 @@ def measure_again(why: str, timing: Timing, again: Again) -> tuple[Verdict, Timi
     slowest = min(timings, key=lambda each: each.speedup.estimate if each.speedup else 0.0)
     status = ReviewStatus.CONFIRMED if len(timings) == 2 else ReviewStatus.LOWERED
     return verdict, slowest, Review(status, why, speedups(timings))
+
+
+def repeated(first: Trial, second: Trial) -> Trial:
+    """The trial that counts of two, the second on fresh inputs; reviewed where the first is a jump."""
+    if second.timing and second.timing.status is TimingStatus.BUSY:
+        return second
+    why, timings = jump(first.speedup, 0.0), [each.timing for each in (first, second) if each.timing]
+    status, counts, reason = ReviewStatus.CONFIRMED, second, ""
+    if not second.speedup:
+        status, reason = ReviewStatus.WRONG, f"on fresh inputs: {second.reason}"
+    elif not alike(*speedups(timings)):
+        status, counts = ReviewStatus.LOWERED, min(first, second, key=lambda trial: trial.speedup)
+    return replace(counts, review=Review(status, why, speedups(timings), reason=reason)) if why else counts
 
 
 def compare_elsewhere(timing: Timing, found: Elsewhere, machine: str, review: Review) -> tuple[Timing, Review]:

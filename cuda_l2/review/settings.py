@@ -6,10 +6,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ReviewSettings:
-    """Who reviews kernels whose reward jumps."""
+    """Who reviews kernels whose speedup is suspicious: over 3x, or over twice the best known."""
 
     checker: str = ""
-    """A language model that is shown kernels whose reward jumps, and may reject them: openai:NAME@URL or
+    """A language model that is shown kernels with a suspicious speedup, and may reject them: openai:NAME@URL or
     hf:PATH_OR_ID."""
     checker_key_variable: str = ""
     """Environment variable that holds the key for the checker's endpoint; that of --key-variable if not given."""

@@ -1,5 +1,6 @@
 """What the evaluator asks of a machine: its stages for one shape, and which protocols they know."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import Baseline
 from cuda_l2.measure.protocols import Protocol
-from cuda_l2.measure.rounds import CANDIDATE, PATIENCE_S, Kernel
+from cuda_l2.measure.rounds import CANDIDATE, Kernel
 from cuda_l2.measure.tuned import ADAPTIVE, TUNINGS
 from cuda_l2.records import Build, Candidate, Gemm, Interval, Task, Timing, Verdict
 from cuda_l2.system.closing import Closing
@@ -71,13 +72,13 @@ class Bench(Closing):
         build: Build,
         protocol: Protocol,
         beat: float = 0.0,
-        patience_s: float = PATIENCE_S,
+        within_s: float = math.inf,
     ) -> Timing:
         """Time a correct candidate. beat: a speedup surely below this needs no more digits.
 
-        patience_s: how long to wait while other work has the machine.
+        within_s: how long it may take, waiting for quiet included; see `measure.rounds.Terms`.
         """
-        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat, patience_s)[CANDIDATE]
+        return self.time_kernels({CANDIDATE: Kernel(candidate, build)}, protocol, beat, within_s)[CANDIDATE]
 
     @abstractmethod
     def time_kernels(
@@ -85,7 +86,7 @@ class Bench(Closing):
         kernels: Mapping[str, Kernel],
         protocol: Protocol,
         beat: float = 0.0,
-        patience_s: float = PATIENCE_S,
+        within_s: float = math.inf,
     ) -> dict[str, Timing]:
         """Time several correct kernels of the task in one run, by name; without kernels a baseline in their place.
 

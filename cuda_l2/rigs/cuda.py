@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,7 +27,7 @@ from cuda_l2.measure.libraries import Libraries
 from cuda_l2.measure.product_memory import ProductMemory, library_outputs, other_layout
 from cuda_l2.measure.profile import collect
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS, FINALS, Protocol
-from cuda_l2.measure.rounds import PATIENCE_S, Kernel, Terms
+from cuda_l2.measure.rounds import Kernel, Terms
 from cuda_l2.measure.task_memory import CudaTaskBaselines, TaskMemory
 from cuda_l2.measure.timed_memory import TimedMemory
 from cuda_l2.records import Build, Candidate, Gemm, Task, Timing, Verdict
@@ -35,6 +36,7 @@ from cuda_l2.rigs.elsewhere import judge_on, second_gpu
 from cuda_l2.rigs.kept import KeptBaselines
 from cuda_l2.system import variables
 from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.steps import step
 from cuda_l2.tasks.cases import in_full_precision
 from cuda_l2.tasks.kinds import Home, kind_of
 from cuda_l2.tasks.products import CACHE_BYTES
@@ -231,7 +233,8 @@ class CudaBench(Bench):
             return self._on_the_gpu(lambda: verify(open_session, all_checks(), full=full))
 
         if rig.tunes:
-            self._on_the_gpu(lambda: self._memory(rotates=False).tune())
+            with step("timing the libraries' algorithms"):
+                self._on_the_gpu(lambda: self._memory(rotates=False).tune())
         verdict = judged()
         if verdict.check == deviation.CHECK.name and not self._on_the_gpu(lambda: self._memory(rotates=False).tuned):
             self._on_the_gpu(lambda: self._memory(rotates=False).tune())
@@ -250,9 +253,9 @@ class CudaBench(Bench):
         kernels: Mapping[str, Kernel],
         protocol: Protocol,
         beat: float = 0.0,
-        patience_s: float = PATIENCE_S,
+        within_s: float = math.inf,
     ) -> dict[str, Timing]:
-        terms = Terms(protocol, self._rng, beat)
+        terms = Terms(protocol, self._rng, beat, within_s=within_s)
         measure = self._on_the_gpu(lambda: self._prepared(kernels, terms))
         return self._rig.steadily(lambda: self._on_the_gpu(measure))
 
@@ -290,7 +293,8 @@ class CudaBench(Bench):
         require_timed(task, protocol)
         self._arena(protocol.rotates).select(task)
         memory = self._memory(protocol.rotates)
-        memory.tune()
+        with step("timing the libraries' algorithms"):
+            memory.tune()
         wanted = strongest_first(memory.available(), task)
         if protocol.selects:
             wanted = [baseline for baseline in wanted if not baseline.compiled]

@@ -4,7 +4,9 @@ import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from cuda_l2.machine import chosen
 from cuda_l2.measure.baselines._base import beginning, product_baselines
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from cuda_l2.rigs import Request
     from cuda_l2.settings import Settings
 
+GRID = Parameter(group="Over a grid")
+GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
+"""How commands take what concerns cuBLASLt."""
 NO_SEARCH = ("0", "0s")
 """Budgets of none."""
 
@@ -32,34 +37,34 @@ class SweepSettings:
     """Number of sizes of the grid to take, stratified by size; of the paper's grid unless --grid names another."""
     layout: str = "nn"
     """B's layout in the grid: nn, tn, or both."""
-    accumulate: str = "fp32"
+    accumulate: Annotated[str, GRID] = "fp32"
     """The grid's least precision of sums: fp32 or fp16."""
-    protocols: str = OFFLINE.name
+    protocols: Annotated[str, GRID] = OFFLINE.name
     """Under which the grid is reported, as in offline,rotating,server."""
-    baselines_only: bool = False
+    baselines_only: Annotated[bool, GRID] = False
     """Time the baselines alone over the grid."""
-    arms: str = ""
+    arms: Annotated[str, GRID] = ""
     """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out."""
-    compile: bool = False
+    compile: Annotated[bool, GRID] = False
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
-    full: bool = False
+    full: Annotated[bool, GRID] = False
     """Verify every reported kernel of the grid also by the checks that are too slow for a search."""
-    retune: bool = False
+    retune: Annotated[bool, GPU_LIBRARIES] = False
     """Time cuBLASLt's algorithms anew, where an earlier run's choice would be kept."""
-    tuning: str = "adaptive"
+    tuning: Annotated[str, GPU_LIBRARIES] = "adaptive"
     """How cuBLASLt's algorithms are timed: adaptive (rounds of back-to-back launches until the best is clear) or paper
     (50 + 100 rounds of single launches, fresh operands each)."""
-    library: Path | None = None
+    library: Annotated[Path | None, GRID] = None
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
-    choices: Path | None = None
+    choices: Annotated[Path | None, GPU_LIBRARIES] = None
     """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
-    fallback: Path | None = None
+    fallback: Annotated[Path | None, GRID] = None
     """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
-    part: str = "1/1"
+    part: Annotated[str, GRID] = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
-    also: tuple[Path, ...] = ()
+    also: Annotated[tuple[Path, ...], GRID] = ()
     """Folders of other runs with these settings, as of another part: what they measured counts as measured here."""
-    fresh: bool = False
+    fresh: Annotated[bool, GRID] = False
     """Move the results that --out holds aside and begin the grid anew."""
     budget: str | None = None
     """Time of search a shape: 60s, a task 20s, over a grid 0: the best that the archive knows or else the defaults."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cuda_l2.system import paths, scratch
+from cuda_l2.system.steps import step
 
 
 @contextmanager
@@ -34,5 +35,9 @@ def held(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[Path]:
     except OSError as error:
         raise scratch.unwritable(error) from None
     with file:
-        fcntl.flock(file, kind)
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with step("waiting for another cuda-l2 on this machine, on top of the budget"):
+                fcntl.flock(file, kind)
         yield path

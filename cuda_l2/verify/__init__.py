@@ -12,6 +12,7 @@ from typing import TypeVar
 from cuda_l2.contract import ContractError
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import Verdict, VerdictStatus
+from cuda_l2.system.steps import step
 from cuda_l2.verify._base import CheckFailed, CheckOf, Judged, Session, all_checks
 
 S = TypeVar("S", bound=Judged)
@@ -40,7 +41,8 @@ def verify(
                 check_name = check.name
                 if (full or not check.full_only) and check.applies(session):
                     begins(check.name)
-                    check.run(session)
+                    with step(f"checking a kernel: {check.name}"):
+                        check.run(session)
                     passed.append(check.name)
         check_name = ""
     except CheckFailed as failure:
@@ -57,6 +59,7 @@ def verify(
         passed=tuple(passed),
         rms_error=session.rms_error if session else float("nan"),
         max_error=session.max_error if session else float("nan"),
+        max_allowed=session.max_allowed if session else float("nan"),
         baseline_deviation=session.baseline_deviation if session else float("nan"),
         seconds=time.perf_counter() - start,
     )

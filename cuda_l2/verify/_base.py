@@ -40,6 +40,7 @@ class Judged:
 
     rms_error: float = float("nan")
     max_error: float = float("nan")
+    max_allowed: float = float("nan")
     baseline_deviation: float = float("nan")
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ from pathlib import Path
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
+from cuda_l2.system.steps import step
 
 PROGRAM = Path(__file__).with_name("peak.c")
 TRIES = 3
@@ -47,7 +48,8 @@ def kept(threads: int, machine: str, flag: str) -> Ceilings:
     for _ in range(TRIES):
         if found and found.quiet:
             return found
-        found = measure(threads, flag).or_more(found)
+        with step("measuring what this machine reaches at most"):
+            found = measure(threads, flag).or_more(found)
         _write(path, found)
     assert found
     return found

@@ -1,0 +1,61 @@
+"""How long the optimisation of a task takes: its budget, and what is reserved for the report after it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cuda_l2.measure.protocols import Protocol
+
+REPORT_S, REPORT_LAUNCHES = 25.0, 1500.0
+"""Time for comparing the finalists and reporting the winner: a constant, and launches at the roofline bound, which
+count references in fp64, checks and the fewest rounds (docs/log.md)."""
+KERNEL_S, KERNEL_LAUNCHES = 4.0, 800.0
+"""The same of a search's first kernel."""
+COMPILE_S = 40.0
+"""Time for torch.compile where it is among the baselines: twice, for the search's inputs and the report's."""
+CHOICE, LATE_CHOICE = 0.4, 0.7
+"""Share of the report's time in which the finalists are to have been compared; the second where the machine was busy
+during the whole search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """budget_s: preparing and searching. report_s: at most what follows, infinite where nothing limits it.
+
+    kernel_s: about what one kernel takes.
+    """
+
+    budget_s: float
+    report_s: float
+    kernel_s: float
+
+    @property
+    def late(self) -> bool:
+        """Whether one kernel alone takes longer than the budget."""
+        return self.kernel_s > 1.1 * self.budget_s
+
+    @property
+    def most_s(self) -> float:
+        return max(self.budget_s, self.kernel_s if self.late else 0.0) + self.report_s
+
+    def __str__(self) -> str:
+        limited = math.isfinite(self.report_s)
+        report = f"then at most {self.report_s:.0f} s to compare and report the best"
+        report = report if limited else "then a report, whose checks with sanitizers have no time limit"
+        if self.late:
+            return f"checking and timing one kernel takes about {self.kernel_s:.0f} s, longer than the budget; {report}"
+        return f"{self.budget_s:g} s to prepare and search, {report}"
+
+
+def plan(
+    budget_s: float, bound_s: float, protocols: Iterable[Protocol], *, compiles: bool = False, limited: bool = True
+) -> Plan:
+    """The plan of a task.
+
+    bound_s: its roofline bound. protocols: of the report. compiles: torch.compile is a baseline. limited: whether the
+    report has a time limit.
+    """
+    fixed_s = sum(protocol.warmup_s + protocol.measure_s for protocol in protocols)
+    extra_s = COMPILE_S / 2 if compiles else 0.0
+    report_s = 5.0 * math.ceil((REPORT_S + REPORT_LAUNCHES * bound_s + fixed_s + extra_s) / 5.0)
+    return Plan(budget_s, report_s if limited else math.inf, KERNEL_S + KERNEL_LAUNCHES * bound_s + extra_s)
