@@ -102,7 +102,7 @@ def _sandbox() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     torch = importlib.util.find_spec("torch") is not None
-    yield Finding(torch, "torch", "installed" if torch else "missing", f"needed to search and check; {INSTALL_TORCH}", needed=True)
+    yield Finding(torch, "torch", "installed" if torch else "missing", f"needed: {INSTALL_TORCH}", needed=True)
     for package, needed_for, source in (
         ("optuna", "--policy tpe", "'cuda-l2[tpe]'"),
         ("openai", "--policy openai:NAME@URL", "'cuda-l2[llm]'"),
