@@ -3,7 +3,7 @@
 # make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
 # pytest.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
-# torch comes from TORCH_INDEX, by default an index of CPU builds where there is no GPU; TORCH_INDEX= is the usual index.
+# torch comes from TORCH_INDEX, where there is no GPU by default from an index of CPU builds; TORCH_INDEX=: the usual one.
 
 PYTHON ?= python3
 VENV := .venv
@@ -79,10 +79,10 @@ $(VENV)/.python:
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "Setting up $(VENV), $(if $(TORCH_INDEX),about 1 GB with torch for CPUs: a minute or two ...,several GB where torch has CUDA: some minutes ...)"
-	@$(PIP) install --quiet --quiet --constraint constraints.txt --retries 2 \
-	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch \
+	@$(PIP) install --quiet --constraint constraints.txt \
+	  $(if $(TORCH_INDEX),--no-deps --retries 2 --timeout 20 --index-url $(TORCH_INDEX)) torch \
 	  || { echo "torch was not installed; for another index set TORCH_INDEX, for your usual one TORCH_INDEX="; exit 2; }
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)' torch
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
