@@ -24,7 +24,9 @@ def anchors(page: Path) -> set[str]:
 
 def blocks(page: Path) -> list[str]:
     """Its indented blocks."""
-    return [re.sub(r"^    ", "", found, flags=re.M) for found in re.findall(r"(?:^    .*\n|^\n)+", page.read_text(), re.M)]
+    return [
+        re.sub(r"^    ", "", found, flags=re.M) for found in re.findall(r"(?:^    .*\n|^\n)+", page.read_text(), re.M)
+    ]
 
 
 def test_the_readme_is_short() -> None:
@@ -63,4 +65,4 @@ def test_lines_of_python_can_be_pasted(page: Path) -> None:
 
 def test_the_picture_is_light_and_needs_nothing_from_elsewhere() -> None:
     text = (ROOT / "docs" / "demo.svg").read_text()
-    assert len(text) < 60_000 and "url(\"http" not in text and "@font-face" not in text
+    assert len(text) < 60_000 and 'url("http' not in text and "@font-face" not in text
