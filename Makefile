@@ -3,16 +3,17 @@
 # make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
 # pytest.  make check: style and types.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
-# Machines whose package index serves torch's CUDA build by default: TORCH_INDEX=<address of a CPU index> make demo
+# torch comes from TORCH_INDEX, where there is no GPU by default from an index of CPU builds; TORCH_INDEX=: the usual one.
 
 PYTHON ?= python3
-TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
+# the usual index has torch for Linux with gigabytes of CUDA alone
+TORCH_INDEX ?= $(if $(GPU_EXTRA),,https://download.pytorch.org/whl/cpu)
 
 .PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables clean
 
@@ -77,8 +78,11 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)'
+	@echo "Setting up $(VENV), $(if $(TORCH_INDEX),about 1 GB with torch for CPUs: a minute or two ...,several GB where torch has CUDA: some minutes ...)"
+	@$(PIP) install --quiet --constraint constraints.txt \
+	  $(if $(TORCH_INDEX),--no-deps --retries 2 --timeout 20 --index-url $(TORCH_INDEX)) torch \
+	  || { echo "torch was not installed; for another index set TORCH_INDEX, for your usual one TORCH_INDEX="; exit 2; }
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)' torch
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

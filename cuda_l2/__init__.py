@@ -10,6 +10,7 @@ trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.re
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cuda_l2.system import errors
 from cuda_l2.version import __version__
 
 if TYPE_CHECKING:
@@ -32,10 +33,15 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `import cuda_l2` must stay light, torch is not."""
-    if name in _HOMES:
+    """Import on first use: `import cuda_l2` must stay light, torch is not. UserError where torch is missing."""
+    if name not in _HOMES:
+        hint = "; cuda_l2.evaluate(source, shape) is what `cuda-l2 check` does" if name == "check" else ""
+        raise AttributeError(f"module 'cuda_l2' has no attribute {name!r}{hint}")
+    try:
         value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    hint = "; cuda_l2.evaluate(source, shape) is what `cuda-l2 check` does" if name == "check" else ""
-    raise AttributeError(f"module 'cuda_l2' has no attribute {name!r}{hint}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise errors.UserError(errors.NO_TORCH) from None
+    globals()[name] = value
+    return value

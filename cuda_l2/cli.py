@@ -9,7 +9,7 @@ from cyclopts import App
 
 from cuda_l2 import __version__, commands
 from cuda_l2.system import variables
-from cuda_l2.system.errors import MachineError, UserError
+from cuda_l2.system.errors import NO_TORCH, MachineError, UserError
 
 app = App(
     name="cuda-l2",
@@ -39,6 +39,11 @@ def main() -> None:
         sys.exit(2)
     except MachineError as error:
         print(f"cuda-l2: the machine failed: {error}; `cuda-l2 doctor` says what it has", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(f"cuda-l2: {NO_TORCH}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

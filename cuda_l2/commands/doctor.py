@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_l2.system.errors import UserError
+from cuda_l2.system.errors import INSTALL_TORCH, UserError
 from cuda_l2.system.text import counted
 
 
@@ -101,8 +101,9 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
+    torch = importlib.util.find_spec("torch") is not None
+    yield Finding(torch, "torch", "installed" if torch else "missing", f"needed: {INSTALL_TORCH}", needed=True)
     for package, needed_for, source in (
-        ("torch", "baselines and references", "torch"),
         ("optuna", "--policy tpe", "'cuda-l2[tpe]'"),
         ("openai", "--policy openai:NAME@URL", "'cuda-l2[llm]'"),
         ("transformers", "--policy hf:PATH_OR_ID", "'cuda-l2[llm]'"),
@@ -110,7 +111,7 @@ def _packages() -> Iterator[Finding]:
     ):
         present = importlib.util.find_spec(package) is not None
         advice = f"needed for {needed_for}: pip install {source}"
-        yield Finding(present, package, "installed" if present else "missing", advice, needed=package == "torch")
+        yield Finding(present, package, "installed" if present else "missing", advice)
 
 
 def _bytecode() -> Iterator[Finding]:

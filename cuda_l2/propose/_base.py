@@ -231,6 +231,8 @@ def proposer_maker(name: str) -> Maker:
     try:
         module = importlib.import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise
         raise UserError(f"the policy {name} needs the package {error.name}: pip install {error.name}") from None
     maker: Maker = module.PROPOSER
     return maker

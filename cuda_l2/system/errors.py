@@ -7,3 +7,11 @@ class UserError(Exception):
 
 class MachineError(RuntimeError):
     """The machine failed at something no input explains: a driver call, a library. Commands exit with 2."""
+
+
+INSTALL_TORCH = (
+    "for CPUs: pip install torch --index-url https://download.pytorch.org/whl/cpu;"
+    " for NVIDIA GPUs: pip install 'cuda-l2[cuda]'"
+)
+NO_TORCH = f"this needs torch, which is not installed; {INSTALL_TORCH}"
+"""Our package does not bring torch: the usual index has it for Linux with gigabytes of CUDA alone."""

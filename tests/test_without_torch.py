@@ -1,0 +1,42 @@
+"""Without torch, which our package does not bring: what works, and the one line that says how to get it."""
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = "import sys; sys.modules['torch'] = None; "
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", BLOCKED + code, *arguments], capture_output=True, text=True)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return python("from cuda_l2.cli import main; main()", *arguments)
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("optimize", "--help")])
+def test_what_needs_no_torch_works(arguments: tuple[str, ...]) -> None:
+    done = command(*arguments)
+    assert done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("optimize", "64x64x64"), ("tasks",)])
+def test_a_command_that_needs_torch_says_how_to_get_it_in_one_line(arguments: tuple[str, ...]) -> None:
+    done = command(*arguments)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and not done.stdout
+    assert "pip install torch --index-url" in line and "'cuda-l2[cuda]'" in line
+
+
+def test_the_package_imports_and_its_calls_say_how_to_get_torch() -> None:
+    code = "import cuda_l2; print(cuda_l2.Gemm.parse('64x64x64'))\ntry: cuda_l2.optimize\n"
+    done = python(code + "except cuda_l2.UserError as error: print(error)")
+    shape, line = done.stdout.splitlines()
+    assert shape == "64x64x64" and "pip install torch --index-url" in line
+
+
+def test_another_missing_package_is_not_taken_for_torch() -> None:
+    done = python("sys.modules['numpy'] = None; import cuda_l2; cuda_l2.optimize")
+    assert "ModuleNotFoundError" in done.stderr and "numpy" in done.stderr
