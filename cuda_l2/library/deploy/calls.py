@@ -1,0 +1,137 @@
+"""cuda_l2.matmul, and what torch must know of the op: shapes of results, gradients."""
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+from cuda_l2.library.deploy.native import Native, native
+from cuda_l2.system.errors import UserError
+
+Tensor = torch.Tensor
+
+
+@functools.cache
+def op() -> Native | None:
+    """The op, registered and, where there is a driver, started. None, after one warning, where it cannot be had."""
+    try:
+        library = native()
+    except UserError as error:
+        warnings.warn(f"matrix products are torch's own: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    for name in ("product", "matmul", "linear"):
+        torch.library.register_fake(f"cuda_l2::{name}", _FAKES[name])
+    torch.library.register_fake("cuda_l2::matmul.out", lambda a, b, bias=None, *, out: out)
+    torch.library.register_autograd("cuda_l2::matmul", _backward, setup_context=_save)
+    if torch.cuda.is_available():
+        reason = library.start()
+        if reason:
+            warnings.warn(f"matrix products are torch's own: {reason}", RuntimeWarning, stacklevel=2)
+        else:
+            from cuda_l2.library.deploy.dispatch import serve  # noqa: PLC0415 - where there is a GPU
+
+            library.on_miss(serve)
+    return library
+
+
+@torch.compiler.assume_constant_result  # torch.compile asks once, and does not look inside
+def _ready() -> bool:
+    return op() is not None
+
+
+def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """torch.matmul(a, b), plus bias, by the kernel that was measured to be the fastest for the shape on this GPU.
+
+    Any ranks, strides and types that torch.matmul takes, with its errors. Kernels serve fp16 and bf16 on a CUDA device: a
+    of any rank with its rows one after the other, b of rank 2 as it is or transposed; torch serves all else. With a bias
+    torch adds it in its own product. Gradients flow as through torch.matmul.
+    """
+    if torch.is_autocast_enabled(a.device.type):
+        return _torch_matmul(a, b, out, bias)
+    if not _ready():
+        return _torch_matmul(a, b, out, bias)
+    if out is not None:
+        return _into(a, b, out, bias)
+    try:
+        if bias is not None or _wants_gradient(a, b):
+            result: Tensor = torch.ops.cuda_l2.matmul.default(a, b, bias)
+        else:
+            result = torch.ops.cuda_l2.product.default(a, b)
+    except RuntimeError:
+        return _torch_matmul(a, b, None, bias)  # raises in torch's own words
+    return result
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch.nn.functional.linear, as `matmul` serves it."""
+    plain = bias is not None or torch.is_autocast_enabled(x.device.type)
+    if plain or not _ready():
+        return torch.nn.functional.linear(x, weight, bias)
+    if _wants_gradient(x, weight):
+        return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
+    try:
+        result: Tensor = torch.ops.cuda_l2.linear.default(x, weight)
+    except RuntimeError:
+        return torch.nn.functional.linear(x, weight)
+    return result
+
+
+def _wants_gradient(a: Tensor, b: Tensor) -> bool:
+    return torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+
+
+def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.matmul(a, b, out=out)
+    if out is not None:
+        return torch.matmul(a, b, out=out).add_(bias)
+    return torch.nn.functional.linear(a, b.mT, bias) if b.dim() == 2 else torch.matmul(a, b) + bias
+
+
+def _into(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
+    assert out is not None
+    tensors = (a, b, out)
+    if bias is not None or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return _torch_matmul(a, b, out, bias)
+    try:
+        torch.ops.cuda_l2.matmul.out(a, b, out=out)
+    except RuntimeError:
+        return _torch_matmul(a, b, out, None)
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
+def _fake_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _torch_matmul(a, b, None, bias)
+
+
+_FAKES = {"product": _fake_matmul, "matmul": _fake_matmul, "linear": torch.nn.functional.linear}
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    a, b, bias = inputs
+    ctx.save_for_backward(a, b)
+    ctx.bias = None if bias is None else bias.shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of any ranks that torch.matmul takes, by the op again."""
+    a, b = ctx.saved_tensors
+    wants_a, wants_b, *others = ctx.needs_input_grad  # torch leaves out an argument that has its default
+    product = torch.ops.cuda_l2.matmul.default
+    grad_bias = grad.sum_to_size(ctx.bias) if any(others) else None
+    rows, columns = a, b
+    if a.dim() == 1:
+        rows, grad = a.unsqueeze(0), grad.unsqueeze(-1 if b.dim() == 1 else -2)
+    if b.dim() == 1:
+        columns, grad = b.unsqueeze(-1), grad.unsqueeze(-1)
+    grad_a = grad_b = None
+    if wants_a:
+        grad_a = product(grad, columns.mT).sum_to_size(rows.shape).reshape(a.shape)
+    if wants_b and columns.dim() == 2:  # one product over all rows
+        flat = rows.reshape(-1, rows.shape[-1])
+        grad_b = product(flat.mT, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
+    elif wants_b:
+        grad_b = product(rows.mT, grad).sum_to_size(columns.shape).reshape(b.shape)
+    return (grad_a, grad_b, *[grad_bias for _ in others])
