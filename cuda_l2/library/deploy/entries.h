@@ -160,7 +160,8 @@ struct Entry {
   }
 
   // Enqueues every launch; 0 or the driver's error. pointers: A, B, C, then the workspaces.
-  Status launch(const Driver& driver, const uint64_t* pointers, Stream stream, std::atomic<uint64_t>& encoded) {
+  Status launch(const Driver& driver, const uint64_t* pointers, Stream stream, std::atomic<uint64_t>& encoded,
+                int repeats = 1) {
     EncodedMap encodings[kMaxMaps];
     for (size_t i = 0; i < maps.size(); i++)
       if (Status status = encode(driver, i, pointers[maps[i].tensor], encodings[i], encoded)) return status;
@@ -173,7 +174,8 @@ struct Entry {
                                                             : argument.data.data();
       }
       LaunchConfig config = launch.config(stream);
-      if (Status status = driver.cuLaunchKernelEx(&config, launch.function, parameters, nullptr)) return status;
+      for (int i = 0; i < repeats; i++)
+        if (Status status = driver.cuLaunchKernelEx(&config, launch.function, parameters, nullptr)) return status;
     }
     return 0;
   }

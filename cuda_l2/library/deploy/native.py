@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -42,6 +42,9 @@ class Native:
             *(ctypes.c_char_p, size),
         ]
         self._library.cuda_l2_start.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, size]
+        self._library.cuda_l2_mark.restype = ctypes.c_uint64
+        self._library.cuda_l2_release.argtypes = [ctypes.c_uint64]
+        self._library.cuda_l2_bare.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]
         self._resolve: object = None
 
     def start(self, driver: str = DRIVER, torch_cuda: str = TORCH_CUDA, *, serves_cpu: bool = False) -> str:
@@ -74,6 +77,19 @@ class Native:
     def clear(self) -> None:
         """Forget every shape."""
         self._library.cuda_l2_clear()
+
+    def mark(self) -> int:
+        """For `release`."""
+        return int(self._library.cuda_l2_mark())
+
+    def release(self, mark: int) -> None:
+        """Free the workspaces of graphs that were captured since a mark. Those graphs must be gone."""
+        self._library.cuda_l2_release(mark)
+
+    def bare(self, key: Key, addresses: Sequence[int], stream: int, repeats: int) -> bool:
+        """Launch a shape's kernel on a, b and c without torch; false where none serves it, or it needs a workspace."""
+        place, sizes = (ctypes.c_int32 * 3)(*key[:3]), (ctypes.c_int64 * 3)(*key[3:])
+        return not self._library.cuda_l2_bare(place, sizes, (ctypes.c_uint64 * 3)(*addresses), stream, repeats)
 
     def stop(self) -> None:
         """Forget the driver too; nothing may be under way."""

@@ -298,6 +298,18 @@ void cuda_l2_put_vendor(int32_t device, int32_t dtype, int32_t layout, int64_t m
 
 void cuda_l2_clear() { table().clear(); }
 
+uint64_t cuda_l2_mark() { return table().mark(); }
+
+void cuda_l2_release(uint64_t mark) { table().release(mark); }
+
+// Launches what the table has for a shape, so many times, on these addresses: what a call costs beside the driver's part.
+int cuda_l2_bare(const int32_t* place, const int64_t* sizes, const uint64_t* addresses, Stream stream, int repeats) {
+  Table& t = table();
+  std::shared_ptr<Entry> entry = t.find({place[0], place[1], place[2], sizes[0], sizes[1], sizes[2]});
+  if (!entry || !entry->workspaces.empty() || !t.enter(place[0])) return 1;
+  return entry->launch(t.driver, addresses, stream, t.counts[kEncoded], repeats);
+}
+
 void cuda_l2_stop() { table().stop(); }
 
 void cuda_l2_counts(uint64_t* counts) {

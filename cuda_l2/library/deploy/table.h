@@ -134,14 +134,27 @@ class Table {
     if (!memory.get() || driver.cuMemsetD32Async(address, wanted.fill, (wanted.bytes + 3) / 4, stream)) return 0;
     counts[kAllocated]++;
     if (kept.memory.get()) retired_.push_back(std::move(kept.memory));  // work under way may use it
-    kept.memory = std::move(memory), kept.address = address, kept.bytes = wanted.bytes;
+    kept.memory = std::move(memory), kept.address = address, kept.bytes = wanted.bytes, kept.number = ++made_;
     return address;
+  }
+
+  // Number of workspaces made so far.
+  uint64_t mark() {
+    std::lock_guard<std::mutex> hold(slow_);
+    return made_;
+  }
+
+  // Frees the workspaces of graphs that were captured since a mark; those graphs must be gone.
+  void release(uint64_t mark) {
+    std::lock_guard<std::mutex> hold(slow_);
+    for (auto each = kept_.begin(); each != kept_.end();)
+      each = std::get<2>(each->first) && each->second.number > mark ? kept_.erase(each) : std::next(each);
   }
 
  private:
   struct Kept {
     Owned memory;
-    uint64_t address = 0, bytes = 0;
+    uint64_t address = 0, bytes = 0, number = 0;
   };
 
   Context context(int32_t device) {
@@ -160,6 +173,7 @@ class Table {
   std::map<std::pair<int32_t, uint64_t>, Module> modules_;
   std::map<std::tuple<int32_t, Stream, uint64_t, uint32_t, size_t>, Kept> kept_;
   std::vector<Owned> retired_;
+  uint64_t made_ = 0;
   std::array<std::atomic<Context>, 64> contexts_ = {};
 };
 

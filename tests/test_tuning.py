@@ -1,0 +1,225 @@
+"""The choice of a shape's kernel, on scripted times; choices files; and the way from a choice to a launch without a GPU."""
+
+import json
+import multiprocessing
+import warnings
+
+import pytest
+import torch
+from fake_driver import fake_driver
+
+from cuda_l2.library.deploy import calls, choices, dispatch, pack, tuning
+from cuda_l2.library.deploy.choices import Choice, Place
+from cuda_l2.library.deploy.recipes import candidate
+from cuda_l2.library.deploy.tuning import VENDOR_ARM, Arm, choose
+from cuda_l2.library.table import family_of, schedule_text
+from cuda_l2.machine.cuda.target import compile_only
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.system.errors import UserError
+
+GEMM = Gemm.parse("64x512x256:bf16")
+PLACE = Place("H100 9.0 132", "580.1", "CUDA 13.0, torch 2.11", "0123456789abcdef")
+
+
+class Scripted:
+    """Times by a kernel's name and way; a list is used up, one time a sample. None: does not run or is wrong."""
+
+    def __init__(self, **times: float | list[float] | None) -> None:
+        self.times, self.prepared = times, []
+
+    def prepare(self, arm: Arm) -> bool:
+        self.prepared.append(name(arm))
+        return self.times[name(arm)] is not None
+
+    def sample(self, arm: Arm) -> float:
+        found = self.times[name(arm)]
+        return found.pop(0) if isinstance(found, list) else found
+
+
+def name(arm: Arm) -> str:
+    return f"{arm.kernel}{dict(arm.candidate.schedule)['way']}" if arm.candidate else "vendor"
+
+
+def schedules(**ways: int):
+    return (
+        iter([Arm(kernel, Candidate("x", "table", (("way", way),), "sm90_wave")) for way in range(count)])
+        for kernel, count in ways.items()
+    )
+
+
+def test_the_fastest_kernel_and_launch_serve_a_shape() -> None:
+    found = choose(GEMM, schedules(a=2, b=2), Scripted(a0=5.0, a1=3.0, b0=4.0, b1=6.0, vendor=4.0))
+    assert (found.kernel, found.schedule, found.us, found.vendor_us) == ("a", "way=1", 3.0, 4.0)
+    assert found.served and found.gemm == GEMM
+
+
+def test_torch_serves_what_no_kernel_wins_clearly() -> None:
+    same = choose(GEMM, schedules(a=1), Scripted(a0=4.0, vendor=4.0))
+    assert not same.served and (same.us, same.vendor_us) == (4.0, 4.0)
+    turns = [4.2, 3.9, 3.9, 4.2, 3.9, 3.9, 3.9, 4.2, 3.9, 4.2, 3.9, 3.9, 4.2, 3.9, 3.9]
+    unsure = choose(GEMM, schedules(a=1), Scripted(a0=[9.0, 4.0, *turns], vendor=4.0))
+    assert unsure.us < unsure.vendor_us and not unsure.served
+
+
+def test_a_kernel_that_is_wrong_or_does_not_run_is_out() -> None:
+    assert choose(GEMM, schedules(a=2, b=1), Scripted(a0=None, a1=1.0, b0=3.0, vendor=4.0)).kernel == "b"
+    assert not choose(GEMM, schedules(a=1), Scripted(a0=None, vendor=4.0)).served
+    assert not choose(GEMM, schedules(), Scripted(vendor=4.0)).served
+
+
+def test_only_the_best_schedules_are_timed_with_every_launch() -> None:
+    count = tuning.BEST + 4
+    times = {f"k{i}w{way}": float(i + 1) for i in range(count) for way in range(2)}
+    timer = Scripted(**{key.replace("w", ""): value for key, value in times.items()}, vendor=50.0)
+    choose(GEMM, schedules(**{f"k{i}": 2 for i in range(count)}), timer)
+    assert {ready for ready in timer.prepared if ready.endswith("1") and ready != "k1"} >= {"k01", "k51"}
+    assert "k91" not in timer.prepared
+
+
+@pytest.mark.parametrize(("count", "place"), [(15, 3), (9, 1), (5, 0)])
+def test_the_lower_end_of_the_interval_is_the_binomials(count, place) -> None:
+    assert tuning._lower(count) == place
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_L2_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_choices_are_kept_and_joined(home) -> None:
+    first = Choice("64x512x256", "a" * 16, "sm90_wave", "BM=64", 3.0, 4.0)
+    assert choices.read(PLACE) == {}
+    choices.add(PLACE, [first, Choice("1x1x1")])
+    later = Choice("64x512x256", us=5.0, vendor_us=4.0)
+    assert choices.add(PLACE, [later]) == {Gemm.parse("1x1x1"): Choice("1x1x1"), first.gemm: later} == choices.read(PLACE)
+    assert choices.read(Place("H100 9.0 132", "581.0", PLACE.toolkit, PLACE.pack)) == {}
+    assert not [path for path in home.rglob("*") if path.name.startswith(".")]
+
+
+def _adds(number: int) -> None:
+    choices.add(PLACE, [Choice(f"{number}x8x8", us=1.0)])
+
+
+def test_processes_that_tune_at_once_keep_one_anothers_choices(home) -> None:
+    workers = [multiprocessing.get_context("fork").Process(target=_adds, args=(number,)) for number in range(1, 9)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [gemm.m for gemm in choices.read(PLACE)] == [*range(1, 9)]
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:-9], lambda t: t.replace("H100", "H200"), lambda t: t.replace("3.0", '"x"')])
+def test_a_damaged_file_is_said_and_not_used(home, change) -> None:
+    choices.add(PLACE, [Choice("64x512x256", "a" * 16, "sm90_wave", "BM=64", 3.0, 4.0)])
+    PLACE.path.write_text(change(PLACE.path.read_text()))
+    with pytest.raises(UserError, match="damaged"):
+        choices.read(PLACE)
+
+
+TARGET = compile_only("sm_90a")
+
+
+class FakePack:
+    """A pack whose kernels the recording driver loads."""
+
+    identity = PLACE.pack
+
+    def __init__(self, *names: str) -> None:
+        self.kernels = dict.fromkeys(names)
+
+    def cubin(self, name: str) -> bytes:
+        if self.kernels[name]:
+            raise UserError(f"kernel {name} was changed")
+        return b"cubin"
+
+
+@pytest.fixture
+def tuned(home, monkeypatch):
+    """A choice for a shape on device 0, as on a Hopper GPU."""
+    from cuda_l2 import contract
+
+    gemm = Gemm.parse("256x512x1024:tn:bf16")
+    family = family_of("sm90_wave")
+    made = candidate(family, family.named(family.default(gemm, TARGET)), gemm, TARGET)
+    kernel = contract.kernel_id(made.source)
+    choices.add(PLACE, [Choice(str(gemm), kernel, family.name, schedule_text(made.schedule), 3.0, 4.0)])
+    found = FakePack(kernel)
+    monkeypatch.setattr(dispatch, "target_of", lambda device: TARGET)
+    monkeypatch.setattr(choices, "place_of", lambda device, identity: PLACE)
+    monkeypatch.setattr(dispatch, "pack", lambda: found)
+    for cached in (dispatch.known, dispatch.warn):
+        cached.cache_clear()
+    yield gemm, kernel, found, contract.parse_cuda(made.source).plan(gemm, TARGET.sms)
+    dispatch.known.cache_clear()
+
+
+def operands(gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(gemm.m, gemm.k, dtype=torch.bfloat16), torch.ones(gemm.n, gemm.k, dtype=torch.bfloat16).t()
+
+
+def parameter_sizes(plan) -> list[int]:
+    sizes = {"pointer": 8, "tensor_map": 128}
+    return [sizes.get(argument.kind) or len(argument.data) // 2 for argument in plan.launches[0].arguments]
+
+
+def test_a_tuned_shape_is_launched_as_the_family_plans_it(tuned) -> None:
+    gemm, _, _, plan = tuned
+    with fake_driver() as (fake, library):
+        fake.parameters(parameter_sizes(plan))
+        library.on_miss(dispatch.serve)
+        a, b = operands(gemm)
+        calls.matmul(a, b)
+        calls.matmul(a, b)
+        calls.matmul(a[:8], b)
+        first, second = fake.launches
+        (planned,) = plan.launches
+        assert tuple(first.grid) == tuple(second.grid) == planned.grid and tuple(first.cluster) == planned.cluster
+        assert first.shared == planned.shared_bytes and bool(first.programmatic) == planned.programmatic
+        assert {first.words[0], first.words[1]} <= {a.data_ptr(), b.data_ptr()}
+        assert library.counts() | {"encoded": 0, "allocated": 0} == {
+            **{"launched": 2, "vendor": 1, "encoded": 0, "resolved": 2, "allocated": 0}
+        }
+
+
+@pytest.mark.parametrize("fault", ["another kernel", "damaged kernel", "no pack", "damaged file"])
+def test_whatever_is_wrong_torch_serves_after_one_warning(tuned, fault, monkeypatch) -> None:
+    gemm, kernel, found, plan = tuned
+    if fault == "another kernel":
+        choices.add(PLACE, [Choice(str(gemm), "0" * 16, **{k: v for k, v in _fields(gemm).items()})])
+    elif fault == "damaged kernel":
+        found.kernels[kernel] = True
+    elif fault == "no pack":
+        monkeypatch.setattr(dispatch, "pack", lambda: None)
+    else:
+        PLACE.path.write_text("{")
+    with fake_driver() as (fake, library), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fake.parameters(parameter_sizes(plan))
+        library.on_miss(dispatch.serve)
+        a, b = operands(gemm)
+        assert torch.equal(calls.matmul(a, b), a @ b) and torch.equal(calls.matmul(a, b), a @ b)
+        assert fake["launch_count"] == 0
+    assert len(said) == (fault != "no pack"), [str(each.message) for each in said]
+
+
+def _fields(gemm: Gemm) -> dict[str, object]:
+    choice = choices.read(PLACE)[gemm]
+    return {"family": choice.family, "schedule": choice.schedule, "us": choice.us, "vendor_us": choice.vendor_us}
+
+
+def test_a_choices_file_names_its_place(home) -> None:
+    choices.add(PLACE, [Choice("1x1x1")])
+    assert json.loads(PLACE.path.read_text())["place"]["gpu"] == "H100 9.0 132"
+
+
+def test_tuning_without_a_gpu_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        tuning.tune(["1x1x1"])
+
+
+def test_the_packs_own_module_is_there() -> None:
+    assert pack.built_folder().name.startswith("sm_90a-")
