@@ -25,7 +25,12 @@ class Launch(ctypes.Structure):
 class Map(ctypes.Structure):
     _fields_ = [
         *[("address", ctypes.c_uint64), ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 4)],
-        *[("rank", ctypes.c_uint), ("box", ctypes.c_uint * 5), ("steps", ctypes.c_uint * 5), ("enums", ctypes.c_int * 5)],
+        *[
+            ("rank", ctypes.c_uint),
+            ("box", ctypes.c_uint * 5),
+            ("steps", ctypes.c_uint * 5),
+            ("enums", ctypes.c_int * 5),
+        ],
     ]
 
 

@@ -224,7 +224,7 @@ def test_what_the_device_cannot_launch_is_left_to_torch(driver, sizes, text, cub
 
 
 def test_a_plan_that_ends_early_is_refused(driver) -> None:
-    fake, library = driver
+    _, library = driver
     gemm = Gemm.parse("33x24x16")
     plan = entries.packed(contract.parse_cuda(DIRECT.replace("DTYPE", "float16")).plan(gemm, 132), gemm, 0)
     assert "ends early" in library.put(plan[:-1], NAME, CUBIN)

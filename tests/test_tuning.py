@@ -8,10 +8,11 @@ import pytest
 import torch
 from fake_driver import fake_driver
 
-from cuda_l2.library.deploy import calls, choices, dispatch, pack, tuning
+from cuda_l2 import contract
+from cuda_l2.library.deploy import calls, choices, dispatch, tuning
 from cuda_l2.library.deploy.choices import Choice, Place
 from cuda_l2.library.deploy.recipes import candidate
-from cuda_l2.library.deploy.tuning import VENDOR_ARM, Arm, choose
+from cuda_l2.library.deploy.tuning import Arm, choose
 from cuda_l2.library.table import family_of, schedule_text
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Candidate, Gemm
@@ -92,7 +93,9 @@ def test_choices_are_kept_and_joined(home) -> None:
     assert choices.read(PLACE) == {}
     choices.add(PLACE, [first, Choice("1x1x1")])
     later = Choice("64x512x256", us=5.0, vendor_us=4.0)
-    assert choices.add(PLACE, [later]) == {Gemm.parse("1x1x1"): Choice("1x1x1"), first.gemm: later} == choices.read(PLACE)
+    assert (
+        choices.add(PLACE, [later]) == {Gemm.parse("1x1x1"): Choice("1x1x1"), first.gemm: later} == choices.read(PLACE)
+    )
     assert choices.read(Place("H100 9.0 132", "581.0", PLACE.toolkit, PLACE.pack)) == {}
     assert not [path for path in home.rglob("*") if path.name.startswith(".")]
 
@@ -110,7 +113,9 @@ def test_processes_that_tune_at_once_keep_one_anothers_choices(home) -> None:
     assert [gemm.m for gemm in choices.read(PLACE)] == [*range(1, 9)]
 
 
-@pytest.mark.parametrize("change", [lambda t: t[:-9], lambda t: t.replace("H100", "H200"), lambda t: t.replace("3.0", '"x"')])
+@pytest.mark.parametrize(
+    "change", [lambda t: t[:-9], lambda t: t.replace("H100", "H200"), lambda t: t.replace("3.0", '"x"')]
+)
 def test_a_damaged_file_is_said_and_not_used(home, change) -> None:
     choices.add(PLACE, [Choice("64x512x256", "a" * 16, "sm90_wave", "BM=64", 3.0, 4.0)])
     PLACE.path.write_text(change(PLACE.path.read_text()))
@@ -138,8 +143,6 @@ class FakePack:
 @pytest.fixture
 def tuned(home, monkeypatch):
     """A choice for a shape on device 0, as on a Hopper GPU."""
-    from cuda_l2 import contract
-
     gemm = Gemm.parse("256x512x1024:tn:bf16")
     family = family_of("sm90_wave")
     made = candidate(family, family.named(family.default(gemm, TARGET)), gemm, TARGET)
@@ -187,7 +190,7 @@ def test_a_tuned_shape_is_launched_as_the_family_plans_it(tuned) -> None:
 def test_whatever_is_wrong_torch_serves_after_one_warning(tuned, fault, monkeypatch) -> None:
     gemm, kernel, found, plan = tuned
     if fault == "another kernel":
-        choices.add(PLACE, [Choice(str(gemm), "0" * 16, **{k: v for k, v in _fields(gemm).items()})])
+        choices.add(PLACE, [Choice(str(gemm), "0" * 16, **_fields(gemm))])
     elif fault == "damaged kernel":
         found.kernels[kernel] = True
     elif fault == "no pack":
@@ -219,7 +222,3 @@ def test_tuning_without_a_gpu_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match="needs an NVIDIA GPU"):
         tuning.tune(["1x1x1"])
-
-
-def test_the_packs_own_module_is_there() -> None:
-    assert pack.built_folder().name.startswith("sm_90a-")

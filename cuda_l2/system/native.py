@@ -32,8 +32,9 @@ def compiled(source: Path, *flags: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                kind = "C++" if cxx else "C"
                 raise UserError(
-                    f"the {'C++' if cxx else 'C'} compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
+                    f"the {kind} compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
                 )
             out.replace(target)
     except OSError as error:

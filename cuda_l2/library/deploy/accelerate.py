@@ -24,8 +24,8 @@ class AcceleratedLinear(torch.nn.Linear):
 def accelerate(model: Model) -> Model:
     """Make every torch.nn.Linear of a model call the op, in place; the model.
 
-    Subclasses of Linear, and layers with a forward of their own, stay as they are. Which kernel serves a layer is decided
-    call by call: its type and device may change afterwards.
+    Subclasses of Linear, and layers with a forward of their own, stay as they are. Which kernel serves a layer is
+    decided call by call: its type and device may change afterwards.
     """
     for module in model.modules():
         if type(module) is torch.nn.Linear and "forward" not in vars(module):

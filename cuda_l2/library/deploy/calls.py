@@ -35,7 +35,7 @@ def op() -> Native | None:
     return library
 
 
-@torch.compiler.assume_constant_result  # torch.compile asks once, and does not look inside
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch.compile asks once
 def _ready() -> bool:
     return op() is not None
 
@@ -43,9 +43,9 @@ def _ready() -> bool:
 def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """torch.matmul(a, b), plus bias, by the kernel that was measured to be the fastest for the shape on this GPU.
 
-    Any ranks, strides and types that torch.matmul takes, with its errors. Kernels serve fp16 and bf16 on a CUDA device: a
-    of any rank with its rows one after the other, b of rank 2 as it is or transposed; torch serves all else. With a bias
-    torch adds it in its own product. Gradients flow as through torch.matmul.
+    Any ranks, strides and types that torch.matmul takes, with its errors. Kernels serve fp16 and bf16 on a CUDA device:
+    a of any rank with its rows one after the other, b of rank 2, row-major or transposed; torch serves all else. With a
+    bias torch serves: its product adds it before it rounds. Gradients flow as through torch.matmul.
     """
     if torch.is_autocast_enabled(a.device.type):
         return _torch_matmul(a, b, out, bias)

@@ -86,7 +86,7 @@ def read(place: Place) -> dict[Gemm, Choice]:
 
 
 def add(place: Place, new: Iterable[Choice]) -> dict[Gemm, Choice]:
-    """Keep choices beside those that are there; the new ones count. All choices; UserError where they cannot be kept."""
+    """Keep choices, new ones in place of old ones; all of them. UserError where they cannot be kept."""
     with held(f"choices-{place.path.stem}.lock"):
         kept = {**read(place), **{choice.gemm: choice for choice in new}}
         lines = [asdict(kept[gemm]) for gemm in sorted(kept)]

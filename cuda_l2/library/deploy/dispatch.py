@@ -68,7 +68,7 @@ def pack() -> Pack | None:
 
 @functools.cache
 def known(device: int) -> dict[Gemm, Choice]:
-    """What was tuned on a device: none where there is no pack for it, nor where its file is damaged, after one warning."""
+    """What was tuned on a device; none without a pack for it, nor, after one warning, where its file is damaged."""
     found = pack()
     if found is None or not serves(device):
         return {}

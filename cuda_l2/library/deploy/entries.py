@@ -3,8 +3,7 @@
 import struct
 from collections.abc import Sequence
 
-from cuda_l2.contract import Plan
-from cuda_l2.contract.cuda import Argument, LaunchPlan, MapPlan
+from cuda_l2.contract.cuda import Argument, LaunchPlan, MapPlan, Plan
 from cuda_l2.records import Gemm, Layout
 
 VERSION = 1

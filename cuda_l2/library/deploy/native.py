@@ -33,7 +33,7 @@ class Native:
     """The loaded library. `torch.ops.cuda_l2` exists from then on, and serves by torch alone until it is started."""
 
     def __init__(self, path: Path) -> None:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         self._library = ctypes.CDLL(str(path))
         number, size = ctypes.c_int32, ctypes.c_size_t
         self._library.cuda_l2_put_vendor.argtypes = [number, number, number, *[ctypes.c_int64] * 3]
@@ -48,7 +48,7 @@ class Native:
         self._resolve: object = None
 
     def start(self, driver: str = DRIVER, torch_cuda: str = TORCH_CUDA, *, serves_cpu: bool = False) -> str:
-        """Find the driver; why there is none, or empty. serves_cpu: also tensors on the CPU, for a driver that records."""
+        """Find the driver; why there is none, or empty. serves_cpu: tensors on the CPU too, in tests."""
         reason = ctypes.create_string_buffer(MAX_REASON)
         self._library.cuda_l2_start(driver.encode(), torch_cuda.encode(), serves_cpu, reason, MAX_REASON)
         return reason.value.decode(errors="replace")

@@ -1,7 +1,8 @@
 """Which kernels the pack holds: each a family, a schedule and a shape for which the family writes it.
 
-kernels.csv has one row a kernel, as a dispatch table has them: the fp32 kernels of results/h200/schedules.csv. `shapes`:
-rows of that table which the kernel serves; `proof`: what `cuda-l2 prove` found for its family, schedule and layout.
+kernels.csv has one row a kernel, as a dispatch table has them: those of results/h200/schedules.csv with fp32 sums.
+`shapes`: the shapes of that table which the kernel serves; `proof`: what `cuda-l2 prove` found for its family, schedule
+and layout, and the kernel it proved, whose source may be an earlier one.
 From each row follow the same in bf16, and the kernel that the schedule gives where M ends in the middle of a tile.
 """
 

@@ -9,7 +9,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +21,8 @@ from cuda_l2.library.deploy.calls import op
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
-from cuda_l2.library.deploy.recipes import serving
-from cuda_l2.library.table import family_of, schedule_text
+from cuda_l2.library.deploy.recipes import candidate, serving
+from cuda_l2.library.table import family_of, schedule_of, schedule_text
 from cuda_l2.records import Candidate, Gemm, Layout
 from cuda_l2.system.errors import UserError
 
@@ -71,7 +71,7 @@ def tune(
     """Choose the fastest kernel for each shape on the current GPU, keep the choices, and serve by them from now on.
 
     subject: shapes as in 16x4096x4096:tn:bf16, or a model, which is called once with the inputs, without gradients, to
-    see which shapes come up. cold: B comes from memory, as weights do; else from the L2 cache. Less than a second a shape.
+    see which shapes come up. cold: B comes from memory, as weights do; else from the L2 cache.
     UserError where there is no GPU that the pack's kernels run on.
     """
     device = _device()
@@ -99,6 +99,25 @@ def tune(
     choices.add(place, chosen)
     dispatch.forget()
     return chosen
+
+
+def check(cold: bool = True) -> list[Choice]:
+    """Time every shape that a kernel serves on the current GPU again; those that were demoted, for they lost."""
+    device, found = _device(), dispatch.pack()
+    if found is None:
+        return []
+    place, lost = choices.place_of(device, found.identity), []
+    for gemm, choice in choices.read(place).items():
+        if not choice.served:
+            continue
+        made = candidate(family_of(choice.family), dict(schedule_of(choice.schedule)), gemm, dispatch.target_of(device))
+        ways = [iter([Arm(choice.kernel, made)])] if made else []
+        again = choose(gemm, ways, GraphTimer(gemm, device, found, cold=cold))
+        if not again.served:
+            lost.append(replace(choice, us=again.us, vendor_us=again.vendor_us, demoted=True))
+    choices.add(place, lost)
+    dispatch.forget()
+    return lost
 
 
 def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: int = 0) -> Choice:
@@ -195,10 +214,10 @@ class GraphTimer:
     def sample(self, arm: Arm) -> float:
         graph, launches = self._graphs[arm]
         start, end = self._events
-        start.record()  # type: ignore[no-untyped-call]
+        start.record()
         graph.replay()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
+        end.record()
+        end.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / launches
 
     def _capture(self, arm: Arm, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
@@ -225,7 +244,9 @@ def _device() -> int:
         raise UserError("tuning needs an NVIDIA GPU, and torch built with CUDA; `cuda-l2 doctor` says what is missing")
     device = torch.cuda.current_device()
     if not dispatch.serves(device):
-        raise UserError(f"{torch.cuda.get_device_name(device)} does not run the pack's kernels, which are for Hopper GPUs")
+        raise UserError(
+            f"{torch.cuda.get_device_name(device)} does not run the pack's kernels, which are for Hopper GPUs"
+        )
     return device
 
 

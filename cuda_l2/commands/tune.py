@@ -1,0 +1,53 @@
+"""cuda-l2 tune: which kernel serves which shape on this GPU, by timing the pack's kernels beside torch's own."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.system.errors import UserError
+
+if TYPE_CHECKING:
+    from cuda_l2.library.deploy.choices import Choice
+
+
+def command(*shapes: str, warm: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """Time every kernel of the pack that serves a shape beside torch's own, and keep the fastest for calls to come.
+
+    The choices belong to this GPU, driver, toolkit and pack; a kernel serves where it wins clearly, torch elsewhere.
+
+    Parameters
+    ----------
+    shapes
+        As in 16x4096x4096:tn:bf16; 1-64x4096x4096:tn:bf16 takes 1, 2, 4 ... 64 rows.
+    warm
+        Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
+    """
+    wanted = [shape for text in shapes for shape in expanded(text)]
+    if not wanted:
+        raise UserError("name the shapes to tune, as in 1-64x4096x4096:tn:bf16")
+    from cuda_l2.library.deploy.tuning import tune
+    from cuda_l2.system.text import counted
+
+    def told(choice: "Choice") -> None:
+        gain = choice.vendor_us / choice.us - 1 if choice.us else 0.0
+        server = f"{choice.family} {choice.kernel}" if choice.served else "torch"
+        print(f"{choice.shape}: {server}; kernel {choice.us:.2f} us, torch {choice.vendor_us:.2f} us ({gain:+.1%})")
+
+    found = tune(wanted, cold=not warm, progress=told)
+    served = sum(choice.served for choice in found)
+    print(f"{counted(len(found), 'shape')} tuned; kernels of the pack serve {served}")
+
+
+def expanded(text: str) -> Iterator[str]:
+    """A shape, or those of a range of rows: every power of two between its ends, and its ends."""
+    match = re.fullmatch(r"(\d+)-(\d+)(x.+)", text.strip())
+    if not match:
+        yield text
+        return
+    first, last = int(match[1]), int(match[2])
+    if not 1 <= first <= last:
+        raise UserError(f"{text!r}: a range of rows goes from a least to a greatest number, as in 1-64x4096x4096")
+    sizes = {first, last} | {1 << power for power in range(last.bit_length()) if first <= 1 << power <= last}
+    yield from (f"{size}{match[3]}" for size in sorted(sizes))
