@@ -16,7 +16,7 @@ command = App(name="library", help="Kernels that serve torch's matrix products: 
 
 
 @command.command
-def build(*, out: Path | None = None) -> None:
+def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negative=())] = False) -> None:
     """Compile every kernel of the package for Hopper GPUs into a pack. Needs NVRTC (the extra cuda) and no GPU.
 
     Takes about three minutes on two cores. An interrupted build goes on where it was.
@@ -25,6 +25,8 @@ def build(*, out: Path | None = None) -> None:
     ----------
     out
         Folder for the pack; the cache if not given, where calls find it.
+    carried
+        Put the pack and the compiled operator into this package's own folder, from which `make wheel` takes them.
     """
     from cuda_l2.library.deploy import pack
     from cuda_l2.library.deploy.recipes import recipes
@@ -39,7 +41,13 @@ def build(*, out: Path | None = None) -> None:
                 line.done(f"{recipe.family} {recipe.gemm}")
             done = count
 
-        made = pack.build(wanted, out or pack.built_folder(), progress)
+        made = pack.build(wanted, pack.CARRIED if carried else out or pack.built_folder(), progress)
+    if carried:
+        import shutil
+
+        from cuda_l2.library.deploy import native
+
+        shutil.copyfile(native.build(), native.CARRIED)
     print(_summary(made))
 
 
