@@ -24,20 +24,20 @@ def op() -> Native | None:
         torch.library.register_fake(f"cuda_l2::{name}", _FAKES[name])
     torch.library.register_fake("cuda_l2::matmul.out", lambda a, b, bias=None, *, out: out)
     torch.library.register_autograd("cuda_l2::matmul", _backward, setup_context=_save)
-    if torch.cuda.is_available():
-        reason = library.start()
-        if reason:
-            warnings.warn(f"matrix products are torch's own: {reason}", RuntimeWarning, stacklevel=2)
-        else:
-            from cuda_l2.library.deploy.dispatch import serve  # noqa: PLC0415 - where there is a GPU
-
-            library.on_miss(serve)
+    library.on_first(_start)
     return library
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch.compile asks once
-def _ready() -> bool:
-    return op() is not None
+def _start() -> None:
+    """Find the driver, when the first tensor on a CUDA device comes up: a process may fork before."""
+    from cuda_l2.library.deploy.dispatch import serve  # noqa: PLC0415 - imports what a GPU alone needs
+
+    library = native()
+    reason = library.start()
+    if reason:
+        warnings.warn(f"matrix products are torch's own: {reason}", RuntimeWarning, stacklevel=2)
+    else:
+        library.on_miss(serve)
 
 
 def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -47,9 +47,7 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
     a of any rank with its rows one after the other, b of rank 2, row-major or transposed; torch serves all else. With a
     bias torch serves: its product adds it before it rounds. Gradients flow as through torch.matmul.
     """
-    if torch.is_autocast_enabled(a.device.type):
-        return _torch_matmul(a, b, out, bias)
-    if not _ready():
+    if not READY or torch.is_autocast_enabled(a.device.type):
         return _torch_matmul(a, b, out, bias)
     if out is not None:
         return _into(a, b, out, bias)
@@ -65,8 +63,7 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear, as `matmul` serves it."""
-    plain = bias is not None or torch.is_autocast_enabled(x.device.type)
-    if plain or not _ready():
+    if bias is not None or not READY or torch.is_autocast_enabled(x.device.type):
         return torch.nn.functional.linear(x, weight, bias)
     if _wants_gradient(x, weight):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
@@ -135,3 +132,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     elif wants_b:
         grad_b = product(rows.mT, grad).sum_to_size(columns.shape).reshape(b.shape)
     return (grad_a, grad_b, *[grad_bias for _ in others])
+
+
+READY = op() is not None
+"""Found out when this file is imported, on the first use of any of it: torch.compile must not look inside."""

@@ -19,6 +19,7 @@ ABI = "0x0209000000000000"
 """Version of torch's stable ABI: 2.9."""
 COUNTS = ("launched", "vendor", "encoded", "resolved", "allocated")
 MAX_REASON = 512
+_BEGIN = ctypes.CFUNCTYPE(None)
 _RESOLVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int32] * 3, *[ctypes.c_int64] * 3)
 
 
@@ -52,6 +53,11 @@ class Native:
         reason = ctypes.create_string_buffer(MAX_REASON)
         self._library.cuda_l2_start(driver.encode(), torch_cuda.encode(), serves_cpu, reason, MAX_REASON)
         return reason.value.decode(errors="replace")
+
+    def on_first(self, begin: Callable[[], None]) -> None:
+        """What is called, once, when a tensor on a CUDA device comes up; it may start the library."""
+        self._begin = _BEGIN(begin)
+        self._library.cuda_l2_begin(self._begin)
 
     def on_miss(self, resolve: Callable[[Key], None]) -> None:
         """What is called, once, for each shape that the table does not have; it may put something there."""

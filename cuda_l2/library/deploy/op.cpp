@@ -62,6 +62,8 @@ struct Problem {
   Problem(const View& a, const View& b, bool transposed) {
     Table& t = table();
     bool cuda = a.device_type == aoti_torch_device_type_cuda();
+    if (!t.started.load(std::memory_order_acquire) && cuda)
+      if (Begin begin = t.begin.exchange(nullptr)) begin();
     if (!t.started.load(std::memory_order_acquire) || (!cuda && !t.serves_cpu)) return;
     static const int32_t half = aoti_torch_dtype_float16(), bfloat = aoti_torch_dtype_bfloat16();
     if ((a.dtype != half && a.dtype != bfloat) || b.dtype != a.dtype) return;
@@ -275,6 +277,8 @@ int cuda_l2_start(const char* driver, const char* torch_cuda, int serves_cpu, ch
   if (reason.empty()) t.started.store(true, std::memory_order_release);
   return said(why, size, reason);
 }
+
+void cuda_l2_begin(Begin begin) { table().begin = begin; }
 
 void cuda_l2_resolve(Resolve resolve) { table().resolve = resolve; }
 

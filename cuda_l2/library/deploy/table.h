@@ -11,6 +11,8 @@ namespace cuda_l2 {
 
 using Resolve = void (*)(int32_t device, int32_t dtype, int32_t layout, int64_t m, int64_t n, int64_t k);
 
+using Begin = void (*)();
+
 enum Count { kLaunched, kVendor, kEncoded, kResolved, kAllocated, kCounts };
 
 // Frees a tensor handle.
@@ -49,6 +51,7 @@ class Table {
   Driver driver;
   std::atomic<uint64_t> counts[kCounts] = {};
   std::atomic<Resolve> resolve{nullptr};
+  std::atomic<Begin> begin{nullptr};  // called once, when a tensor on a CUDA device comes up
   std::atomic<bool> started{false};
   std::atomic<bool> serves_cpu{false};  // in tests, with a driver that records
 

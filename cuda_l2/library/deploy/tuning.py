@@ -17,7 +17,7 @@ import torch
 from cuda_l2 import contract
 from cuda_l2.library.deploy import choices, dispatch
 from cuda_l2.library.deploy.accelerate import recorded
-from cuda_l2.library.deploy.calls import op
+from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
@@ -240,9 +240,10 @@ def _lower(count: int) -> int:
 
 
 def _device() -> int:
-    if not torch.cuda.is_available() or op() is None:
+    if not torch.cuda.is_available() or not READY:
         raise UserError("tuning needs an NVIDIA GPU, and torch built with CUDA; `cuda-l2 doctor` says what is missing")
     device = torch.cuda.current_device()
+    matmul(*[torch.ones(8, 8, dtype=torch.float16, device="cuda")] * 2)  # starts the op
     if not dispatch.serves(device):
         raise UserError(
             f"{torch.cuda.get_device_name(device)} does not run the pack's kernels, which are for Hopper GPUs"
