@@ -96,7 +96,10 @@ def tune(
             native().release(mark)
         chosen.append(choice)
         progress(choice)
-    choices.add(place, chosen)
+    try:
+        choices.add(place, chosen)
+    except UserError as error:
+        dispatch.warn(f"what was tuned is not kept: {error}")
     dispatch.forget()
     return chosen
 
