@@ -136,20 +136,27 @@ def import_source(file: Path, /, *shapes: str) -> None:
     shapes
         Shapes that it shall serve, as in 16x4096x4096:tn:bf16.
     """
-    from cuda_l2 import contract
-    from cuda_l2.build.cuda import build_all
     from cuda_l2.commands._options import read_source
-    from cuda_l2.library.deploy.recipes import ARCH
-    from cuda_l2.machine.cuda.target import compile_only
-    from cuda_l2.records import BuildStatus, Candidate, Gemm
+    from cuda_l2.library.deploy import imported
+    from cuda_l2.records import Gemm
 
-    source = read_source(file)
-    for shape in shapes:
-        contract.parse_cuda(source).plan(Gemm.parse(shape), compile_only(ARCH).sms)
-    (made,) = build_all([Candidate(source, "imported")], compile_only(ARCH))
-    if made.status is not BuildStatus.BUILT:
-        raise UserError(f"{file} does not build: {made.reason}")
-    raise UserError(f"{file} builds under the rules, but imported kernels cannot serve calls yet")
+    if not shapes:
+        raise UserError("name the shapes that the kernel shall serve, as in 16x4096x4096:tn:bf16")
+    source, gemms = read_source(file), [Gemm.parse(shape) for shape in shapes]
+    name = imported.keep(source, gemms)
+    if _place(_pack()) is None:
+        raise UserError(f"kernel {name} is compiled; it serves nothing before it is imported on a Hopper GPU")
+    from cuda_l2.evaluator import evaluate
+    from cuda_l2.library.deploy.tuning import adopt
+    from cuda_l2.records import VerdictStatus
+
+    for gemm in gemms:
+        trial = evaluate(source, gemm, full=True)
+        if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
+            raise UserError(f"kernel {name} is not imported: {gemm}: {trial.status}: {trial.reason}")
+    for choice in adopt(name, gemms):
+        server = "it serves" if choice.served else "torch serves"
+        print(f"{choice.shape}: kernel {choice.us:.2f} us, torch {choice.vendor_us:.2f} us; {server}")
 
 
 @command.command

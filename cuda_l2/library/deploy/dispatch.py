@@ -10,7 +10,7 @@ import warnings
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import choices
+from cuda_l2.library.deploy import choices, imported
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.entries import Key, gemm_of, packed
 from cuda_l2.library.deploy.native import native
@@ -40,14 +40,17 @@ def serve(key: Key) -> None:
 
 def put(choice: Choice, device: int) -> str:
     """Serve a shape by a choice's kernel. Why it cannot be, or empty; UserError where the pack is damaged."""
+    if choice.family == imported.FAMILY:
+        made, own = imported.find(choice.kernel)
+        return launch(made, choice.gemm, device, choice.kernel, own)
     target, found = target_of(device), pack()
     if found is None:
         return "there is no pack of kernels: cuda-l2 library build"
     wanted = dict(schedule_of(choice.schedule))
-    made = candidate(family_of(choice.family), wanted, choice.gemm, target)
-    if made is None or contract.kernel_id(made.source) != choice.kernel:
+    chosen = candidate(family_of(choice.family), wanted, choice.gemm, target)
+    if chosen is None or contract.kernel_id(chosen.source) != choice.kernel:
         return f"kernel {choice.kernel} is not what this version writes for it: tune it again"
-    return launch(made, choice.gemm, device, choice.kernel, found)
+    return launch(chosen, choice.gemm, device, choice.kernel, found)
 
 
 def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack) -> str:

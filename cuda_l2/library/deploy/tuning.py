@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import choices, dispatch
+from cuda_l2.library.deploy import choices, dispatch, imported
 from cuda_l2.library.deploy.accelerate import recorded
 from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
@@ -104,6 +104,24 @@ def tune(
     return chosen
 
 
+def adopt(name: str, gemms: Iterable[Gemm]) -> list[Choice]:
+    """Time an imported kernel on shapes for which it was verified, and have it serve those where it wins."""
+    device, found = _device(), dispatch.pack()
+    if found is None:
+        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    made, own = imported.find(name)
+    place = choices.place_of(device, found.identity)
+    known, timed = choices.read(place), []
+    for gemm in gemms:
+        choice = choose(gemm, [iter([Arm(name, made)])], GraphTimer(gemm, device, own, cold=True))
+        before = known.get(gemm)
+        if choice.served and not (before and before.served and before.us <= choice.us):
+            choices.add(place, [choice])
+        timed.append(choice)
+    dispatch.forget()
+    return timed
+
+
 def check(cold: bool = True) -> list[Choice]:
     """Time every shape that a kernel serves on the current GPU again; those that were demoted, for they lost."""
     device, found = _device(), dispatch.pack()
@@ -113,9 +131,9 @@ def check(cold: bool = True) -> list[Choice]:
     for gemm, choice in choices.read(place).items():
         if not choice.served:
             continue
-        made = candidate(family_of(choice.family), dict(schedule_of(choice.schedule)), gemm, dispatch.target_of(device))
+        made, holder = _source(choice, gemm, device, found)
         ways = [iter([Arm(choice.kernel, made)])] if made else []
-        again = choose(gemm, ways, GraphTimer(gemm, device, found, cold=cold))
+        again = choose(gemm, ways, GraphTimer(gemm, device, holder, cold=cold))
         if not again.served:
             lost.append(replace(choice, us=again.us, vendor_us=again.vendor_us, demoted=True))
     choices.add(place, lost)
@@ -231,6 +249,14 @@ class GraphTimer:
                 call(self._a, self._b[number % len(self._b)])
         graph.replay()
         self._graphs[arm] = graph, count
+
+
+def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:
+    """A choice's kernel and the pack that holds its code."""
+    if choice.family == imported.FAMILY:
+        return imported.find(choice.kernel)
+    wanted = dict(schedule_of(choice.schedule))
+    return candidate(family_of(choice.family), wanted, gemm, dispatch.target_of(device)), found
 
 
 def _lower(count: int) -> int:
