@@ -52,10 +52,10 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
     if out is not None:
         return _into(a, b, out, bias)
     try:
-        if bias is not None or _wants_gradient(a, b):
-            result: Tensor = torch.ops.cuda_l2.matmul.default(a, b, bias)
+        if bias is None and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+            result: Tensor = PRODUCT(a, b)
         else:
-            result = torch.ops.cuda_l2.product.default(a, b)
+            result = torch.ops.cuda_l2.matmul.default(a, b, bias)
     except RuntimeError:
         return _torch_matmul(a, b, None, bias)  # raises in torch's own words
     return result
@@ -65,17 +65,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear, as `matmul` serves it."""
     if bias is not None or not READY or torch.is_autocast_enabled(x.device.type):
         return torch.nn.functional.linear(x, weight, bias)
-    if _wants_gradient(x, weight):
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
     try:
-        result: Tensor = torch.ops.cuda_l2.linear.default(x, weight)
+        result: Tensor = LINEAR(x, weight)
     except RuntimeError:
         return torch.nn.functional.linear(x, weight)
     return result
-
-
-def _wants_gradient(a: Tensor, b: Tensor) -> bool:
-    return torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
 
 
 def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -136,3 +132,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 READY = op() is not None
 """Found out when this file is imported, on the first use of any of it: torch.compile must not look inside."""
+PRODUCT: Any = torch.ops.cuda_l2.product.default if READY else None
+LINEAR: Any = torch.ops.cuda_l2.linear.default if READY else None
