@@ -2,13 +2,14 @@
 
 import copy
 import io
+import json
 
 import pytest
 import torch
 from fake_driver import fake_driver
 
 import cuda_l2
-from cuda_l2.commands.tune import expanded
+from cuda_l2.commands.tune import expanded, layers
 from cuda_l2.library.deploy import calls
 from cuda_l2.library.deploy.accelerate import AcceleratedLinear, gemm_of, recorded
 from cuda_l2.library.deploy.tuning import _recorded
@@ -168,3 +169,15 @@ def test_a_range_of_rows_is_its_powers_of_two_and_its_ends() -> None:
     assert [*expanded("64x8x8")] == ["64x8x8"]
     with pytest.raises(UserError, match="range of rows"):
         [*expanded("8-4x8x8")]
+
+
+def test_a_decoders_layers_are_read_from_its_config(tmp_path) -> None:
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    file.write_text(json.dumps({**sizes, "vocab_size": 128256, "torch_dtype": "bfloat16"}))
+    expected = ["4096x4096", "1024x4096", "14336x4096", "4096x14336", "128256x4096"]
+    assert layers(file) == [f"{size}:tn:bf16" for size in expected]
+    for text in ("[]", "{}", json.dumps({**sizes, "vocab_size": 1, "dtype": "float32"})):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"no config\.json of a decoder"):
+            layers(file)
