@@ -10,6 +10,8 @@ from cuda_l2.library.deploy.native import Native, native
 from cuda_l2.system.errors import UserError
 
 Tensor = torch.Tensor
+FAILURES = (RuntimeError, TypeError)
+"""Of the op; torch is asked then, which raises in its own words, or knows subclasses of tensors that the op does not."""
 
 
 @functools.cache
@@ -56,8 +58,8 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
             result: Tensor = PRODUCT(a, b)
         else:
             result = torch.ops.cuda_l2.matmul.default(a, b, bias)
-    except RuntimeError:
-        return _torch_matmul(a, b, None, bias)  # raises in torch's own words
+    except FAILURES:
+        return _torch_matmul(a, b, None, bias)
     return result
 
 
@@ -69,7 +71,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
     try:
         result: Tensor = LINEAR(x, weight)
-    except RuntimeError:
+    except FAILURES:
         return torch.nn.functional.linear(x, weight)
     return result
 
@@ -89,7 +91,7 @@ def _into(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tens
         return _torch_matmul(a, b, out, bias)
     try:
         torch.ops.cuda_l2.matmul.out(a, b, out=out)
-    except RuntimeError:
+    except FAILURES:
         return _torch_matmul(a, b, out, None)
     torch.autograd.graph.increment_version(out)
     return out
