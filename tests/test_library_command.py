@@ -90,6 +90,7 @@ def test_a_build_goes_where_calls_find_it(small, tmp_path, capsys) -> None:
             ("64x64x64",),
             "clock",
         ),
+        (lambda s: s.replace("block =", "coresident = true\nblock ="), ("64x64x64",), "wait for one another"),
         (lambda s: "no contract\n" + s, ("64x64x64",), "contract"),
     ],
 )

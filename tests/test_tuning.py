@@ -9,7 +9,7 @@ import torch
 from fake_driver import fake_driver
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, choices, dispatch, tuning
+from cuda_l2.library.deploy import calls, choices, dispatch, pack, recipes, tuning
 from cuda_l2.library.deploy.choices import Choice, Place
 from cuda_l2.library.deploy.recipes import candidate
 from cuda_l2.library.deploy.tuning import Arm, choose
@@ -222,3 +222,24 @@ def test_tuning_without_a_gpu_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(UserError, match="needs an NVIDIA GPU"):
         tuning.tune(["1x1x1"])
+
+
+def test_kernels_whose_blocks_wait_for_one_another_are_tuned_on_request(monkeypatch) -> None:
+    gemm = Gemm.parse("128x128x12288:tn")
+    monkeypatch.setattr(dispatch, "target_of", lambda device: TARGET)
+    found = pack.Pack.__new__(pack.Pack)
+    found.kernels = {recipe.id: listed(recipe) for recipe in recipes.recipes() if recipe.gemm.layout == gemm.layout}
+
+    def waiting(one_stream: bool) -> set[bool]:
+        arms = [arm for ways in tuning.candidates(gemm, 0, found, one_stream) for arm in ways]
+        plans = [contract.parse_cuda(arm.candidate.source).plan(gemm, TARGET.sms) for arm in arms]
+        assert plans and all(arm.kernel in found.kernels for arm in arms)
+        return {plan.launches[0].coresident for plan in plans}
+
+    assert waiting(False) == {False} and waiting(True) == {False, True}
+
+
+def listed(recipe: recipes.Recipe) -> pack.Packed:
+    text = schedule_text(recipe.schedule)
+    shape = recipe.gemm
+    return pack.Packed(recipe.id, shape.dtype, shape.layout, recipe.family, text, str(shape), 0, "", "", 0, 0, 0)

@@ -20,6 +20,7 @@ def command(
     model_config: Path | None = None,
     rows: str = "1-256",
     warm: Annotated[bool, Parameter(negative=())] = False,
+    one_stream: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Time every kernel of the pack that serves a shape beside torch's own, and keep the fastest for calls to come.
 
@@ -35,6 +36,9 @@ def command(
         Tokens at once for which the layers of --model-config are tuned.
     warm
         Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
+    one_stream
+        Also take kernels whose blocks wait for one another. Two of them at once on the GPU would wait for ever: use it
+        only where all matrix products on the GPU follow one another.
     """
     texts = [*shapes, *(f"{rows}x{layer}" for layer in layers(model_config))] if model_config else shapes
     wanted = [shape for text in texts for shape in expanded(text)]
@@ -48,7 +52,7 @@ def command(
         server = f"{choice.family} {choice.kernel}" if choice.served else "torch"
         print(f"{choice.shape}: {server}; kernel {choice.us:.2f} us, torch {choice.vendor_us:.2f} us ({gain:+.1%})")
 
-    found = tune(wanted, cold=not warm, progress=told)
+    found = tune(wanted, cold=not warm, one_stream=one_stream, progress=told)
     served = sum(choice.served for choice in found)
     print(f"{counted(len(found), 'shape')} tuned; kernels of the pack serve {served}")
 

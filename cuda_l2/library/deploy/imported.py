@@ -61,6 +61,11 @@ def read(source: str) -> CudaContract:
 
 def _require(terms: CudaContract, gemm: Gemm) -> None:
     try:
-        terms.plan(gemm, compile_only(ARCH).sms)
+        plan = terms.plan(gemm, compile_only(ARCH).sms)
     except contract.ContractError as error:
         raise UserError(f"the source does not serve {gemm}: {error}") from None
+    if any(launch.coresident for launch in plan.launches):
+        raise UserError(
+            "the source cannot be imported: its blocks wait for one another, and two such kernels at once"
+            " on two streams would wait for ever"
+        )

@@ -65,13 +65,16 @@ def tune(
     subject: torch.nn.Module | Iterable[str | Gemm],
     *inputs: Any,
     cold: bool = True,
+    one_stream: bool = False,
     progress: Callable[[Choice], None] = lambda choice: None,
     **named: Any,
 ) -> list[Choice]:
     """Choose the fastest kernel for each shape on the current GPU, keep the choices, and serve by them from now on.
 
     subject: shapes as in 16x4096x4096:tn:bf16, or a model, which is called once with the inputs, without gradients, to
-    see which shapes come up. cold: B comes from memory, as weights do; else from the L2 cache.
+    see which shapes come up. cold: B comes from memory, as weights do; else from the L2 cache. one_stream: also kernels
+    whose blocks wait for one another; two of them at once on one GPU would wait for ever, so all products on the GPU
+    must then be on one stream, or follow one another.
     UserError where there is no GPU that the pack's kernels run on.
     """
     device = _device()
@@ -87,7 +90,7 @@ def tune(
         mark, timer = native().mark(), None
         try:
             timer = GraphTimer(gemm, device, found, cold=cold)
-            choice = choose(gemm, candidates(gemm, device, found), timer)
+            choice = choose(gemm, candidates(gemm, device, found, one_stream), timer)
         except torch.OutOfMemoryError:
             dispatch.warn(f"{gemm} is not tuned: the GPU has too little memory left for it")
             continue
@@ -173,13 +176,13 @@ def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: i
     return Choice(str(gemm), winner.kernel, winner.candidate.family, text, us, vendor_us)
 
 
-def candidates(gemm: Gemm, device: int, found: Pack) -> Iterator[Iterator[Arm]]:
+def candidates(gemm: Gemm, device: int, found: Pack, one_stream: bool = False) -> Iterator[Iterator[Arm]]:
     """For each schedule of the pack that serves a shape, the ways to launch it."""
     for name, compiled in family_schedules(found, gemm):
-        yield _ways(name, compiled, gemm, device, found)
+        yield _ways(name, compiled, gemm, device, found, one_stream)
 
 
-def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: Pack) -> Iterator[Arm]:
+def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: Pack, one_stream: bool) -> Iterator[Arm]:
     target = dispatch.target_of(device)
     for made in serving(family_of(name), compiled, gemm, target):
         terms = contract.parse_cuda(made.source)
@@ -187,9 +190,11 @@ def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: P
         if kernel not in found.kernels:
             continue
         try:
-            terms.plan(gemm, target.sms)
+            plan = terms.plan(gemm, target.sms)
         except contract.ContractError:
             continue
+        if any(launch.coresident for launch in plan.launches) and not one_stream:
+            return
         yield Arm(kernel, made)
 
 
