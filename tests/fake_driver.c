@@ -28,7 +28,10 @@ static char contexts[64];
 
 int cuInit(unsigned flags) { return (int)flags; }
 int cuDeviceGet(int *device, int number) { *device = number; return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 16 ? 132 : 0; return device < 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 16 ? 132 : 0;
+    return device < 0;
+}
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = contexts + device; return 0; }
 int cuCtxGetCurrent(void **context) { *context = current; return 0; }
 int cuCtxSetCurrent(void *context) { current = context; context_sets++; return 0; }
@@ -42,7 +45,9 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     return strcmp(name, "gemm") ? 500 : 0;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 1024; return !function || attribute; }
-int cuFuncSetAttribute(void *function, int attribute, int value) { return !function || (attribute == 8 && value > 232448); }
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+    return !function || (attribute == 8 && value > 232448);
+}
 int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
     if (!function || index >= size_count) return 1;
     *offset = 0, *size = sizes[index];
@@ -57,8 +62,8 @@ int cuOccupancyMaxActiveClusters(int *count, void *function, const Config *confi
     return !function;
 }
 int cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, void *address, const uint64_t *dims,
-                           const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave, int swizzle,
-                           int promotion, int fill) {
+                           const uint64_t *strides, const unsigned *box, const unsigned *steps, int interleave,
+                           int swizzle, int promotion, int fill) {
     Map *kept = maps + map_count++ % MAPS;
     memset(kept, 0, sizeof *kept);
     kept->address = (uint64_t)address, kept->rank = rank;
@@ -76,9 +81,9 @@ int cuMemsetD32Async(uint64_t address, unsigned word, size_t count, void *on) {
     fill_count++, fill_word = word, fill_words = count;
     return 0;
 }
-int cuStreamGetCaptureInfo_v2(void *on, int *status, uint64_t *id, void **graph, const void ***nodes, size_t *count) {
+int cuStreamGetCaptureInfo(void *on, int *status, uint64_t *id) {
     *status = capturing, *id = capture_id;
-    return on != stream || graph || nodes || count;
+    return on != stream;
 }
 int cuThreadExchangeStreamCaptureMode(int *mode) { exchanged += *mode == 2; *mode = 0; return 0; }
 int cuLaunchKernelEx(const Config *config, void *function, void **parameters, void **extra) {
@@ -86,7 +91,8 @@ int cuLaunchKernelEx(const Config *config, void *function, void **parameters, vo
     Launch *launch = launches + launch_count++ % LAUNCHES;
     memset(launch, 0, sizeof *launch);
     memcpy(launch->grid, config->grid, 12), memcpy(launch->block, config->block, 12);
-    launch->shared = config->shared, launch->stream = config->stream, launch->function = function, launch->context = current;
+    launch->shared = config->shared, launch->stream = config->stream;
+    launch->function = function, launch->context = current;
     for (int i = 0; i < 3; i++) launch->cluster[i] = 1;
     for (unsigned i = 0; i < config->count; i++) {
         if (config->attributes[i].id == 4) memcpy(launch->cluster, config->attributes[i].value.cluster, 12);

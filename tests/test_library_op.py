@@ -1,17 +1,20 @@
-"""The op in C++ on a driver that records: what it launches, on which stream, with which arguments, and what it leaves to torch."""
+"""The op in C++ on a driver that records: launches, streams, arguments, workspaces, and what it leaves to torch."""
 
 import ctypes
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from fake_driver import STREAM, FakeDriver, fake_driver
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, entries
+from cuda_l2.library.deploy import calls, entries, native
 from cuda_l2.library.deploy.native import Native
 from cuda_l2.records import Gemm
+from cuda_l2.system import paths
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 NAME = "0123456789abcdef"
@@ -63,6 +66,37 @@ grid = [7]
 block = [128]
 args = ["map_b", "map_kept", "a", "c", "kept", "scrap", "order"]
 */
+"""
+
+
+SAME = """
+#define __CUDA_API_VERSION_INTERNAL  // the functions under their plain names
+#include <cuda.h>
+#include <type_traits>
+#include "driver.h"
+namespace ours = cuda_l2;
+#define SAME_PLACE(a, b) static_assert(offsetof(ours::LaunchConfig, a) == offsetof(CUlaunchConfig, b))
+static_assert(sizeof(ours::LaunchConfig) == sizeof(CUlaunchConfig) && sizeof(ours::LaunchAttribute) == sizeof(CUlaunchAttribute));
+SAME_PLACE(grid, gridDimX); SAME_PLACE(block, blockDimX); SAME_PLACE(shared_bytes, sharedMemBytes);
+SAME_PLACE(stream, hStream); SAME_PLACE(attributes, attrs); SAME_PLACE(attribute_count, numAttrs);
+static_assert(offsetof(ours::LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(offsetof(ours::LaunchAttribute, value.cluster) == offsetof(CUlaunchAttribute, value.clusterDim));
+static_assert(sizeof(ours::EncodedMap) == sizeof(CUtensorMap) && alignof(ours::EncodedMap) % alignof(CUtensorMap) == 0);
+static_assert(ours::kClusterDimension == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+static_assert(ours::kProgrammaticSerialization == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+static_assert(ours::kMaxThreads == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+static_assert(ours::kMaxDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+static_assert(ours::kNonPortableClusters == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
+static_assert(ours::kMultiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(ours::kCapturing == CU_STREAM_CAPTURE_STATUS_ACTIVE && ours::kRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+template <class T> struct Arity;
+template <class R, class... P> struct Arity<R (*)(P...)> {
+  static constexpr size_t count = sizeof...(P), bytes = (sizeof(P) + ... + 0);
+};
+#define SAME_FUNCTION(name, ...)                                                              \\
+  static_assert(Arity<decltype(&::name)>::count == Arity<decltype(ours::Driver::name)>::count); \\
+  static_assert(Arity<decltype(&::name)>::bytes == Arity<decltype(ours::Driver::name)>::bytes, #name);
+CUDA_L2_DRIVER(SAME_FUNCTION)
 """
 
 
@@ -157,12 +191,24 @@ def test_the_enums_are_the_drivers() -> None:
     for word, number in entries.PROMOTIONS.items():
         name = f"CU_TENSOR_MAP_L2_PROMOTION_{'NONE' if word == 'none' else 'L2_' + word}"
         assert int(getattr(driver.CUtensorMapL2promotion, name)) == number
-    attributes, launch = driver.CUfunction_attribute, driver.CUlaunchAttributeID
-    assert int(attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) == 14
-    assert int(attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) == 8
-    assert int(launch.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) == 4
-    assert int(launch.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) == 6
-    assert int(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) == 16
+
+
+def test_structures_numbers_and_functions_are_those_of_cuda_h(tmp_path) -> None:
+    headers = pytest.importorskip("cuda.pathfinder").find_nvidia_header_directory("cudart")
+    if not headers or not (Path(headers) / "cuda.h").exists():
+        pytest.skip("cuda.h is not installed: pip install 'cuda-l2[cuda]'")
+    source = tmp_path / "same.cpp"
+    source.write_text(SAME)
+    command = [
+        paths.cxx_name(),
+        "-std=c++17",
+        "-fsyntax-only",
+        f"-I{headers}",
+        f"-I{native.SOURCE.parent}",
+        str(source),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_persistent_workspace_is_filled_once_a_stream(driver) -> None:

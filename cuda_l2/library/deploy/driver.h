@@ -1,5 +1,5 @@
-// The part of the CUDA driver API that a call uses, found at run time: the op compiles without CUDA and loads where there
-// is no driver. Types and numbers are those of the driver API's reference (cuda.h), which are stable.
+// The part of the CUDA driver API that a call uses, found at run time: the op compiles without CUDA, and loads where
+// there is no driver. Types and numbers are those of the driver API's reference (cuda.h), which are stable.
 #pragma once
 #include <dlfcn.h>
 
@@ -36,7 +36,7 @@ struct LaunchConfig {  // CUlaunchConfig
 };
 static_assert(sizeof(LaunchConfig) == 56, "as in cuda.h");
 
-struct alignas(64) EncodedMap {  // CUtensorMap
+struct alignas(128) EncodedMap {  // CUtensorMap; 64 before CUDA 13
   uint64_t words[16];
 };
 
@@ -64,7 +64,7 @@ constexpr int kRelaxed = 2;                                                     
   X(cuTensorMapEncodeTiled, EncodedMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,   \
     const uint32_t*, int, int, int, int)                                                                            \
   X(cuMemsetD32Async, uint64_t, unsigned, size_t, Stream)                                                           \
-  X(cuStreamGetCaptureInfo_v2, Stream, int*, uint64_t*, void**, const void***, size_t*)                             \
+  X(cuStreamGetCaptureInfo, Stream, int*, uint64_t*)                                                                \
   X(cuThreadExchangeStreamCaptureMode, int*)                                                                        \
   X(cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)
 
@@ -84,7 +84,8 @@ struct Driver {
     CUDA_L2_DRIVER(CUDA_L2_FIND)
 #undef CUDA_L2_FIND
     void* torch = dlopen(torch_cuda, RTLD_NOW | RTLD_NOLOAD);
-    if (torch) current_stream = reinterpret_cast<int (*)(int32_t, void**)>(dlsym(torch, "aoti_torch_get_current_cuda_stream"));
+    const char* name = "aoti_torch_get_current_cuda_stream";
+    if (torch) current_stream = reinterpret_cast<int (*)(int32_t, void**)>(dlsym(torch, name));
     if (!current_stream) return "torch was built without CUDA, or does not say which stream is the current one";
     if (Status status = cuInit(0)) return "the NVIDIA driver does not start: error " + std::to_string(status);
     return "";

@@ -106,7 +106,8 @@ struct Launch {
   unsigned attribute_count = 0;
 
   LaunchConfig config(Stream stream) {
-    return {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, stream, attributes, attribute_count};
+    return {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes,
+            stream,                      attributes,                     attribute_count};
   }
 };
 
@@ -153,7 +154,8 @@ struct Entry {
   void prepare(const Driver& driver, Module module, int multiprocessors) {
     for (Launch& launch : launches) {
       const std::string& name = launch.kernel;
-      if (driver.cuModuleGetFunction(&launch.function, module, name.c_str())) throw std::runtime_error(name + " is missing");
+      if (driver.cuModuleGetFunction(&launch.function, module, name.c_str()))
+        throw std::runtime_error(name + " is missing");
       pad_arguments(driver, launch);
       fit(driver, launch, multiprocessors);
     }
@@ -205,7 +207,8 @@ struct Entry {
     };
     if (launch.shared_bytes)
       require(!driver.cuFuncSetAttribute(function, kMaxDynamicShared, launch.shared_bytes), "too much shared memory");
-    require(!driver.cuFuncGetAttribute(&most, kMaxThreads, function) && static_cast<int>(threads) <= most, "too many threads");
+    require(!driver.cuFuncGetAttribute(&most, kMaxThreads, function) && static_cast<int>(threads) <= most,
+            "too many threads");
     if (cluster > kPortableCluster)
       require(!driver.cuFuncSetAttribute(function, kNonPortableClusters, 1), "clusters are too large");
     if (cluster > 1) {
@@ -223,8 +226,9 @@ struct Entry {
       require(!driver.cuOccupancyMaxActiveClusters(&fits, function, &config) && fits, "no cluster fits");
       resident = static_cast<uint64_t>(fits) * cluster;
     } else {
-      require(!driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&fits, function, threads, launch.shared_bytes) && fits,
-              "no block fits");
+      Status status =
+          driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&fits, function, threads, launch.shared_bytes);
+      require(!status && fits, "no block fits");
       resident = static_cast<uint64_t>(fits) * multiprocessors;
     }
     uint64_t blocks = static_cast<uint64_t>(launch.grid[0]) * launch.grid[1] * launch.grid[2];
@@ -240,9 +244,9 @@ struct Entry {
       return 0;
     }
     const MapPlan& map = maps[index];
-    Status status = driver.cuTensorMapEncodeTiled(&out, map.dtype, map.rank, reinterpret_cast<void*>(pointer), map.dims,
-                                                  map.strides, map.box, map.element_strides, map.interleave, map.swizzle,
-                                                  map.promotion, map.out_of_bounds);
+    Status status = driver.cuTensorMapEncodeTiled(
+        &out, map.dtype, map.rank, reinterpret_cast<void*>(pointer), map.dims, map.strides, map.box,
+        map.element_strides, map.interleave, map.swizzle, map.promotion, map.out_of_bounds);
     if (status) return status;
     if (encoded_[index].size() >= kMaxEncoded) encoded_[index].clear();
     encoded_[index][pointer] = out;

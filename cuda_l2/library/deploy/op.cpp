@@ -1,7 +1,7 @@
 // torch.ops.cuda_l2: matrix products by the kernels that were measured to win, everything else by torch.
 //
-// Host code alone, on torch's stable ABI as of torch 2.9: one binary serves every later version, and no CUDA is needed to
-// compile it. Python fills the table (calls.py); a call does not enter Python.
+// Host code alone, on torch's stable ABI as of torch 2.9: one binary serves every later version, and no CUDA is needed
+// to compile it. Python fills the table (calls.py); a call does not enter Python.
 //
 //   product(a, b)            records no gradients; what cuda_l2.matmul calls where none are wanted
 //   linear(x, weight, bias)  the same for B = weight^T
@@ -69,7 +69,8 @@ struct Problem {
     if ((a.dtype != half && a.dtype != bfloat) || b.dtype != a.dtype) return;
     if (a.rank < 1 || b.rank != 2 || !a.strides || !b.strides || !a.row_major()) return;
     if (b.device_type != a.device_type || b.device != a.device) return;
-    int64_t k = b.sizes[transposed], n = b.sizes[!transposed], by_k = b.strides[transposed], by_n = b.strides[!transposed];
+    int64_t k = b.sizes[transposed], n = b.sizes[!transposed];
+    int64_t by_k = b.strides[transposed], by_n = b.strides[!transposed];
     if (k != a.size(1) || k == 0 || n == 0) return;
     int64_t m = 1;
     for (int64_t i = 0; i < a.rank - 1; i++) m *= a.sizes[i];
@@ -170,9 +171,10 @@ AtenTensorHandle handle(StableIValue value) { return torch::stable::detail::to<A
 // Operands that torch.matmul refuses. It would print its error; the caller in Python asks it for the error instead.
 void refuse(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transposed) {
   View a(handle_a), b(handle_b);
-  bool good = a.rank > 0 && b.rank > 0 && a.dtype == b.dtype && a.device_type == b.device_type && a.device == b.device &&
-              a.size(1) == (transposed || b.rank == 1 ? b.size(1) : b.size(2));
-  if (!good) throw std::runtime_error("torch.matmul does not take these operands: their types, devices or sizes do not match");
+  bool good = a.rank > 0 && b.rank > 0 && a.dtype == b.dtype && a.device_type == b.device_type &&
+              a.device == b.device && a.size(1) == (transposed || b.rank == 1 ? b.size(1) : b.size(2));
+  if (!good)
+    throw std::runtime_error("torch.matmul does not take these operands: their types, devices or sizes do not match");
 }
 
 // torch's own operator on a stack of its arguments, which it takes.
@@ -306,7 +308,7 @@ uint64_t cuda_l2_mark() { return table().mark(); }
 
 void cuda_l2_release(uint64_t mark) { table().release(mark); }
 
-// Launches what the table has for a shape, so many times, on these addresses: what a call costs beside the driver's part.
+// Launches what the table has for a shape, `repeats` times, on these addresses: the driver's part of a call.
 int cuda_l2_bare(const int32_t* place, const int64_t* sizes, const uint64_t* addresses, Stream stream, int repeats) {
   Table& t = table();
   std::shared_ptr<Entry> entry = t.find({place[0], place[1], place[2], sizes[0], sizes[1], sizes[2]});

@@ -39,7 +39,8 @@ inline Owned allocate(int32_t device_type, int32_t device, uint64_t bytes, uint6
   AtenTensorHandle handle = nullptr;
   int64_t size = static_cast<int64_t>(bytes + kWorkspaceAlign), stride = 1;
   void* data = nullptr;
-  if (aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), device_type, device, &handle)) return Owned();
+  if (aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), device_type, device, &handle))
+    return Owned();
   Owned owned(handle);
   if (aoti_torch_get_data_ptr(handle, &data)) return Owned();
   address = (reinterpret_cast<uint64_t>(data) + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
@@ -123,11 +124,12 @@ class Table {
   }
 
   // A workspace that is filled once and that every launch on the stream leaves so. While a graph is captured it gets
-  // its own, whose filling is a part of the graph: what one graph works on must be nobody else's. 0 where there is none.
+  // its own, whose filling is a part of the graph: what one graph works on must be nobody else's. 0 where there is
+  // none.
   uint64_t persistent(int32_t device_type, const Key& key, Stream stream, size_t number, const Workspace& wanted) {
     int status = 0;
     uint64_t capture = 0;
-    if (driver.cuStreamGetCaptureInfo_v2(stream, &status, &capture, nullptr, nullptr, nullptr) || status != kCapturing)
+    if (driver.cuStreamGetCaptureInfo(stream, &status, &capture) || status != kCapturing)
       capture = 0;
     std::lock_guard<std::mutex> hold(slow_);
     Kept& kept = kept_[{key.device, stream, capture, wanted.fill, number}];
@@ -165,7 +167,8 @@ class Table {
     if (place >= contexts_.size()) return nullptr;
     Context found = contexts_[place].load(std::memory_order_acquire);
     int handle = 0;
-    if (!found && !driver.cuDeviceGet(&handle, static_cast<int>(place)) && !driver.cuDevicePrimaryCtxRetain(&found, handle))
+    if (!found && !driver.cuDeviceGet(&handle, static_cast<int>(place)) &&
+        !driver.cuDevicePrimaryCtxRetain(&found, handle))
       contexts_[place].store(found, std::memory_order_release);
     return found;
   }
