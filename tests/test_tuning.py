@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -151,11 +152,12 @@ def tuned(home, monkeypatch):
     found = FakePack(kernel)
     monkeypatch.setattr(dispatch, "target_of", lambda device: TARGET)
     monkeypatch.setattr(choices, "place_of", lambda device, identity: PLACE)
-    monkeypatch.setattr(dispatch, "pack", lambda: found)
-    for cached in (dispatch.known, dispatch.warn):
+    monkeypatch.setattr(dispatch, "installed", lambda: found)
+    for cached in (dispatch.known, dispatch.warn, dispatch.pack):
         cached.cache_clear()
     yield gemm, kernel, found, contract.parse_cuda(made.source).plan(gemm, TARGET.sms)
-    dispatch.known.cache_clear()
+    for cached in (dispatch.known, dispatch.pack):
+        cached.cache_clear()
 
 
 def operands(gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,7 +196,7 @@ def test_whatever_is_wrong_torch_serves_after_one_warning(tuned, fault, monkeypa
     elif fault == "damaged kernel":
         found.kernels[kernel] = True
     elif fault == "no pack":
-        monkeypatch.setattr(dispatch, "pack", lambda: None)
+        monkeypatch.setattr(dispatch, "installed", lambda: None)
     else:
         PLACE.path.write_text("{")
     with fake_driver() as (fake, library), warnings.catch_warnings(record=True) as said:
@@ -205,6 +207,79 @@ def test_whatever_is_wrong_torch_serves_after_one_warning(tuned, fault, monkeypa
         assert torch.equal(calls.matmul(a, b), a @ b) and torch.equal(calls.matmul(a, b), a @ b)
         assert fake["launch_count"] == 0
     assert len(said) == (fault != "no pack"), [str(each.message) for each in said]
+
+
+class ByKernel:
+    """In GraphTimer's place: times by the kernel's id."""
+
+    times: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, gemm: Gemm, device: int, found: object, *, cold: bool) -> None:
+        if gemm.m == 1 << 20:
+            raise torch.OutOfMemoryError
+
+    def prepare(self, arm: Arm) -> bool:
+        return arm.kernel in self.times
+
+    def sample(self, arm: Arm) -> float:
+        return self.times[arm.kernel]
+
+
+@pytest.fixture
+def timed(tuned, monkeypatch):
+    """The pack's one kernel and torch, on scripted times."""
+    gemm, kernel, _, _ = tuned
+    monkeypatch.setattr(tuning, "_device", lambda: 0)
+    monkeypatch.setattr(tuning, "GraphTimer", ByKernel)
+    family = family_of("sm90_wave")
+    compiled = {
+        name: value for name, value in family.named(family.default(gemm, TARGET)).items() if name in family.compiled
+    }
+    monkeypatch.setattr(tuning, "family_schedules", lambda found, gemm: [("sm90_wave", compiled)])
+    return gemm, kernel
+
+
+def test_tuned_shapes_are_kept_and_served_from_then_on(timed, monkeypatch) -> None:
+    gemm, kernel = timed
+    monkeypatch.setattr(ByKernel, "times", {kernel: 2.0, "": 3.0})
+    other, told = Gemm.parse("512x512x1024:tn:bf16"), []
+    found = tuning.tune([str(gemm), other, gemm], progress=told.append)
+    assert told == found and [choice.gemm for choice in found] == [gemm, other]
+    assert dispatch.known(0)[gemm] == found[0] and found[0].served and found[0].us == 2.0
+    monkeypatch.setattr(ByKernel, "times", {kernel: 4.0, "": 3.0})
+    assert not tuning.tune([gemm])[0].served and not dispatch.known(0)[gemm].served
+    assert dispatch.known(0)[other] == found[1]
+
+
+def test_a_shape_without_memory_or_demoted_is_left_out(timed, monkeypatch) -> None:
+    gemm, kernel = timed
+    monkeypatch.setattr(ByKernel, "times", {kernel: 2.0, "": 3.0})
+    choices.add(PLACE, [Choice(str(gemm), demoted=True)])
+    with pytest.warns(RuntimeWarning, match="too little memory"):
+        assert tuning.tune([gemm, f"{1 << 20}x512x1024:tn:bf16"]) == []
+    assert dispatch.known(0)[gemm].demoted
+
+
+def test_choices_that_cannot_be_kept_are_said(timed, monkeypatch) -> None:
+    gemm, kernel = timed
+    monkeypatch.setattr(ByKernel, "times", {kernel: 2.0, "": 3.0})
+
+    def full(place: Place, new: list[Choice]) -> None:
+        raise UserError("cannot write: no space left")
+
+    monkeypatch.setattr(choices, "add", full)
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        assert tuning.tune([gemm])[0].served
+
+
+def test_a_check_demotes_what_loses(timed, monkeypatch) -> None:
+    gemm, kernel = timed
+    monkeypatch.setattr(ByKernel, "times", {kernel: 2.0, "": 3.0})
+    assert tuning.check() == [] and dispatch.known(0)[gemm].served
+    monkeypatch.setattr(ByKernel, "times", {kernel: 3.0, "": 2.0})
+    (lost,) = tuning.check()
+    assert lost.demoted and (lost.us, lost.vendor_us) == (3.0, 2.0) and not dispatch.known(0)[gemm].served
+    assert tuning.check() == []
 
 
 def _fields(gemm: Gemm) -> dict[str, object]:
