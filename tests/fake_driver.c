@@ -11,7 +11,7 @@ typedef struct {
     unsigned grid[3], block[3], cluster[3], shared;
     int programmatic;
     void *stream, *function, *context;
-    uint64_t words[PARAMETERS];   /* the first 8 bytes of every parameter */
+    uint64_t words[PARAMETERS], tails[PARAMETERS];   /* the first and the last 8 bytes of every parameter */
 } Launch;
 
 typedef struct { uint64_t address, dims[5], strides[4]; unsigned rank, box[5], steps[5]; int enums[5]; } Map;
@@ -98,7 +98,11 @@ int cuLaunchKernelEx(const Config *config, void *function, void **parameters, vo
         if (config->attributes[i].id == 4) memcpy(launch->cluster, config->attributes[i].value.cluster, 12);
         if (config->attributes[i].id == 6) launch->programmatic = config->attributes[i].value.programmatic;
     }
-    for (size_t i = 0; i < size_count; i++) memcpy(launch->words + i, parameters[i], sizes[i] < 8 ? sizes[i] : 8);
+    for (size_t i = 0; i < size_count; i++) {
+        size_t known = sizes[i] < 8 ? sizes[i] : 8;
+        memcpy(launch->words + i, parameters[i], known);
+        memcpy(launch->tails + i, (char *)parameters[i] + sizes[i] - known, known);
+    }
     return 0;
 }
 int aoti_torch_get_current_cuda_stream(int32_t device, void **found) { *found = stream; return device > 8; }

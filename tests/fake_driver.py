@@ -18,7 +18,7 @@ class Launch(ctypes.Structure):
         *[(name, ctypes.c_uint * 3) for name in ("grid", "block", "cluster")],
         *[("shared", ctypes.c_uint), ("programmatic", ctypes.c_int)],
         *[(name, ctypes.c_void_p) for name in ("stream", "function", "context")],
-        ("words", ctypes.c_uint64 * 32),
+        *[(name, ctypes.c_uint64 * 32) for name in ("words", "tails")],
     ]
 
 

@@ -1,5 +1,6 @@
 """The op in C++ on a driver that records: launches, streams, arguments, workspaces, and what it leaves to torch."""
 
+import contextlib
 import ctypes
 import subprocess
 import threading
@@ -239,10 +240,10 @@ def test_a_captured_graph_has_a_workspace_of_its_own(driver) -> None:
 
 def test_a_table_is_padded_to_the_structure(driver) -> None:
     fake, library = driver
-    fake.parameters([128, 128, 8, 8, 8, 8, 24])  # the structure is longer than the table's ten bytes
+    fake.parameters([128, 128, 8, 8, 8, 8, 4096])  # the structure is longer than the table's ten bytes
     assert put(library, MAPPED, "32x64x128:tn") == ""
     calls.matmul(torch.ones(32, 128, dtype=HALF), torch.ones(64, 128, dtype=HALF).t())
-    assert fake.launches[0].words[6] == 0x0009000600030000
+    assert fake.launches[0].words[6] == 0x0009000600030000 and fake.launches[0].tails[6] == 0
 
 
 @pytest.mark.parametrize(
@@ -338,6 +339,20 @@ def test_out_is_written_in_place_and_its_version_counts(driver) -> None:
     for other in (torch.zeros(24, 33, dtype=HALF).t(), a.new_zeros(33 * 24 + 8)[1 : 33 * 24 + 1].view(33, 24)):
         calls.matmul(a, b, out=other)
         assert torch.equal(other, a @ b)
+    assert fake["launch_count"] == 1
+
+
+def test_out_that_overlaps_an_operand_is_torchs(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    memory = torch.ones(4096, dtype=HALF)
+    a, b, out = memory[: 33 * 16].view(33, 16), memory[1024 : 1024 + 384].view(16, 24), memory[800:1592].view(33, 24)
+    with contextlib.suppress(RuntimeError):
+        calls.matmul(a, b, out=out)
+    with contextlib.suppress(RuntimeError):
+        calls.matmul(a, b, out=memory[:792].view(33, 24))
+    assert fake["launch_count"] == 0
+    calls.matmul(a, b, out=memory[1408:2200].view(33, 24))  # begins where B ends
     assert fake["launch_count"] == 1
 
 
