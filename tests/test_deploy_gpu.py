@@ -9,9 +9,10 @@ import cuda_l2
 from cuda_l2 import contract
 from cuda_l2.library.deploy import calls, choices, dispatch, pack, tuning
 from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.costs import host_us
 from cuda_l2.library.deploy.recipes import recipes, serving
 from cuda_l2.library.table import family_of, schedule_text
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.records import Candidate, Gemm, Layout
 
 pytestmark = pytest.mark.gpu
 SHAPES = ("64x512x256", "16x512x2048:tn:bf16", "300x256x1024:tn", "1024x1024x1024:tn:bf16")
@@ -27,29 +28,39 @@ def served(gpu, tmp_path_factory):
     wanted = recipes()
     gemms = [Gemm.parse(shape) for shape in SHAPES]
     by_shape: dict[Gemm, list[Choice]] = {gemm: [] for gemm in gemms}
-    used = {}
+    by_id, used, alone = {recipe.id: recipe for recipe in wanted}, {}, {}
     for recipe in wanted:
         for gemm in gemms:
             if (recipe.gemm.dtype, recipe.gemm.layout) != (gemm.dtype, gemm.layout) or len(by_shape[gemm]) >= 8:
                 continue
-            target = gpu.target
-            for made in serving(family_of(recipe.family), dict(recipe.schedule), gemm, target):
+            for made in serving(family_of(recipe.family), dict(recipe.schedule), gemm, gpu.target):
                 name = contract.kernel_id(made.source)
-                found = next((each for each in wanted if each.id == name), None)
-                if found:
-                    used[name] = found
-                    text = schedule_text(made.schedule)
-                    by_shape[gemm].append(Choice(str(gemm), name, recipe.family, text, 1.0, 2.0))
+                waits = waiting(made, gemm, gpu.target.sms)
+                if name not in by_id or waits is None:
+                    continue
+                used[name] = by_id[name]
+                choice = Choice(str(gemm), name, recipe.family, schedule_text(made.schedule), 1.0, 2.0)
+                by_shape[gemm].append(choice)
+                if not waits:
+                    alone.setdefault(gemm, choice)
     made = pack.build(list(used.values()), tmp_path_factory.mktemp("pack"))
     patch.setattr(dispatch, "installed", lambda: made)
     dispatch.pack.cache_clear()
-    choices.add(choices.place_of(0, made.identity), [each[0] for each in by_shape.values() if each])
+    choices.add(choices.place_of(0, made.identity), alone.values())
     dispatch.known.cache_clear()
     cuda_l2.matmul(torch.ones(8, 8, device="cuda").half(), torch.ones(8, 8, device="cuda").half())
     calls.native().clear()
     yield by_shape
     patch.undo()
     dispatch.forget()
+
+
+def waiting(made: Candidate, gemm: Gemm, sms: int) -> bool | None:
+    """Whether blocks of a kernel wait for one another; None where it does not serve the shape."""
+    try:
+        return any(launch.coresident for launch in contract.parse_cuda(made.source).plan(gemm, sms).launches)
+    except contract.ContractError:
+        return None
 
 
 def operands(gemm: Gemm, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,3 +164,10 @@ def test_an_accelerated_model_is_tuned_by_running_it(served) -> None:
     assert [choice.shape for choice in cuda_l2.tune(model, x)] == [SHAPES[1]]
     with torch.no_grad():
         assert torch.allclose(model(x), torch.nn.functional.linear(x, model[0].weight), atol=1e-2, rtol=1e-2)
+
+
+def test_what_a_call_costs_the_host_is_said(served) -> None:
+    found = host_us(Gemm.parse(SHAPES[0]), 10)
+    assert list(found) == [
+        *("the driver's launch", "torch.ops.cuda_l2.product", "cuda_l2.matmul", "cuda_l2.matmul, out=", "torch.mm"),
+    ]
