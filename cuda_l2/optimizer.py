@@ -64,11 +64,14 @@ class Result:
                 f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
                 " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
             )
-        if self.target.name != "cpu":
-            raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
         if not self.task.product:
             raise UserError(
                 f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
+            )
+        if self.target.name != "cpu":
+            raise UserError(
+                "result.kernel is for the CPU; on a Hopper GPU `cuda-l2 library import"
+                f" {self.source_path} {self.task}` has cuda_l2.matmul call the winner (docs/deploy.md)"
             )
         return Kernel(self.task, self.best.candidate, self.best.build, self.best.machine)
 
