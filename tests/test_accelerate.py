@@ -86,7 +86,7 @@ def test_the_operators_keep_torchs_rules() -> None:
     [
         *[(torch.ones(2, 3), torch.ones(4, 5)), (torch.ones(()), torch.ones(3)), (torch.ones(2, 3), torch.ones(4))],
         *[(torch.ones(2, 3), torch.ones(3, 3).half()), (torch.ones(2, 3, 4), torch.ones(5, 4, 6))],
-        (torch.ones(2, 3, dtype=torch.int8), torch.ones(3, 3)),
+        *[(torch.ones(2, 3, dtype=torch.int8), torch.ones(3, 3)), (1, 2), (torch.ones(2, 2), None)],
     ],
 )
 def test_errors_are_torchs(a, b) -> None:
@@ -126,9 +126,31 @@ def test_torch_compile_takes_the_op_into_its_graph() -> None:
 
 
 def test_under_autocast_torch_serves() -> None:
-    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert cuda_l2.matmul(a, b).dtype == torch.bfloat16
+        c = cuda_l2.matmul(a, b)
+    c.sum().backward()
+    assert c.dtype == torch.bfloat16 and a.grad is not None
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        *[torch.eye(3).to_sparse(), torch.eye(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3, 3))],
+        *[torch.ones(3, 3).as_subclass(Subclass), torch.ones(3, 3, device="meta"), torch.ones(3, 3, dtype=torch.int8)],
+        *[torch.ones(3), torch.ones(0, 3), torch.ones(3, 3).t()],
+    ],
+    ids=["sparse", "conjugate", "negative", "subclass", "meta", "int8", "vector", "empty", "transposed"],
+)
+def test_tensors_of_every_kind_are_multiplied_as_torch_does(a) -> None:
+    b = torch.ones(3, 4, dtype=a.dtype, device=a.device)
+    ours, theirs = cuda_l2.matmul(a, b), torch.matmul(a, b)
+    assert type(ours) is type(theirs) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert a.is_meta or torch.equal(ours, theirs)
 
 
 def test_within_accelerated_torchs_functions_call_the_op() -> None:

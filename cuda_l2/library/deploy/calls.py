@@ -49,7 +49,7 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
     a of any rank with its rows one after the other, b of rank 2, row-major or transposed; torch serves all else. With a
     bias torch serves: its product adds it before it rounds. Gradients flow as through torch.matmul.
     """
-    if not READY or torch.is_autocast_enabled(a.device.type):
+    if not READY or _is_torchs(a, b):
         return _torch_matmul(a, b, out, bias)
     if out is not None:
         return _into(a, b, out, bias)
@@ -65,7 +65,7 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch.nn.functional.linear, as `matmul` serves it."""
-    if bias is not None or not READY or torch.is_autocast_enabled(x.device.type):
+    if bias is not None or not READY or _is_torchs(x, weight):
         return torch.nn.functional.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
@@ -74,6 +74,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     except FAILURES:
         return torch.nn.functional.linear(x, weight)
     return result
+
+
+def _is_torchs(a: Tensor, b: Tensor) -> bool:
+    """Whether torch serves these at once: under autocast, on other devices, and what is no tensor."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return True
+    place = a.device.type
+    return place not in ("cuda", "cpu") or torch.is_autocast_enabled(place)
 
 
 def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
