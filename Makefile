@@ -2,6 +2,7 @@
 # make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
 # make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
 # pytest.  make check: style and types.
+# make wheel: a wheel with the compiled kernels.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # torch comes from TORCH_INDEX, where there is no GPU by default from an index of CPU builds; TORCH_INDEX=: the usual one.
 
@@ -15,7 +16,7 @@ GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
 # the usual index has torch for Linux with gigabytes of CUDA alone
 TORCH_INDEX ?= $(if $(GPU_EXTRA),,https://download.pytorch.org/whl/cpu)
 
-.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables clean
+.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables wheel clean
 
 setup: $(VENV)/.run
 
@@ -48,6 +49,11 @@ format: $(VENV)/.dev
 bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
 
+# dist/*.whl with the kernels compiled for Hopper GPUs and the operator: needs NVRTC (the extra cuda), g++ and no GPU.
+wheel: $(VENV)/.dev
+	$(BIN)/cuda-l2 library build --carried
+	$(PIP) wheel . --no-deps --no-build-isolation --wheel-dir dist
+
 # An interrupted run goes on from the results.jsonl that its folder holds. On N GPUS each measures a part of the shapes.
 # CHOICES: the algorithms that cuBLASLt's tuning chose, of one kind of GPU, driver and library; another file for others.
 # FALLBACK: an earlier run's ratios, by which cuBLASLt serves some shapes; of the same kind of GPU, or empty.
@@ -68,7 +74,7 @@ tables: $(VENV)/.run
 
 , := ,
 clean:
-	rm -rf $(VENV) .build-cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist cuda_l2/library/deploy/pack cuda_l2/library/deploy/op.so .build-cache .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON to one"; exit 2; }

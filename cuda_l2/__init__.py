@@ -5,6 +5,8 @@ result.kernel(a, b, out)
 result.save("512.json"); kernel = cuda_l2.load("512.json")    # in another process, or load("512x512x512")
 
 trial = cuda_l2.evaluate(source, "512x512x512")    # a reward function: trial.reward
+
+model = cuda_l2.accelerate(model); y = cuda_l2.matmul(x, w); cuda_l2.tune(model, inputs)    # docs/deploy.md
 """
 
 import importlib
@@ -15,20 +17,39 @@ from cuda_l2.version import __version__
 
 if TYPE_CHECKING:
     from cuda_l2.evaluator import evaluate
+    from cuda_l2.library.deploy.accelerate import accelerate, accelerated
+    from cuda_l2.library.deploy.calls import matmul
+    from cuda_l2.library.deploy.tuning import tune
     from cuda_l2.library.kernel import load
     from cuda_l2.optimizer import optimize
     from cuda_l2.records import Gemm, Trial
     from cuda_l2.system.errors import UserError
 
-__all__ = ["Gemm", "Trial", "UserError", "__version__", "evaluate", "load", "optimize"]
+__all__ = [
+    "Gemm",
+    "Trial",
+    "UserError",
+    "__version__",
+    "accelerate",
+    "accelerated",
+    "evaluate",
+    "load",
+    "matmul",
+    "optimize",
+    "tune",
+]
 
 _HOMES = {
     "Gemm": "cuda_l2.records",
     "Trial": "cuda_l2.records",
     "UserError": "cuda_l2.system.errors",
+    "accelerate": "cuda_l2.library.deploy.accelerate",
+    "accelerated": "cuda_l2.library.deploy.accelerate",
     "evaluate": "cuda_l2.evaluator",
     "load": "cuda_l2.library.kernel",
+    "matmul": "cuda_l2.library.deploy.calls",
     "optimize": "cuda_l2.optimizer",
+    "tune": "cuda_l2.library.deploy.tuning",
 }
 
 

@@ -92,11 +92,14 @@ class Result:
             )
         if self.best is None:
             raise UserError(f"no correct kernel was found for {self.task}; search longer with --budget")
-        if self.target.name != "cpu":
-            raise UserError(f"GPU kernels cannot be called from torch yet; the winner's source is {self.source_path}")
         if not self.task.product:
             raise UserError(
                 f"kernels for tasks cannot be called from torch yet; the winner's source is {self.source_path}"
+            )
+        if self.target.name != "cpu":
+            raise UserError(
+                "result.kernel is for the CPU; on a Hopper GPU `cuda-l2 library import"
+                f" {self.source_path} {self.task}` has cuda_l2.matmul call the winner (docs/deploy.md)"
             )
         if self.why_no_win:
             return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.best.machine))

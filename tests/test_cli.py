@@ -24,6 +24,7 @@ from cuda_l2.system.errors import UserError
 COMMANDS = (
     *("optimize", "show", "check", "profile", "doctor", "bench", "prove", "record", "replay", "select", "choices"),
     *("throughput", "index", "prompts", "exchanges", "corpus", "collect", "train", "tasks"),
+    *("library", "tune"),
 )
 
 
@@ -58,6 +59,8 @@ COMMANDS = (
         (["record", "64x64x64", "out.jsonl", "--limit", "3"], "raise --limit"),
         (["replay", "missing.jsonl"], "record"),
         (["prove", "missing.csv"], "missing.csv"),
+        (["tune"], "name the shapes"),
+        (["tune", "8-4x64x64"], "range of rows"),
         (["optimize", "64x64x64", "--seed", "-1"], "seed"),
         (["optimize", "64x64x64", "999999x999999x999999"], "memory"),
         (["show", "64x64x64", "--count", "0"], "at least 1"),

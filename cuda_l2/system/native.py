@@ -1,4 +1,4 @@
-"""Compiles the package's own C helpers, once per content, into the cache. Candidates have their own builds."""
+"""Compiles the package's own C and C++ helpers, once per content, into the cache. Candidates have their own builds."""
 
 import functools
 import hashlib
@@ -15,7 +15,8 @@ from cuda_l2.system.errors import UserError
 @functools.cache
 def compiled(source: Path, *flags: str) -> Path:
     """The program or library that `source` compiles to, rebuilt when it or a relative include changes."""
-    compiler = paths.compiler_command()
+    cxx = source.suffix == ".cpp"
+    compiler = [paths.cxx_name()] if cxx else paths.compiler_command()
     key = [_text(source), " ".join(flags).encode(), " ".join(compiler).encode(), _processor()]
     digest = hashlib.sha256(b"\0".join(key)).hexdigest()[:16]
     target = (paths.cache_dir() / "helpers").resolve() / f"{source.stem}-{digest}"
@@ -26,18 +27,22 @@ def compiled(source: Path, *flags: str) -> Path:
             return target
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             out = Path(folder) / source.stem
-            command = [*compiler, "-O2", "-std=gnu11", str(source), "-o", str(out), *flags]
+            standard = "-std=c++17" if cxx else "-std=gnu11"
+            command = [*compiler, "-O2", standard, str(source), "-o", str(out), *flags]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                kind = "C++" if cxx else "C"
                 raise UserError(
-                    f"the C compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
+                    f"the {kind} compiler cannot build {source.name}: {last}; `cuda-l2 doctor` says what is missing"
                 )
             out.replace(target)
     except OSError as error:
         if error.filename != compiler[0]:
             raise scratch.unwritable(error) from None
-        raise UserError(f"no C compiler: {compiler[0]!r} was not found; install gcc or clang, or set CC") from None
+        wanted = "C++ compiler", "g++ or clang++", "CXX"
+        kind, names, variable = wanted if cxx else ("C compiler", "gcc or clang", "CC")
+        raise UserError(f"no {kind}: {compiler[0]!r} was not found; install {names}, or set {variable}") from None
     return target
 
 

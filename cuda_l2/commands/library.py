@@ -1,0 +1,229 @@
+"""cuda-l2 library: the pack of compiled kernels, and which of them serve which shapes on this GPU."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from cuda_l2.system.errors import UserError
+
+if TYPE_CHECKING:
+    from cuda_l2.library.deploy.choices import Place
+    from cuda_l2.library.deploy.pack import Pack
+
+command = App(name="library", help="Kernels that serve torch's matrix products: build, list, verify, export, import.")
+
+
+@command.command
+def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """Compile every kernel of the package for Hopper GPUs into a pack. Needs NVRTC (the extra cuda) and no GPU.
+
+    Takes about three minutes on two cores. An interrupted build goes on where it was.
+
+    Parameters
+    ----------
+    out
+        Folder for the pack; the cache if not given, where calls find it.
+    carried
+        Put the pack and the compiled operator into this package's own folder, from which `make wheel` takes them.
+    """
+    from cuda_l2.library.deploy import pack
+    from cuda_l2.library.deploy.recipes import recipes
+    from cuda_l2.report.live import GridProgress
+
+    wanted, done = recipes(), 0
+    with GridProgress(len(wanted), 0, "kernel") as line:
+
+        def progress(count: int) -> None:
+            nonlocal done
+            for recipe in wanted[done:count]:
+                line.done(f"{recipe.family} {recipe.gemm}")
+            done = count
+
+        made = pack.build(wanted, pack.CARRIED if carried else out or pack.built_folder(), progress)
+    if carried:
+        import shutil
+
+        from cuda_l2.library.deploy import native
+
+        shutil.copyfile(native.build(), native.CARRIED)
+    print(_summary(made))
+
+
+@command.command(name="list")
+def list_kernels(*, json: Annotated[bool, Parameter(negative=())] = False) -> None:
+    """List the pack's kernels, and on a GPU the shapes that they serve there.
+
+    Parameters
+    ----------
+    json
+        Everything as JSON.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    found, chosen = _pack(), []
+    place = _place(found)
+    if place:
+        from cuda_l2.library.deploy import choices
+
+        chosen = [choice for _, choice in sorted(choices.read(place).items())]
+    if json:
+        kernels = [asdict(kernel) for kernel in found.kernels.values()]
+        print(dumps({"pack": found.identity, "kernels": kernels, "choices": [asdict(choice) for choice in chosen]}))
+        return
+    print(_summary(found))
+    for kernel in found.kernels.values():
+        proof = kernel.proof or "not proved as a whole"
+        print(f"{kernel.id} {kernel.family} {kernel.shape}: won {kernel.shapes} shapes; {proof}; {kernel.schedule}")
+    for choice in chosen:
+        server = "demoted" if choice.demoted else choice.kernel or "torch"
+        print(f"{choice.shape}: {server}; kernel {choice.us} us, torch {choice.vendor_us} us")
+
+
+@command.command
+def verify() -> None:
+    """Check every kernel's hash; on a GPU time every tuned shape again, and demote the kernels that lose.
+
+    Exits with 1 where a kernel was changed.
+    """
+    found = _pack()
+    wrong = found.verify()
+    for line in wrong:
+        print(line)
+    print(f"{len(found.kernels) - len(wrong)} of {len(found.kernels)} kernels are as they were built")
+    if wrong:
+        sys.exit(1)
+    if not _place(found):
+        print("no Hopper GPU: nothing was timed")
+        return
+    from cuda_l2.library.deploy.tuning import check
+
+    for choice in check():
+        print(f"{choice.shape}: torch serves from now on; kernel {choice.us} us, torch {choice.vendor_us} us")
+
+
+@command.command
+def export(folder: Path, /) -> None:
+    """Write every kernel's source with its contract to a folder, and the table that `cuda-l2 prove` takes."""
+    from cuda_l2.library.deploy.recipes import recipes
+    from cuda_l2.library.table import Row, write_table
+    from cuda_l2.system.files import write_text
+
+    wanted = recipes()
+    for recipe in wanted:
+        write_text(folder / f"{recipe.id}.cu", recipe.candidate.source, "choose another folder")
+    rows = {}
+    for recipe in wanted:
+        edge = "programmatic" if dict(recipe.candidate.schedule).get("EDGE") else "plain"
+        gemm = recipe.gemm
+        rows[gemm, edge] = Row(gemm, edge, recipe.family, recipe.candidate.schedule, 1.0)
+    write_table(folder / "kernels.csv", rows.values())
+    print(f"{len(wanted)} sources in {folder}; cuda-l2 prove {folder / 'kernels.csv'} proves them on a GPU")
+
+
+@command.command(name="import")
+def import_source(file: Path, /, *shapes: str) -> None:
+    """Take a kernel's source for shapes: compiled here under the rules, verified, timed and kept where it wins.
+
+    Compiled code is never taken: hashes that a file brings with it prove nothing.
+
+    Parameters
+    ----------
+    file
+        A .cu file with its launch contract.
+    shapes
+        Shapes that it shall serve, as in 16x4096x4096:tn:bf16.
+    """
+    from cuda_l2.commands._options import read_source
+    from cuda_l2.library.deploy import imported
+    from cuda_l2.records import Gemm
+
+    if not shapes:
+        raise UserError("name the shapes that the kernel shall serve, as in 16x4096x4096:tn:bf16")
+    source, gemms = read_source(file), [Gemm.parse(shape) for shape in shapes]
+    name = imported.keep(source, gemms)
+    if _place(_pack()) is None:
+        raise UserError(f"kernel {name} is compiled; it serves nothing before it is imported on a Hopper GPU")
+    from cuda_l2.evaluator import evaluate
+    from cuda_l2.library.deploy.tuning import adopt
+    from cuda_l2.records import VerdictStatus
+
+    for gemm in gemms:
+        trial = evaluate(source, gemm, full=True)
+        if trial.verdict is None or trial.verdict.status is not VerdictStatus.CORRECT:
+            raise UserError(f"kernel {name} is not imported: {gemm}: {trial.status}: {trial.reason}")
+    for choice in adopt(name, gemms):
+        server = "it serves" if choice.served else "torch serves"
+        print(f"{choice.shape}: kernel {choice.us:.2f} us, torch {choice.vendor_us:.2f} us; {server}")
+
+
+@command.command
+def demote(*shapes: str) -> None:
+    """Have torch's own kernel serve shapes from now on, on this GPU, also after tuning.
+
+    Parameters
+    ----------
+    shapes
+        As in 16x4096x4096:tn:bf16.
+    """
+    from dataclasses import replace
+
+    from cuda_l2.library.deploy import choices
+    from cuda_l2.records import Gemm
+
+    place = _place(_pack())
+    if place is None:
+        raise UserError("choices belong to a Hopper GPU, and there is none here; `cuda-l2 doctor` says what is missing")
+    known = choices.read(place)
+    gemms = [Gemm.parse(shape) for shape in shapes]
+    choices.add(place, [replace(known.get(gemm, choices.Choice(str(gemm))), demoted=True) for gemm in gemms])
+    print(f"torch serves {', '.join(map(str, gemms))}")
+
+
+@command.command
+def calls(shape: str = "16x4096x4096:tn:bf16", /, *, count: int = 2000) -> None:
+    """Print the host's time of one call: torch.mm, the operator, cuda_l2.matmul, and the launch alone. Needs a GPU.
+
+    Parameters
+    ----------
+    shape
+        One that was tuned and that a kernel serves.
+    count
+        Calls a sample; the median of nine samples is printed.
+    """
+    from cuda_l2.library.deploy.costs import host_us
+    from cuda_l2.records import Gemm
+
+    for name, us in host_us(Gemm.parse(shape), count).items():
+        print(f"{name:<28} {us:8.2f} us")
+
+
+def _pack() -> "Pack":
+    from cuda_l2.library.deploy.pack import installed
+
+    found = installed()
+    if found is None:
+        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    return found
+
+
+def _place(found: "Pack") -> "Place | None":
+    """The GPU that choices are kept for; None where there is none that runs the pack's kernels."""
+    import torch
+
+    from cuda_l2.library.deploy import choices, dispatch
+
+    if not torch.cuda.is_available() or not dispatch.serves(torch.cuda.current_device()):
+        return None
+    return choices.place_of(torch.cuda.current_device(), found.identity)
+
+
+def _summary(found: "Pack") -> str:
+    from cuda_l2.library.deploy.pack import DATA, INDEX
+
+    size = sum((found.folder / name).stat().st_size for name in (INDEX, DATA))
+    return (
+        f"{len(found.kernels)} kernels, {size / 2**20:.1f} MiB, pack {found.identity}, {found.compiler}: {found.folder}"
+    )

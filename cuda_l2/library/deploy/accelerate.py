@@ -1,0 +1,104 @@
+"""Models on the op: Linear layers that call it, and a mode in which torch's own functions do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from cuda_l2.library.deploy import calls
+from cuda_l2.library.deploy.entries import DTYPES
+from cuda_l2.records import Gemm, Layout
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Tensor = torch.Tensor
+
+
+class AcceleratedLinear(torch.nn.Linear):
+    """torch.nn.Linear whose product is the op's. Parameters, names and files are those of a Linear."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return calls.linear(input, self.weight, self.bias)
+
+
+def accelerate(model: Model) -> Model:
+    """Make every torch.nn.Linear of a model call the op, in place; the model.
+
+    Subclasses of Linear, and layers with a forward of their own, stay as they are. Which kernel serves a layer is
+    decided call by call: its type and device may change afterwards.
+    """
+    for module in model.modules():
+        if type(module) is torch.nn.Linear and "forward" not in vars(module):
+            module.__class__ = AcceleratedLinear
+    return model
+
+
+class accelerated(TorchFunctionMode):  # noqa: N801 - a context manager, named as one reads it
+    """Within it torch.matmul, mm, `@` and torch.nn.functional.linear call the op, for code that cannot be changed."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        ours = _OURS.get(func)
+        plain = all(type(tensor) in _PLAIN for tensor in args[:2]) and len(args) >= 2
+        if ours is None or not plain or (func in _MM and args[0].dim() + args[1].dim() != 4):
+            return func(*args, **kwargs)
+        return ours(*args, **kwargs)
+
+
+class recorded(TorchFunctionMode):  # noqa: N801
+    """Within it the shapes of products that a kernel might serve are kept, each once, in the order they came up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[Gemm, None] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        place = _transposed(func)
+        if place is not None and len(args) >= 2:
+            gemm = gemm_of(args[0], args[1], transposed=place)
+            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
+            if gemm is not None and bias is None:
+                self.shapes[gemm] = None
+        return func(*args, **(kwargs or {}))
+
+
+def gemm_of(a: Tensor, b: Tensor, *, transposed: bool = False) -> Gemm | None:
+    """The product that a kernel would see, as the op decides it; None where torch serves it. transposed: B is b^T."""
+    dtype = str(a.dtype).removeprefix("torch.")
+    if dtype not in DTYPES or b.dtype != a.dtype or b.device != a.device or a.dim() < 1 or b.dim() != 2:
+        return None
+    b = b.t() if transposed else b
+    k, n = b.shape
+    m = a.numel() // k if k else 0
+    if a.shape[-1] != k or not m or not n or not a.is_contiguous():
+        return None
+    if (n == 1 or b.stride(1) == 1) and (k == 1 or b.stride(0) == n):
+        return Gemm(m, n, k, Layout.NN, dtype=dtype)
+    return Gemm(m, n, k, Layout.TN, dtype=dtype) if b.t().is_contiguous() else None
+
+
+def _mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    return calls.matmul(a, b, out=out)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_MM = {torch.mm, torch.Tensor.mm}
+_MATMUL = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+_OURS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys([*_MM, *_MATMUL], _mm),
+    torch.nn.functional.linear: calls.linear,
+}
+
+_TRANSPOSED = {**dict.fromkeys([*_MM, *_MATMUL], False), torch.nn.functional.linear: True}
+_OPERATORS = {"cuda_l2.product.default": False, "cuda_l2.linear.default": True}
+
+
+def _transposed(func: Any) -> bool | None:
+    """Whether a function's second operand is B^T; None where it is no product."""
+    if isinstance(func, torch._ops.OpOverload):
+        return _OPERATORS.get(str(func))
+    return _TRANSPOSED.get(func)

@@ -1,0 +1,146 @@
+"""cuda_l2.matmul, and what torch must know of the op: shapes of results, gradients."""
+
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+from cuda_l2.library.deploy.native import Native, native
+from cuda_l2.system.errors import UserError
+
+Tensor = torch.Tensor
+FAILURES = (RuntimeError, TypeError)
+"""Of the op. torch is asked then: it raises in its own words, or knows a subclass of tensors that the op does not."""
+
+
+@functools.cache
+def op() -> Native | None:
+    """The op, registered and, where there is a driver, started. None, after one warning, where it cannot be had."""
+    try:
+        library = native()
+    except UserError as error:
+        warnings.warn(f"matrix products are torch's own: {error}", RuntimeWarning, stacklevel=2)
+        return None
+    for name in ("product", "matmul", "linear"):
+        torch.library.register_fake(f"cuda_l2::{name}", _FAKES[name])
+    torch.library.register_fake("cuda_l2::matmul.out", lambda a, b, bias=None, *, out: out)
+    torch.library.register_autograd("cuda_l2::matmul", _backward, setup_context=_save)
+    library.on_first(_start)
+    return library
+
+
+def _start() -> None:
+    """Find the driver, when the first tensor on a CUDA device comes up: a process may fork before."""
+    from cuda_l2.library.deploy.dispatch import serve  # noqa: PLC0415 - imports what a GPU alone needs
+
+    library = native()
+    reason = library.start()
+    if reason:
+        warnings.warn(f"matrix products are torch's own: {reason}", RuntimeWarning, stacklevel=2)
+    else:
+        library.on_miss(serve)
+
+
+def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """torch.matmul(a, b), plus bias, by the kernel that was measured to be the fastest for the shape on this GPU.
+
+    Any ranks, strides and types that torch.matmul takes, with its errors. Kernels serve fp16 and bf16 on a CUDA device:
+    a of any rank with its rows one after the other, b of rank 2, row-major or transposed; torch serves all else. With a
+    bias torch serves: its product adds it before it rounds. Gradients flow as through torch.matmul.
+    """
+    if not READY or _is_torchs(a, b):
+        return _torch_matmul(a, b, out, bias)
+    if out is not None:
+        return _into(a, b, out, bias)
+    try:
+        if bias is None and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
+            result: Tensor = PRODUCT(a, b)
+        else:
+            result = torch.ops.cuda_l2.matmul.default(a, b, bias)
+    except FAILURES:
+        return _torch_matmul(a, b, None, bias)
+    return result
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch.nn.functional.linear, as `matmul` serves it."""
+    if bias is not None or not READY or _is_torchs(x, weight):
+        return torch.nn.functional.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
+    try:
+        result: Tensor = LINEAR(x, weight)
+    except FAILURES:
+        return torch.nn.functional.linear(x, weight)
+    return result
+
+
+def _is_torchs(a: Tensor, b: Tensor) -> bool:
+    """Whether torch serves these at once: under autocast, on other devices, and what is no tensor."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return True
+    place = a.device.type
+    return place not in ("cuda", "cpu") or torch.is_autocast_enabled(place)
+
+
+def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.matmul(a, b, out=out)
+    if out is not None:
+        return torch.matmul(a, b, out=out).add_(bias)
+    return torch.nn.functional.linear(a, b.mT, bias) if b.dim() == 2 else torch.matmul(a, b) + bias
+
+
+def _into(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
+    assert out is not None
+    tensors = (a, b, out)
+    if bias is not None or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return _torch_matmul(a, b, out, bias)
+    try:
+        torch.ops.cuda_l2.matmul.out(a, b, out=out)
+    except FAILURES:
+        return _torch_matmul(a, b, out, None)
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
+def _fake_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _torch_matmul(a, b, None, bias)
+
+
+_FAKES = {"product": _fake_matmul, "matmul": _fake_matmul, "linear": torch.nn.functional.linear}
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    a, b, bias = inputs
+    ctx.save_for_backward(a, b)
+    ctx.bias = None if bias is None else bias.shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of any ranks that torch.matmul takes, by the op again."""
+    a, b = ctx.saved_tensors
+    wants_a, wants_b, *others = ctx.needs_input_grad  # torch leaves out an argument that has its default
+    product = torch.ops.cuda_l2.matmul.default
+    grad_bias = grad.sum_to_size(ctx.bias) if any(others) else None
+    rows, columns = a, b
+    if a.dim() == 1:
+        rows, grad = a.unsqueeze(0), grad.unsqueeze(-1 if b.dim() == 1 else -2)
+    if b.dim() == 1:
+        columns, grad = b.unsqueeze(-1), grad.unsqueeze(-1)
+    grad_a = grad_b = None
+    if wants_a:
+        grad_a = product(grad, columns.mT).sum_to_size(rows.shape).reshape(a.shape)
+    if wants_b and columns.dim() == 2:  # one product over all rows
+        flat = rows.reshape(-1, rows.shape[-1])
+        grad_b = product(flat.mT, grad.reshape(-1, grad.shape[-1])).reshape(b.shape)
+    elif wants_b:
+        grad_b = product(rows.mT, grad).sum_to_size(columns.shape).reshape(b.shape)
+    return (grad_a, grad_b, *[grad_bias for _ in others])
+
+
+READY = op() is not None
+"""Found out when this file is imported, on the first use of any of it: torch.compile must not look inside."""
+PRODUCT: Any = torch.ops.cuda_l2.product.default if READY else None
+LINEAR: Any = torch.ops.cuda_l2.linear.default if READY else None

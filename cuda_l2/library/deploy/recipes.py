@@ -1,0 +1,108 @@
+"""Which kernels the pack holds: each a family, a schedule and a shape for which the family writes it.
+
+kernels.csv has one row a kernel, as a dispatch table has them: those of results/h200/schedules.csv with fp32 sums.
+`shapes`: the shapes of that table which the kernel serves; `proof`: what `cuda-l2 prove` found for its family, schedule
+and layout, and the kernel it proved, whose source may be an earlier one.
+From each row follow the same in bf16, and the kernel that the schedule gives where M ends in the middle of a tile.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cuda_l2 import contract
+from cuda_l2.families._base import Family, Schedule
+from cuda_l2.library.kernels import kernels_of
+from cuda_l2.library.table import COLUMNS, Row, family_of, read_times, schedule_text
+from cuda_l2.machine.cuda.target import CudaTarget, compile_only
+from cuda_l2.records import Accumulate, Candidate, Gemm
+from cuda_l2.system.files import csv_text
+
+KERNELS = Path(__file__).with_name("kernels.csv")
+ARCH = "sm_90a"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One kernel to be compiled."""
+
+    id: str
+    family: str
+    schedule: tuple[tuple[str, int], ...]  # the compiled choices
+    gemm: Gemm  # a shape that it serves
+    candidate: Candidate
+    shapes: int
+    proof: str
+
+
+def serving(family: Family, compiled: dict[str, int], gemm: Gemm, target: CudaTarget) -> Iterator[Candidate]:
+    """The candidates of a schedule for a shape, with each launch that the family proposes, plain first.
+
+    They are one kernel or several: what is compiled may depend on the shape.
+    """
+    if not family.serves(gemm, target):
+        return
+    seen = set()
+    for launch in family.launches(gemm, target, compiled):
+        for edge in (0, 1):
+            found = candidate(family, {**compiled, **launch, "EDGE": edge}, gemm, target)
+            if found and found.schedule not in seen:
+                seen.add(found.schedule)
+                yield found
+
+
+def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> Candidate | None:
+    """A schedule's candidate; None where its compiled choices are not valid. Other choices give way."""
+    values: list[int] = []
+    for choice in family.choices:
+        valid = family.valid_values(gemm, target, values)
+        value = wanted.get(choice.name, valid[0])
+        if value not in valid:
+            if choice.compiled:
+                return None
+            value = valid[0]
+        values.append(value)
+    return family.render(Schedule(family, gemm, target, tuple(values)), "table")
+
+
+def recipes(path: Path = KERNELS) -> list[Recipe]:
+    """Every kernel of the pack, each once; UserError where the file cannot be read."""
+    target, found = compile_only(ARCH), dict[str, Recipe]()
+    evidence = _evidence(path)
+    for row in read_times(path):
+        family, gemm = family_of(row.family), row.gemm
+        compiled = {name: value for name, value in row.schedule if name in family.compiled}
+        for shape in (gemm, replace(gemm, m=gemm.m - 1)):
+            for dtype in ("float16", "bfloat16"):
+                typed = replace(shape, dtype=dtype)
+                made = candidate(family, dict(row.schedule), typed, target)
+                if made is None:
+                    continue
+                name = contract.kernel_id(made.source)
+                shapes, proof = evidence[row] if typed == gemm else (0, "")
+                recipe = Recipe(name, family.name, tuple(compiled.items()), typed, made, shapes, proof)
+                found.setdefault(name, recipe)
+    return list(found.values())
+
+
+def distinct(rows: Iterable[Row], proofs: Path) -> str:
+    """kernels.csv for a table: one row a kernel with fp32 sums. proofs: the kernels.csv of `cuda-l2 prove`."""
+    wanted = [row for row in rows if row.gemm.accumulate is Accumulate.FP32]
+    with proofs.open() as file:
+        proved = {(row["family"], row["schedule"], row["layout"]): row for row in csv.DictReader(file)}
+    lines = []
+    for kernel in kernels_of(wanted, compile_only(ARCH)):
+        row, gemm = kernel.rows[0], kernel.rows[0].gemm
+        proof = proved.get((row.family, kernel.schedule, gemm.layout))
+        said = f"{proof['verdict']} ({proof['kernel']})" if proof else ""
+        shape = gemm.m, gemm.n, gemm.k, gemm.layout, gemm.accumulate, row.edge
+        text = schedule_text(row.schedule)
+        lines.append((*shape, row.family, text, f"{row.us:.3f}", len({each.gemm for each in kernel.rows}), said))
+    return csv_text((*COLUMNS, "shapes", "proof"), lines)
+
+
+def _evidence(path: Path) -> dict[Row, tuple[int, str]]:
+    with path.open() as file:
+        fields = [(int(row.get("shapes") or 0), row.get("proof") or "") for row in csv.DictReader(file)]
+    return dict(zip(read_times(path), fields, strict=True))

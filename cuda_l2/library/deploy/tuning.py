@@ -1,0 +1,299 @@
+"""Chooses the kernel for a shape on the user's GPU: every kernel of the pack that serves it beside torch's own.
+
+First each kernel once, then the best with every launch, then the finalists and torch in interleaved rounds. Times are
+replays of CUDA graphs of back-to-back launches whose B is another tensor each time, so that weights come from memory.
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from cuda_l2 import contract
+from cuda_l2.library.deploy import choices, dispatch, imported
+from cuda_l2.library.deploy.accelerate import recorded
+from cuda_l2.library.deploy.calls import READY, matmul
+from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.native import native
+from cuda_l2.library.deploy.pack import Pack, family_schedules
+from cuda_l2.library.deploy.recipes import candidate, serving
+from cuda_l2.library.table import family_of, schedule_of, schedule_text
+from cuda_l2.records import Candidate, Gemm, Layout
+from cuda_l2.system.errors import UserError
+
+BEST, FINALISTS = 6, 3
+"""Schedules that are timed with every launch, and kernels that are timed against torch."""
+LAUNCHES = 12
+"""Ways to launch a kernel that are timed."""
+ROUNDS = 15
+REPLAY_US = 150.0
+"""Aim for a replay; a graph has 4 to 64 launches."""
+COLD_CACHES = 2
+"""Copies of B take so many times the L2 cache."""
+MAX_COPIES_BYTES = 1 << 30
+LIMIT = {"float16": 1e-3, "bfloat16": 8e-3}
+"""Relative RMS difference from torch's product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A kernel with one way to launch it; torch's own without."""
+
+    kernel: str = choices.VENDOR
+    candidate: Candidate | None = None
+
+
+VENDOR_ARM = Arm()
+
+
+class Timer(Protocol):
+    """Times arms on one shape."""
+
+    def prepare(self, arm: Arm) -> bool:
+        """Make an arm ready; whether it runs here and computes the product."""
+
+    def sample(self, arm: Arm) -> float:
+        """Microseconds of one launch."""
+
+
+def tune(
+    subject: torch.nn.Module | Iterable[str | Gemm],
+    *inputs: Any,
+    cold: bool = True,
+    one_stream: bool = False,
+    progress: Callable[[Choice], None] = lambda choice: None,
+    **named: Any,
+) -> list[Choice]:
+    """Choose the fastest kernel for each shape on the current GPU, keep the choices, and serve by them from now on.
+
+    subject: shapes as in 16x4096x4096:tn:bf16, or a model, which is called once with the inputs, without gradients, to
+    see which shapes come up. cold: B comes from memory, as weights do; else from the L2 cache. one_stream: also kernels
+    whose blocks wait for one another; two of them at once on one GPU would wait for ever, so all products on the GPU
+    must then be on one stream, or follow one another.
+    UserError where there is no GPU that the pack's kernels run on.
+    """
+    device = _device()
+    found = dispatch.pack()
+    if found is None:
+        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    gemms = _recorded(subject, inputs, named) if isinstance(subject, torch.nn.Module) else _read(subject)
+    place, chosen = choices.place_of(device, found.identity), []
+    known = choices.read(place)
+    for gemm in gemms:
+        if gemm in known and known[gemm].demoted:
+            continue
+        mark, timer = native().mark(), None
+        try:
+            timer = GraphTimer(gemm, device, found, cold=cold)
+            choice = choose(gemm, candidates(gemm, device, found, one_stream), timer)
+        except torch.OutOfMemoryError:
+            dispatch.warn(f"{gemm} is not tuned: the GPU has too little memory left for it")
+            continue
+        finally:
+            del timer  # its graphs end before what they work on
+            native().release(mark)
+        chosen.append(choice)
+        progress(choice)
+    try:
+        choices.add(place, chosen)
+    except UserError as error:
+        dispatch.warn(f"what was tuned is not kept: {error}")
+    dispatch.forget()
+    return chosen
+
+
+def adopt(name: str, gemms: Iterable[Gemm]) -> list[Choice]:
+    """Time an imported kernel on shapes for which it was verified, and have it serve those where it wins."""
+    device, found = _device(), dispatch.pack()
+    if found is None:
+        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    made, own = imported.find(name)
+    place = choices.place_of(device, found.identity)
+    known, timed = choices.read(place), []
+    for gemm in gemms:
+        choice = choose(gemm, [iter([Arm(name, made)])], GraphTimer(gemm, device, own, cold=True))
+        before = known.get(gemm)
+        if choice.served and not (before and before.served and before.us <= choice.us):
+            choices.add(place, [choice])
+        timed.append(choice)
+    dispatch.forget()
+    return timed
+
+
+def check(cold: bool = True) -> list[Choice]:
+    """Time every shape that a kernel serves on the current GPU again; those that were demoted, for they lost."""
+    device, found = _device(), dispatch.pack()
+    if found is None:
+        return []
+    place, lost = choices.place_of(device, found.identity), []
+    for gemm, choice in choices.read(place).items():
+        if not choice.served:
+            continue
+        made, holder = _source(choice, gemm, device, found)
+        ways = [iter([Arm(choice.kernel, made)])] if made else []
+        again = choose(gemm, ways, GraphTimer(gemm, device, holder, cold=cold))
+        if not again.served:
+            lost.append(replace(choice, us=again.us, vendor_us=again.vendor_us, demoted=True))
+    choices.add(place, lost)
+    dispatch.forget()
+    return lost
+
+
+def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: int = 0) -> Choice:
+    """The choice for a shape. schedules: of each the ways to launch it, most promising first."""
+    order, times = random.Random(seed), dict[Arm, float]()
+
+    def tried(arm: Arm) -> bool:
+        if not timer.prepare(arm):
+            return False
+        timer.sample(arm)  # the first brings memory and clocks up
+        times[arm] = timer.sample(arm)
+        return True
+
+    first = {arm: ways for ways in schedules if (arm := next(ways, None)) and tried(arm)}
+    for arm in sorted(times, key=lambda arm: times[arm])[:BEST]:
+        for other in itertools.islice(first[arm], LAUNCHES - 1):
+            tried(other)
+    finalists = sorted(times, key=lambda arm: times[arm])[:FINALISTS]
+    if not finalists or not timer.prepare(VENDOR_ARM):
+        return Choice(str(gemm))
+    samples: dict[Arm, list[float]] = {arm: [] for arm in (VENDOR_ARM, *finalists)}
+    for _ in range(ROUNDS):
+        for arm in order.sample(list(samples), len(samples)):
+            samples[arm].append(timer.sample(arm))
+    winner = min(finalists, key=lambda arm: statistics.median(samples[arm]))
+    ratios = sorted(theirs / ours for theirs, ours in zip(samples[VENDOR_ARM], samples[winner], strict=True))
+    us, vendor_us = (round(statistics.median(samples[arm]), 3) for arm in (winner, VENDOR_ARM))
+    assert winner.candidate
+    if ratios[_lower(len(ratios))] <= 1:
+        return Choice(str(gemm), us=us, vendor_us=vendor_us)
+    text = schedule_text(winner.candidate.schedule)
+    return Choice(str(gemm), winner.kernel, winner.candidate.family, text, us, vendor_us)
+
+
+def candidates(gemm: Gemm, device: int, found: Pack, one_stream: bool = False) -> Iterator[Iterator[Arm]]:
+    """For each schedule of the pack that serves a shape, the ways to launch it."""
+    for name, compiled in family_schedules(found, gemm):
+        yield _ways(name, compiled, gemm, device, found, one_stream)
+
+
+def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: Pack, one_stream: bool) -> Iterator[Arm]:
+    target = dispatch.target_of(device)
+    for made in serving(family_of(name), compiled, gemm, target):
+        terms = contract.parse_cuda(made.source)
+        kernel = contract.kernel_id(made.source, terms)
+        if kernel not in found.kernels:
+            continue
+        try:
+            plan = terms.plan(gemm, target.sms)
+        except contract.ContractError:
+            continue
+        if any(launch.coresident for launch in plan.launches) and not one_stream:
+            return
+        yield Arm(kernel, made)
+
+
+class GraphTimer:
+    """Times arms on a CUDA device, each in a CUDA graph of launches of the op or of torch.mm."""
+
+    def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool) -> None:
+        dtype, place = getattr(torch, gemm.dtype), torch.device("cuda", device)
+        generator = torch.Generator(place).manual_seed(gemm.m * gemm.n + gemm.k)
+
+        def drawn(rows: int, columns: int) -> torch.Tensor:
+            return torch.randn(rows, columns, generator=generator, device=place, dtype=dtype)
+
+        b_bytes = 2 * gemm.k * gemm.n
+        cache = dispatch.target_of(device).l2_bytes * COLD_CACHES if cold else 0
+        copies = min(1 + cache // b_bytes, max(1, MAX_COPIES_BYTES // b_bytes), 64)
+        tn = gemm.layout is Layout.TN
+        self._gemm, self._device, self._pack = gemm, device, found
+        self._a = drawn(gemm.m, gemm.k)
+        self._b = [drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n) for _ in range(copies)]
+        self._expected = torch.mm(self._a, self._b[0]).float()
+        self._graphs: dict[Arm, tuple[torch.cuda.CUDAGraph, int]] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # replays never overlap
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._launches = 4
+
+    def prepare(self, arm: Arm) -> bool:
+        call = torch.mm
+        if arm.candidate:
+            if dispatch.launch(arm.candidate, self._gemm, self._device, arm.kernel, self._pack):
+                return False
+            call = torch.ops.cuda_l2.product.default
+            error = call(self._a, self._b[0]).float() - self._expected
+            limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
+            if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
+                return False
+        self._capture(arm, call)
+        if len(self._graphs) == 1:  # the first tells how many launches a graph should have
+            self._launches = max(4, min(64, math.ceil(REPLAY_US / self.sample(arm))))
+            self._capture(arm, call)
+        return True
+
+    def sample(self, arm: Arm) -> float:
+        graph, launches = self._graphs[arm]
+        start, end = self._events
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / launches
+
+    def _capture(self, arm: Arm, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        graph, count = torch.cuda.CUDAGraph(), max(self._launches, len(self._b))
+        call(self._a, self._b[0])
+        with torch.cuda.graph(graph, pool=self._memory):
+            for number in range(count):
+                call(self._a, self._b[number % len(self._b)])
+        graph.replay()
+        self._graphs[arm] = graph, count
+
+
+def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:
+    """A choice's kernel and the pack that holds its code."""
+    if choice.family == imported.FAMILY:
+        return imported.find(choice.kernel)
+    wanted = dict(schedule_of(choice.schedule))
+    return candidate(family_of(choice.family), wanted, gemm, dispatch.target_of(device)), found
+
+
+def _lower(count: int) -> int:
+    """Place of the lower end of a 95 % interval of the median among that many sorted samples (binomial)."""
+    below, place = 0.0, 0
+    while below + math.comb(count, place) / 2**count <= 0.025:
+        below += math.comb(count, place) / 2**count
+        place += 1
+    return max(0, place - 1)
+
+
+def _device() -> int:
+    if not torch.cuda.is_available() or not READY:
+        raise UserError("tuning needs an NVIDIA GPU, and torch built with CUDA; `cuda-l2 doctor` says what is missing")
+    device = torch.cuda.current_device()
+    matmul(*[torch.ones(8, 8, dtype=torch.float16, device="cuda")] * 2)  # starts the op
+    if not dispatch.serves(device):
+        raise UserError(
+            f"{torch.cuda.get_device_name(device)} does not run the pack's kernels, which are for Hopper GPUs"
+        )
+    return device
+
+
+def _read(shapes: Iterable[str | Gemm]) -> list[Gemm]:
+    return list(dict.fromkeys(Gemm.parse(shape) if isinstance(shape, str) else shape for shape in shapes))
+
+
+def _recorded(model: torch.nn.Module, inputs: Sequence[Any], named: dict[str, Any]) -> list[Gemm]:
+    if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
+        inputs = inputs[0]
+    with torch.no_grad(), recorded() as seen:
+        model(*inputs, **named)
+    if not seen.shapes:
+        raise UserError("no product of fp16 or bf16 matrices came up that a kernel could serve: is the model in bf16?")
+    return list(seen.shapes)

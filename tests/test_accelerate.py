@@ -1,0 +1,205 @@
+"""Models and torch's own functions on the op, without a GPU: what calls it, what stays as it was, gradients, torch.compile."""
+
+import copy
+import io
+import json
+
+import pytest
+import torch
+from fake_driver import fake_driver
+
+import cuda_l2
+from cuda_l2.commands.tune import expanded, layers
+from cuda_l2.library.deploy import calls
+from cuda_l2.library.deploy.accelerate import AcceleratedLinear, gemm_of, recorded
+from cuda_l2.library.deploy.tuning import _recorded
+from cuda_l2.system.errors import UserError
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(16, 32, bias=False)
+        self.down = torch.nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x))) @ x.mT
+
+
+def test_an_accelerated_model_computes_the_same_and_is_still_a_model() -> None:
+    model, x = Model(), torch.randn(3, 16)
+    expected = model(x)
+    assert cuda_l2.accelerate(model) is model
+    assert type(model.up) is type(model.down) is AcceleratedLinear
+    assert torch.equal(model(x), expected) and torch.equal(copy.deepcopy(model)(x), expected)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    fresh = Model()
+    fresh.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+    assert torch.equal(fresh(x), expected)
+
+
+def test_layers_of_others_stay_as_they_are() -> None:
+    class Own(torch.nn.Linear):
+        pass
+
+    patched = torch.nn.Linear(4, 4)
+    patched.forward = lambda x: x
+    model = cuda_l2.accelerate(torch.nn.Sequential(Own(4, 4), patched))
+    assert type(model[0]) is Own and type(model[1]) is torch.nn.Linear
+
+
+def test_gradients_of_an_accelerated_model_are_torchs() -> None:
+    model, x = Model().double(), torch.randn(3, 16, dtype=torch.double, requires_grad=True)
+    other = cuda_l2.accelerate(copy.deepcopy(model))
+    grads = [torch.autograd.grad(m(x).square().sum(), [x, *m.parameters()]) for m in (model, other)]
+    for plain, ours in zip(*grads, strict=True):
+        assert torch.allclose(plain, ours)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        *[((4, 8), (8, 6)), ((8,), (8, 6)), ((8,), (8,)), ((2, 3, 8), (8, 5)), ((2, 3, 8), (2, 8, 5))],
+        *[((3, 8), (2, 8, 5)), ((8,), (2, 8, 5)), ((2, 3, 8), (8,)), ((1, 3, 8), (2, 8, 5))],
+    ],
+)
+def test_gradients_of_every_rank_are_right(a, b) -> None:
+    operands = [torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in (a, b)]
+    assert torch.autograd.gradcheck(calls.matmul, operands) and torch.autograd.gradgradcheck(calls.matmul, operands)
+
+
+def test_a_bias_has_its_gradient() -> None:
+    a, b, bias = (torch.randn(s, dtype=torch.double, requires_grad=True) for s in ((3, 4), (4, 5), (5,)))
+    assert torch.autograd.gradcheck(lambda *x: calls.matmul(x[0], x[1], bias=x[2]), (a, b, bias))
+
+
+def test_the_operators_keep_torchs_rules() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 4)
+    for name in ("product", "matmul", "linear"):
+        assert calls.op()
+        assert set(torch.library.opcheck(getattr(torch.ops.cuda_l2, name).default, (a, b)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        *[(torch.ones(2, 3), torch.ones(4, 5)), (torch.ones(()), torch.ones(3)), (torch.ones(2, 3), torch.ones(4))],
+        *[(torch.ones(2, 3), torch.ones(3, 3).half()), (torch.ones(2, 3, 4), torch.ones(5, 4, 6))],
+        *[(torch.ones(2, 3, dtype=torch.int8), torch.ones(3, 3)), (1, 2), (torch.ones(2, 2), None)],
+    ],
+)
+def test_errors_are_torchs(a, b) -> None:
+    def said(function) -> tuple[type, str]:
+        with pytest.raises(Exception) as caught:  # whatever torch raises
+            function(a, b)
+        return type(caught.value), str(caught.value)
+
+    assert said(cuda_l2.matmul) == said(torch.matmul)
+
+
+def test_out_that_wants_a_gradient_is_refused_as_torch_does() -> None:
+    out = torch.zeros(3, 5, requires_grad=True)
+    with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+        cuda_l2.matmul(torch.ones(3, 4), torch.ones(4, 5), out=out)
+
+
+def test_torch_compile_takes_the_op_into_its_graph() -> None:
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    model = cuda_l2.accelerate(Model())
+    x = torch.randn(3, 16)
+    compiled = torch.compile(lambda x: cuda_l2.matmul(model(x), x), fullgraph=True, backend=backend)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x) @ x)
+    (graph,) = graphs
+    called = {str(node.target) for node in graph.graph.nodes}
+    assert {"cuda_l2.product.default", "cuda_l2.linear.default"} <= called
+    trained = torch.compile(lambda x, w: cuda_l2.matmul(x, w).sum(), fullgraph=True, backend="aot_eager")
+    w = torch.randn(16, 4, requires_grad=True)
+    trained(x, w).backward()
+    assert torch.allclose(w.grad, x.sum(0)[:, None].expand(16, 4))
+
+
+def test_under_autocast_torch_serves() -> None:
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        c = cuda_l2.matmul(a, b)
+    c.sum().backward()
+    assert c.dtype == torch.bfloat16 and a.grad is not None
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        *[torch.eye(3).to_sparse(), torch.eye(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3, 3))],
+        *[torch.ones(3, 3).as_subclass(Subclass), torch.ones(3, 3, device="meta"), torch.ones(3, 3, dtype=torch.int8)],
+        *[torch.ones(3), torch.ones(0, 3), torch.ones(3, 3).t()],
+    ],
+    ids=["sparse", "conjugate", "negative", "subclass", "meta", "int8", "vector", "empty", "transposed"],
+)
+def test_tensors_of_every_kind_are_multiplied_as_torch_does(a) -> None:
+    b = torch.ones(3, 4, dtype=a.dtype, device=a.device)
+    ours, theirs = cuda_l2.matmul(a, b), torch.matmul(a, b)
+    assert type(ours) is type(theirs) and ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    assert a.is_meta or torch.equal(ours, theirs)
+
+
+def test_within_accelerated_torchs_functions_call_the_op() -> None:
+    a, w = torch.randn(3, 4), torch.randn(5, 4)
+    with fake_driver() as (_, library):
+        with cuda_l2.accelerated():
+            results = a @ w.t(), torch.matmul(a, w.t()), torch.mm(a, w.t()), a.mm(w.t())
+            linear = torch.nn.functional.linear(a, w)
+            with pytest.raises(RuntimeError):
+                torch.mm(a, torch.ones(4))
+            calls_inside = library.counts()["vendor"]
+        a @ w.t()
+        assert calls_inside == 5 == library.counts()["vendor"]
+    assert all(torch.equal(result, linear) for result in results)
+
+
+def test_a_models_shapes_are_recorded_as_the_op_sees_them() -> None:
+    model = cuda_l2.accelerate(Model().to(torch.bfloat16))
+    x = torch.randn(2, 3, 16, dtype=torch.bfloat16)
+    assert [str(gemm) for gemm in _recorded(model, ((x,),), {})] == ["6x32x16:tn:bf16"]
+    with recorded() as seen:
+        torch.matmul(x[0], torch.ones(16, 8, dtype=torch.bfloat16))
+        torch.matmul(x[0].half(), torch.ones(16, 8).half())
+    assert [str(gemm) for gemm in seen.shapes] == ["3x8x16:bf16", "3x8x16"]
+    with pytest.raises(UserError, match="is the model in bf16"):
+        _recorded(Model(), (x.float(),), {})
+
+
+def test_what_a_kernel_cannot_serve_has_no_shape() -> None:
+    half = torch.ones(8, 8, dtype=torch.float16)
+    for a, b in ((half.t(), half), (half[:, ::2], half[:4]), (half, half[:, ::2]), (half.float(), half.float())):
+        assert gemm_of(a, b) is None
+    assert str(gemm_of(half[:3], half.t())) == "3x8x8:tn" and str(gemm_of(half, half, transposed=True)) == "8x8x8:tn"
+
+
+def test_a_range_of_rows_is_its_powers_of_two_and_its_ends() -> None:
+    assert [*expanded("3-20x8x8:tn")] == ["3x8x8:tn", "4x8x8:tn", "8x8x8:tn", "16x8x8:tn", "20x8x8:tn"]
+    assert [*expanded("64x8x8")] == ["64x8x8"]
+    with pytest.raises(UserError, match="range of rows"):
+        [*expanded("8-4x8x8")]
+
+
+def test_a_decoders_layers_are_read_from_its_config(tmp_path) -> None:
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    file.write_text(json.dumps({**sizes, "vocab_size": 128256, "torch_dtype": "bfloat16"}))
+    expected = ["4096x4096", "1024x4096", "14336x4096", "4096x14336", "128256x4096"]
+    assert layers(file) == [f"{size}:tn:bf16" for size in expected]
+    for text in ("[]", "{}", json.dumps({**sizes, "vocab_size": 1, "dtype": "float32"})):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"no config\.json of a decoder"):
+            layers(file)

@@ -1,0 +1,173 @@
+"""The op on a real GPU: results, graphs, streams, threads, tuning. The pack has a few kernels, compiled here."""
+
+import threading
+
+import pytest
+import torch
+
+import cuda_l2
+from cuda_l2 import contract
+from cuda_l2.library.deploy import calls, choices, dispatch, pack, tuning
+from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.costs import host_us
+from cuda_l2.library.deploy.recipes import recipes, serving
+from cuda_l2.library.table import family_of, schedule_text
+from cuda_l2.records import Candidate, Gemm, Layout
+
+pytestmark = pytest.mark.gpu
+SHAPES = ("64x512x256", "16x512x2048:tn:bf16", "300x256x1024:tn", "1024x1024x1024:tn:bf16")
+
+
+@pytest.fixture(scope="module")
+def served(gpu, tmp_path_factory):
+    """Choices for SHAPES by kernels of a small pack, and for each shape every kernel of it that serves it."""
+    if not gpu.target.runs("sm_90a"):
+        pytest.skip("the pack is for Hopper GPUs")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CUDA_L2_HOME", str(tmp_path_factory.mktemp("home")))
+    wanted = recipes()
+    gemms = [Gemm.parse(shape) for shape in SHAPES]
+    by_shape: dict[Gemm, list[Choice]] = {gemm: [] for gemm in gemms}
+    by_id, used, alone = {recipe.id: recipe for recipe in wanted}, {}, {}
+    for recipe in wanted:
+        for gemm in gemms:
+            if (recipe.gemm.dtype, recipe.gemm.layout) != (gemm.dtype, gemm.layout) or len(by_shape[gemm]) >= 8:
+                continue
+            for made in serving(family_of(recipe.family), dict(recipe.schedule), gemm, gpu.target):
+                name = contract.kernel_id(made.source)
+                waits = waiting(made, gemm, gpu.target.sms)
+                if name not in by_id or waits is None:
+                    continue
+                used[name] = by_id[name]
+                choice = Choice(str(gemm), name, recipe.family, schedule_text(made.schedule), 1.0, 2.0)
+                by_shape[gemm].append(choice)
+                if not waits:
+                    alone.setdefault(gemm, choice)
+    made = pack.build(list(used.values()), tmp_path_factory.mktemp("pack"))
+    patch.setattr(dispatch, "installed", lambda: made)
+    dispatch.pack.cache_clear()
+    choices.add(choices.place_of(0, made.identity), alone.values())
+    dispatch.known.cache_clear()
+    cuda_l2.matmul(torch.ones(8, 8, device="cuda").half(), torch.ones(8, 8, device="cuda").half())
+    calls.native().clear()
+    yield by_shape
+    patch.undo()
+    dispatch.forget()
+
+
+def waiting(made: Candidate, gemm: Gemm, sms: int) -> bool | None:
+    """Whether blocks of a kernel wait for one another; None where it does not serve the shape."""
+    try:
+        return any(launch.coresident for launch in contract.parse_cuda(made.source).plan(gemm, sms).launches)
+    except contract.ContractError:
+        return None
+
+
+def operands(gemm: Gemm, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers whose sums fp32 holds exactly."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    dtype = getattr(torch, gemm.dtype)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randint(-2, 3, shape, generator=generator, device="cuda").to(dtype)
+
+    tn = gemm.layout is Layout.TN
+    return drawn(gemm.m, gemm.k), drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n)
+
+
+def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product, rounded once."""
+    return (a.float() @ b.float()).to(a.dtype)
+
+
+def launched() -> int:
+    return calls.native().counts()["launched"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kernel_gives_the_exact_product_rounded_once(served, shape) -> None:
+    gemm = Gemm.parse(shape)
+    a, b = operands(gemm)
+    expected = exact(a, b)
+    assert served[gemm]
+    for choice in served[gemm]:
+        assert dispatch.put(choice, 0) == ""
+        before = launched()
+        for _ in range(3):
+            assert torch.equal(cuda_l2.matmul(a, b), expected), choice
+        assert launched() == before + 3
+    calls.native().clear()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_captured_graph_replays_on_new_values(served, shape) -> None:
+    gemm = Gemm.parse(shape)
+    a, b = operands(gemm)
+    for choice in served[gemm]:
+        assert dispatch.put(choice, 0) == ""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # nothing was called before on this stream
+            results = [cuda_l2.matmul(a, b) for _ in range(3)]
+        for seed in (1, 2):
+            for tensor, new in zip((a, b), operands(gemm, seed), strict=True):
+                tensor.copy_(new)
+            graph.replay()
+            assert all(torch.equal(result, exact(a, b)) for result in results), choice
+    calls.native().clear()
+
+
+def test_streams_and_threads_do_not_disturb_one_another(served) -> None:
+    gemm = Gemm.parse(SHAPES[1])
+    wrong = []
+
+    def work(seed: int) -> None:
+        a, b = operands(gemm, seed)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            expected = exact(a, b)
+            wrong.extend(seed for _ in range(100) if not torch.equal(cuda_l2.matmul(a, b), expected))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_torch_compile_and_gradients(served) -> None:
+    gemm = Gemm.parse(SHAPES[3])
+    a, b = operands(gemm)
+    before = launched()
+    with torch.no_grad():
+        assert torch.equal(torch.compile(lambda x: cuda_l2.matmul(x, b) + 1, fullgraph=True)(a), exact(a, b) + 1)
+    assert launched() > before
+    trained = a.clone().requires_grad_()
+    cuda_l2.matmul(trained, b).sum().backward()
+    assert torch.equal(trained.grad, exact(torch.ones(gemm.m, gemm.n, device="cuda", dtype=a.dtype), b.t()))
+
+
+def test_tuning_keeps_choices_that_serve(served) -> None:
+    found = tuning.tune(SHAPES[:2])
+    assert [choice.shape for choice in found] == list(SHAPES[:2])
+    assert all(choice.us > 0 and choice.vendor_us > 0 for choice in found)
+    for shape, choice in zip(SHAPES, found, strict=False):
+        a, b = operands(Gemm.parse(shape))
+        before = launched()
+        assert torch.equal(cuda_l2.matmul(a, b), exact(a, b)) or not choice.served
+        assert launched() - before == choice.served
+
+
+def test_an_accelerated_model_is_tuned_by_running_it(served) -> None:
+    model = cuda_l2.accelerate(torch.nn.Sequential(torch.nn.Linear(2048, 512, bias=False)).cuda().bfloat16())
+    x = torch.randn(16, 2048, device="cuda", dtype=torch.bfloat16)
+    assert [choice.shape for choice in cuda_l2.tune(model, x)] == [SHAPES[1]]
+    with torch.no_grad():
+        assert torch.allclose(model(x), torch.nn.functional.linear(x, model[0].weight), atol=1e-2, rtol=1e-2)
+
+
+def test_what_a_call_costs_the_host_is_said(served) -> None:
+    found = host_us(Gemm.parse(SHAPES[0]), 10)
+    assert list(found) == [
+        *("the driver's launch", "torch.ops.cuda_l2.product", "cuda_l2.matmul", "cuda_l2.matmul, out=", "torch.mm"),
+    ]

@@ -1,0 +1,388 @@
+"""The op in C++ on a driver that records: launches, streams, arguments, workspaces, and what it leaves to torch."""
+
+import contextlib
+import ctypes
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import STREAM, FakeDriver, fake_driver
+
+from cuda_l2 import contract
+from cuda_l2.library.deploy import calls, entries, native
+from cuda_l2.library.deploy.native import Native
+from cuda_l2.records import Gemm
+from cuda_l2.system import paths
+
+HALF, BFLOAT = torch.float16, torch.bfloat16
+NAME = "0123456789abcdef"
+CUBIN = b"cubin"
+DIRECT = """/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+dtype = "DTYPE"
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(m, 16)", "cdiv(n, 8)", 2]
+block = [32, 4]
+cluster = [1, 1, 2]
+shared_bytes = 100000
+args = ["a", "b", "c", "m", "n", "k", {int64 = "m * n"}]
+edge = "programmatic"
+*/
+"""
+MAPPED = """/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+workspace = [
+  {name = "kept", bytes = "4 * m * n + 2", kind = "persistent", fill = 0xffffffff},
+  {name = "scrap", bytes = 64},
+]
+[[tensor_map]]
+name = "map_b"
+tensor = "b"
+dims = [64, "n", "k / 64"]
+strides = ["2 * k", 128]
+box = [64, 32, 1]
+swizzle = "128B"
+l2_promotion = "256B"
+[[tensor_map]]
+name = "map_kept"
+tensor = "kept"
+dims = [16, "m"]
+strides = [64]
+box = [16, 8]
+dtype = "float32"
+out_of_bounds = "nan"
+[[table]]
+name = "order"
+length = 5
+value = "i * 3"
+[[launch]]
+kernel = "gemm"
+grid = [7]
+block = [128]
+args = ["map_b", "map_kept", "a", "c", "kept", "scrap", "order"]
+*/
+"""
+
+
+SAME = """
+#define __CUDA_API_VERSION_INTERNAL  // the functions under their plain names
+#include <cuda.h>
+#include <type_traits>
+#include "driver.h"
+namespace ours = cuda_l2;
+#define SAME_PLACE(a, b) static_assert(offsetof(ours::LaunchConfig, a) == offsetof(CUlaunchConfig, b))
+static_assert(sizeof(ours::LaunchConfig) == sizeof(CUlaunchConfig) && sizeof(ours::LaunchAttribute) == sizeof(CUlaunchAttribute));
+SAME_PLACE(grid, gridDimX); SAME_PLACE(block, blockDimX); SAME_PLACE(shared_bytes, sharedMemBytes);
+SAME_PLACE(stream, hStream); SAME_PLACE(attributes, attrs); SAME_PLACE(attribute_count, numAttrs);
+static_assert(offsetof(ours::LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(offsetof(ours::LaunchAttribute, value.cluster) == offsetof(CUlaunchAttribute, value.clusterDim));
+static_assert(sizeof(ours::EncodedMap) == sizeof(CUtensorMap) && alignof(ours::EncodedMap) % alignof(CUtensorMap) == 0);
+static_assert(ours::kClusterDimension == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+static_assert(ours::kProgrammaticSerialization == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+static_assert(ours::kMaxThreads == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+static_assert(ours::kMaxDynamicShared == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+static_assert(ours::kNonPortableClusters == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED);
+static_assert(ours::kMultiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(ours::kCapturing == CU_STREAM_CAPTURE_STATUS_ACTIVE && ours::kRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+template <class T> struct Arity;
+template <class R, class... P> struct Arity<R (*)(P...)> {
+  static constexpr size_t count = sizeof...(P), bytes = (sizeof(P) + ... + 0);
+};
+#define SAME_FUNCTION(name, ...)                                                              \\
+  static_assert(Arity<decltype(&::name)>::count == Arity<decltype(ours::Driver::name)>::count); \\
+  static_assert(Arity<decltype(&::name)>::bytes == Arity<decltype(ours::Driver::name)>::bytes, #name);
+CUDA_L2_DRIVER(SAME_FUNCTION)
+"""
+
+
+@pytest.fixture
+def driver() -> Iterator[tuple[FakeDriver, Native]]:
+    with fake_driver() as found:
+        yield found
+
+
+def put(library: Native, text: str, shape: str, name: str = NAME, cubin: bytes = CUBIN) -> str:
+    gemm = Gemm.parse(shape)
+    plan = contract.parse_cuda(text).plan(gemm, 132)
+    return library.put(entries.packed(plan, gemm, 0), name, cubin)
+
+
+def direct(fake: FakeDriver, library: Native, shape: str) -> None:
+    fake.parameters([8, 8, 8, 4, 4, 4, 8])
+    assert put(library, DIRECT.replace("DTYPE", Gemm.parse(shape).dtype), shape) == ""
+
+
+def mapped(fake: FakeDriver, library: Native, shape: str = "32x64x128:tn") -> None:
+    fake.parameters([128, 128, 8, 8, 8, 8, 12])
+    assert put(library, MAPPED, shape) == ""
+
+
+def operands(m: int, n: int, k: int, dtype=HALF) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
+
+
+def test_a_launch_is_the_plans_on_the_current_stream(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    c = calls.matmul(a, b)
+    (launch,) = fake.launches
+    assert [*launch.grid] == [3, 3, 2] and [*launch.block] == [32, 4, 1] and [*launch.cluster] == [1, 1, 2]
+    assert launch.shared == 100000 and launch.programmatic == 1 and launch.stream == STREAM
+    assert [*launch.words[:7]] == [a.data_ptr(), b.data_ptr(), c.data_ptr(), 33, 24, 16, 33 * 24]
+    assert c.shape == (33, 24) and c.is_contiguous() and c.dtype == HALF
+    fake.stream(STREAM + 1)
+    calls.matmul(a, b)
+    assert fake.launches[1].stream == STREAM + 1
+    assert library.counts()["launched"] == 2 and library.counts()["vendor"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "leading", "transposed"),
+    [
+        ("6x24x16", HALF, (2, 3), False),
+        ("6x24x16:tn", HALF, (2, 3), True),
+        ("6x24x16:tn:bf16", BFLOAT, (6,), True),
+        ("1x24x16:bf16", BFLOAT, (), False),
+    ],
+)
+def test_ranks_types_and_layouts_find_their_entry(driver, shape, dtype, leading, transposed) -> None:
+    fake, library = driver
+    direct(fake, library, shape)
+    a = torch.ones(*leading, 16, dtype=dtype)
+    b = torch.ones(24, 16, dtype=dtype).t() if transposed else torch.ones(16, 24, dtype=dtype)
+    assert calls.matmul(a, b).shape == (*leading, 24)
+    assert fake["launch_count"] == 1
+    if transposed:
+        assert calls.linear(a, b.t()).shape == (*leading, 24)
+        assert fake["launch_count"] == 2
+
+
+def test_tensor_maps_are_encoded_once_per_pointer(driver) -> None:
+    fake, library = driver
+    mapped(fake, library)
+    a, b = torch.ones(32, 128, dtype=HALF), torch.ones(64, 128, dtype=HALF)
+    other = b.clone()
+    for weight in (b, b, other, b, other):
+        calls.matmul(a, weight.t())
+    over_b, over_kept, over_other = fake.maps
+    assert (over_b.address, over_other.address) == (b.data_ptr(), other.data_ptr())
+    assert [*over_b.dims[:3]] == [64, 64, 2] and [*over_b.strides[:2]] == [256, 128] and over_b.rank == 3
+    assert [*over_b.box[:3]] == [64, 32, 1] and [*over_b.steps[:3]] == [1, 1, 1] and [*over_b.enums] == [6, 0, 3, 3, 0]
+    assert [*over_kept.enums] == [7, 0, 0, 0, 1] and over_kept.rank == 2
+    assert library.counts()["encoded"] == 3
+    assert [launch.words[0] for launch in fake.launches] == [x.data_ptr() for x in (b, b, other, b, other)]
+
+
+def test_the_enums_are_the_drivers() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    for words, kind, prefix in (
+        (entries.MAP_DTYPES, driver.CUtensorMapDataType, "CU_TENSOR_MAP_DATA_TYPE_"),
+        (entries.INTERLEAVES, driver.CUtensorMapInterleave, "CU_TENSOR_MAP_INTERLEAVE_"),
+        (entries.SWIZZLES, driver.CUtensorMapSwizzle, "CU_TENSOR_MAP_SWIZZLE_"),
+    ):
+        for word, number in words.items():
+            assert int(getattr(kind, prefix + word.upper())) == number
+    for word, number in entries.PROMOTIONS.items():
+        name = f"CU_TENSOR_MAP_L2_PROMOTION_{'NONE' if word == 'none' else 'L2_' + word}"
+        assert int(getattr(driver.CUtensorMapL2promotion, name)) == number
+
+
+def test_structures_numbers_and_functions_are_those_of_cuda_h(tmp_path) -> None:
+    headers = pytest.importorskip("cuda.pathfinder").find_nvidia_header_directory("cudart")
+    if not headers or not (Path(headers) / "cuda.h").exists():
+        pytest.skip("cuda.h is not installed: pip install 'cuda-l2[cuda]'")
+    source = tmp_path / "same.cpp"
+    source.write_text(SAME)
+    command = [
+        paths.cxx_name(),
+        "-std=c++17",
+        "-fsyntax-only",
+        f"-I{headers}",
+        f"-I{native.SOURCE.parent}",
+        str(source),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_persistent_workspace_is_filled_once_a_stream(driver) -> None:
+    fake, library = driver
+    mapped(fake, library)
+    a, b = torch.ones(32, 128, dtype=HALF), torch.ones(64, 128, dtype=HALF)
+    for stream in (STREAM, STREAM, STREAM + 1, STREAM):
+        fake.stream(stream)
+        calls.matmul(a, b.t())
+    kept = [launch.words[4] for launch in fake.launches]
+    assert kept[0] == kept[1] == kept[3] != kept[2]
+    assert fake["fill_count"] == 2 and not any(address % 1024 for address in kept)
+    words = (32 * 64 * 4 + 2 + 3) // 4
+    assert ctypes.c_uint32.from_address(kept[0] + 4 * (words - 1)).value == 0xFFFFFFFF
+
+
+def test_a_captured_graph_has_a_workspace_of_its_own(driver) -> None:
+    fake, library = driver
+    mapped(fake, library)
+    a, b = torch.ones(32, 128, dtype=HALF), torch.ones(64, 128, dtype=HALF)
+    for capture in (0, 1, 1, 2, 0):
+        fake.capture(capture)
+        calls.matmul(a, b.t())
+    kept = [launch.words[4] for launch in fake.launches]
+    assert kept[0] == kept[4] and kept[1] == kept[2] and len(set(kept)) == 3
+    assert fake["fill_count"] == 3
+
+
+def test_a_table_is_padded_to_the_structure(driver) -> None:
+    fake, library = driver
+    fake.parameters([128, 128, 8, 8, 8, 8, 4096])  # the structure is longer than the table's ten bytes
+    assert put(library, MAPPED, "32x64x128:tn") == ""
+    calls.matmul(torch.ones(32, 128, dtype=HALF), torch.ones(64, 128, dtype=HALF).t())
+    assert fake.launches[0].words[6] == 0x0009000600030000 and fake.launches[0].tails[6] == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text", "cubin", "why"),
+    [
+        ([8, 8, 8, 4, 4, 4], DIRECT, CUBIN, "fewer parameters"),
+        ([8, 8, 8, 4, 4, 4, 8, 8], DIRECT, CUBIN, "more parameters"),
+        ([8, 8, 8, 4, 4, 4, 4], DIRECT, CUBIN, "other parameters"),
+        ([8, 8, 8, 4, 4, 4, 8], DIRECT, b"other", "does not load"),
+        ([8, 8, 8, 4, 4, 4, 8], DIRECT.replace('"gemm"', '"other"'), CUBIN, "other is missing"),
+        ([8, 8, 8, 4, 4, 4, 8], DIRECT.replace("100000", "300000"), CUBIN, "shared memory"),
+        ([8, 8, 8, 4, 4, 4, 8], DIRECT.replace("[32, 4]", "[1024, 1]"), CUBIN, ""),
+        ([8, 8, 8, 4, 4, 4, 8], DIRECT.replace("edge =", "coresident = true\nedge ="), CUBIN, "wait for one another"),
+    ],
+)
+def test_what_the_device_cannot_launch_is_left_to_torch(driver, sizes, text, cubin, why) -> None:
+    fake, library = driver
+    fake.parameters(sizes)
+    said = put(library, text.replace("DTYPE", "float16"), "33x24x16", cubin=cubin)
+    assert why in said and bool(why) == bool(said)
+    a, b = operands(33, 24, 16)
+    result = calls.matmul(a, b)
+    assert fake["launch_count"] == (not why)
+    assert not why or torch.equal(result, a @ b)
+
+
+def test_a_plan_that_ends_early_is_refused(driver) -> None:
+    _, library = driver
+    gemm = Gemm.parse("33x24x16")
+    plan = entries.packed(contract.parse_cuda(DIRECT.replace("DTYPE", "float16")).plan(gemm, 132), gemm, 0)
+    assert "ends early" in library.put(plan[:-1], NAME, CUBIN)
+    assert "another version" in library.put(b"\x63" + plan[1:], NAME, CUBIN)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (torch.ones(16, 33, dtype=HALF).t(), torch.ones(16, 24, dtype=HALF)),  # A is column-major
+        (torch.ones(33, 32, dtype=HALF)[:, :16], torch.ones(16, 24, dtype=HALF)),  # rows are apart
+        (torch.ones(33, 16, dtype=HALF), torch.ones(16, 48, dtype=HALF)[:, ::2]),
+        (torch.ones(33 * 16 + 1, dtype=HALF)[1:].view(33, 16), torch.ones(16, 24, dtype=HALF)),  # not aligned
+        (torch.ones(33, 16), torch.ones(16, 24)),
+        (torch.ones(33, 16, dtype=BFLOAT), torch.ones(16, 24, dtype=BFLOAT)),  # no entry for this type
+        (torch.ones(2, 33, 16, dtype=HALF), torch.ones(2, 16, 24, dtype=HALF)),
+        (torch.ones(33, 16, dtype=HALF), torch.ones(16, dtype=HALF)),
+        (torch.ones(0, 16, dtype=HALF), torch.ones(16, 24, dtype=HALF)),
+    ],
+)
+def test_what_no_kernel_serves_goes_to_torch(driver, a, b) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    assert torch.equal(calls.matmul(a, b), torch.matmul(a, b))
+    assert fake["launch_count"] == 0 and library.counts()["vendor"] == 1
+
+
+def test_a_miss_is_asked_once_and_then_known(driver) -> None:
+    fake, library = driver
+    asked = []
+
+    def resolve(key: entries.Key) -> None:
+        asked.append(str(entries.gemm_of(key)))
+        if key[3] == 33:
+            direct(fake, library, "33x24x16:bf16")
+
+    library.on_miss(resolve)
+    for m in (33, 34, 33, 34):
+        calls.matmul(*operands(m, 24, 16, BFLOAT))
+    assert asked == ["33x24x16:bf16", "34x24x16:bf16"]
+    assert fake["launch_count"] == 2 and library.counts()["vendor"] == 2
+
+
+def test_a_launch_that_fails_warns_once_and_torch_serves_the_call(driver, capfd) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    fake["fails"] = 1
+    a, b = operands(33, 24, 16)
+    assert torch.equal(calls.matmul(a, b), a @ b) and torch.equal(calls.matmul(a, b), a @ b)
+    fake["fails"] = 0
+    assert torch.equal(calls.matmul(a, b), a @ b)
+    assert fake["launch_count"] == 0
+    assert library.counts()["vendor"] == 3
+    assert capfd.readouterr().err.count("cannot be launched (driver error 719)") == 1
+
+
+def test_out_is_written_in_place_and_its_version_counts(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    out = torch.zeros(33, 24, dtype=HALF)
+    before = out._version
+    assert calls.matmul(a, b, out=out) is out
+    assert fake.launches[0].words[2] == out.data_ptr() and out._version > before
+    for other in (torch.zeros(24, 33, dtype=HALF).t(), a.new_zeros(33 * 24 + 8)[1 : 33 * 24 + 1].view(33, 24)):
+        calls.matmul(a, b, out=other)
+        assert torch.equal(other, a @ b)
+    assert fake["launch_count"] == 1
+
+
+def test_out_that_overlaps_an_operand_is_torchs(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    memory = torch.ones(4096, dtype=HALF)
+    a, b, out = memory[: 33 * 16].view(33, 16), memory[1024 : 1024 + 384].view(16, 24), memory[800:1592].view(33, 24)
+    with contextlib.suppress(RuntimeError):
+        calls.matmul(a, b, out=out)
+    with contextlib.suppress(RuntimeError):
+        calls.matmul(a, b, out=memory[:792].view(33, 24))
+    assert fake["launch_count"] == 0
+    calls.matmul(a, b, out=memory[1408:2200].view(33, 24))  # begins where B ends
+    assert fake["launch_count"] == 1
+
+
+def test_every_thread_enters_the_devices_context(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = operands(33, 24, 16)
+    calls.matmul(a, b)
+    entered = fake["context_sets"]
+    calls.matmul(a, b)
+    assert fake["context_sets"] == entered
+    thread = threading.Thread(target=lambda: calls.matmul(a, b))
+    thread.start()
+    thread.join()
+    assert fake["context_sets"] == entered + 1
+    assert len({launch.context for launch in fake.launches}) == 1 and fake["launch_count"] == 3
+
+
+def test_gradients_use_the_op_too(driver) -> None:
+    fake, library = driver
+    direct(fake, library, "33x24x16")
+    a, b = (x.requires_grad_() for x in operands(33, 24, 16))
+    c = calls.matmul(a, b)
+    assert fake["launch_count"] == 1 and c.requires_grad
+    c.backward(torch.ones(33, 24, dtype=HALF))
+    assert torch.equal(a.grad, torch.full_like(a, 24)) and torch.equal(b.grad, torch.full_like(b, 33))
+
+
+def test_one_module_serves_every_plan_of_a_kernel(driver) -> None:
+    fake, library = driver
+    for m in (33, 34, 35):
+        direct(fake, library, f"{m}x24x16")
+    assert fake["module_count"] == 1 and fake["exchanged"] == 1

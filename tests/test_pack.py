@@ -1,0 +1,96 @@
+"""The pack of compiled kernels: what it holds, that changes to it are seen, and that its recipes are those of the table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cuda_l2 import contract
+from cuda_l2.build import cubin
+from cuda_l2.library.deploy import pack, recipes
+from cuda_l2.library.deploy.recipes import KERNELS, serving
+from cuda_l2.library.table import family_of, read_table
+from cuda_l2.machine.cuda.target import compile_only
+from cuda_l2.records import Gemm
+from cuda_l2.system.errors import UserError
+
+TARGET = compile_only("sm_90a")
+RESULTS = Path(__file__).parents[1] / "results" / "h200"
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return recipes.recipes()
+
+
+@pytest.fixture(scope="module")
+def small(wanted, tmp_path_factory):
+    """A pack of two small kernels, fp16 and bf16."""
+    chosen = [recipe for recipe in wanted if recipe.family == "sm80_gemm"][:2]
+    return pack.build(chosen, tmp_path_factory.mktemp("pack"))
+
+
+def copied(found: pack.Pack, folder: Path) -> Path:
+    for name in (pack.INDEX, pack.DATA):
+        (folder / name).write_bytes((found.folder / name).read_bytes())
+    return folder
+
+
+def test_every_recipe_is_one_kernel_that_serves_its_shape(wanted) -> None:
+    assert len({recipe.id for recipe in wanted}) == len(wanted) > 400
+    assert {recipe.gemm.dtype for recipe in wanted} == {"float16", "bfloat16"}
+    for recipe in wanted:
+        assert contract.parse_cuda(recipe.candidate.source).plan(recipe.gemm, TARGET.sms).launches
+    table = [recipe for recipe in wanted if recipe.shapes]
+    assert len(table) == len(read_table(KERNELS)) and all(recipe.proof.startswith("correct") for recipe in table)
+
+
+@pytest.mark.full
+def test_the_recipes_are_the_tables_kernels() -> None:
+    rows = read_table(RESULTS / "schedules.csv")
+    assert recipes.distinct(rows, RESULTS / "proof" / "kernels.csv") == KERNELS.read_text()
+
+
+def test_a_pack_holds_the_kernels_code(small) -> None:
+    assert pack.Pack(small.folder).identity == small.identity and not small.verify()
+    assert {kernel.dtype for kernel in small.kernels.values()} == {"float16", "bfloat16"}
+    for name in small.kernels:
+        assert [kernel.name for kernel in cubin.read(small.cubin(name)).kernels] == ["gemm"]
+
+
+def test_a_changed_kernel_is_not_loaded(small, tmp_path) -> None:
+    folder = copied(small, tmp_path)
+    first, second = small.kernels.values()
+    data = bytearray((folder / pack.DATA).read_bytes())
+    data[first.offset : first.offset + first.size] = data[second.offset : second.offset + first.size]
+    (folder / pack.DATA).write_bytes(data)
+    changed = pack.Pack(folder)
+    with pytest.raises(UserError, match="cuda-l2 library build"):
+        changed.cubin(first.id)
+    assert changed.cubin(second.id) and len(changed.verify()) == 1
+    (folder / pack.DATA).write_bytes(data[: first.offset + 9])
+    assert len(pack.Pack(folder).verify()) == 2
+
+
+def test_an_index_that_was_changed_is_refused(small, tmp_path) -> None:
+    folder = copied(small, tmp_path)
+    fields = json.loads((folder / pack.INDEX).read_text())
+    fields["kernels"][0]["sha256"] = "0" * 64
+    (folder / pack.INDEX).write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="its hash is another"):
+        pack.Pack(folder)
+    (folder / pack.INDEX).write_text("{")
+    with pytest.raises(UserError, match="cannot be used"):
+        pack.Pack(folder)
+
+
+@pytest.mark.parametrize(
+    "shape", ["1x4096x4096:tn:bf16", "17x1536x8960:tn:bf16", "300x4096x4096", "2048x28672x4096:tn:bf16", "64x64x64"]
+)
+def test_shapes_of_models_are_served_by_kernels_of_the_pack(wanted, shape) -> None:
+    gemm, names, found = Gemm.parse(shape), {recipe.id for recipe in wanted}, 0
+    for recipe in wanted:
+        if recipe.gemm.dtype == gemm.dtype and recipe.gemm.layout == gemm.layout:
+            made = next(serving(family_of(recipe.family), dict(recipe.schedule), gemm, TARGET), None)
+            found += made is not None and contract.kernel_id(made.source) in names
+    assert found >= 5
