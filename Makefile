@@ -13,8 +13,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
-# the usual index has torch for Linux with gigabytes of CUDA alone
-TORCH_INDEX ?= $(if $(GPU_EXTRA),,https://download.pytorch.org/whl/cpu)
+# an index with torch's CPU builds; the usual one may have torch for Linux with gigabytes of CUDA alone
+TORCH_INDEX ?=
 
 .PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables wheel clean
 
@@ -84,10 +84,10 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), $(if $(TORCH_INDEX),about 1 GB with torch for CPUs: a minute or two ...,several GB where torch has CUDA: some minutes ...)"
+	@echo "Setting up $(VENV), $(if $(TORCH_INDEX),about 1 GB with torch for CPUs: a minute or two ...,a minute or two; several GB where torch comes with CUDA: then TORCH_INDEX=<an index of CPU builds> spares them ...)"
 	@$(PIP) install --quiet --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--no-deps --retries 2 --timeout 20 --index-url $(TORCH_INDEX)) torch \
-	  || { echo "torch was not installed; for another index set TORCH_INDEX, for your usual one TORCH_INDEX="; exit 2; }
+	  || { echo "torch was not installed; TORCH_INDEX names another index"; exit 2; }
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)' torch
 	@touch $@
 

@@ -10,7 +10,7 @@ class MachineError(RuntimeError):
 
 
 INSTALL_TORCH = (
-    "for CPUs: pip install torch --index-url https://download.pytorch.org/whl/cpu;"
+    "for CPUs: pip install torch --index-url CPU_INDEX, the address that torch's install page names for CPUs;"
     " for NVIDIA GPUs: pip install 'cuda-l2[cuda]'"
 )
 NO_TORCH = f"this needs torch, which is not installed; {INSTALL_TORCH}"
