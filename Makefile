@@ -4,7 +4,7 @@
 # pytest.  make check: style and types.
 # make wheel: a wheel with the compiled kernels.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
-# torch comes from TORCH_INDEX, where there is no GPU by default from an index of CPU builds; TORCH_INDEX=: the usual one.
+# TORCH_INDEX: an index to take torch from, for its CPU builds; the usual one if not given.
 
 PYTHON ?= python3
 VENV := .venv
@@ -84,7 +84,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
-	@echo "Setting up $(VENV), $(if $(TORCH_INDEX),about 1 GB with torch for CPUs: a minute or two ...,a minute or two; several GB where torch comes with CUDA: then TORCH_INDEX=<an index of CPU builds> spares them ...)"
+	@echo "Setting up $(VENV): about 1 GB, several where torch comes with CUDA (TORCH_INDEX: an index of CPU builds) ..."
 	@$(PIP) install --quiet --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--no-deps --retries 2 --timeout 20 --index-url $(TORCH_INDEX)) torch \
 	  || { echo "torch was not installed; TORCH_INDEX names another index"; exit 2; }

@@ -48,9 +48,11 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         words = line.split(" # ")[0].split()
         if words[0] in OPTIONS:
             continue
-        command = app[words[0]]
+        command, *words = app[words[0]], *words[1:]
+        if command.default_command is None:  # a group of commands
+            command, *words = command[words[0]], *words[1:]
         known = OPTIONS.union(*(argument.names for argument in command.assemble_argument_collection()))
-        said = {word.partition("=")[0] for word in words[1:] if re.match(r"--\w", word)}
+        said = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
         assert said <= known, f"{line}: {said - known}"
 
 
