@@ -267,7 +267,16 @@ def test_a_familys_default_passes_every_check_and_is_timed_on_a_stand_in(family,
     verdict = bench.verify(candidate, build)
     assert verdict.status is VerdictStatus.CORRECT, (verdict.check, verdict.reason)
     at_own_sizes = [name for name in verdict.passed if name != "other shapes"]  # which some kernels are compiled for
-    assert at_own_sizes == ["five seeds", "other values", "special values", "hygiene", "state", "concurrency"]
+    assert at_own_sizes == [
+        "five seeds",
+        "other values",
+        "special values",
+        "hygiene",
+        "where timed",
+        "state",
+        "memory",
+        "concurrency",
+    ]
     timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.speedup, timing.reason
 

@@ -1,4 +1,4 @@
-"""CPU candidates: launches in the sandboxed worker on shared memory."""
+"""CPU candidates: launches in the sandboxed worker on shared memory, in any of the slots that timed launches have."""
 
 from pathlib import Path
 
@@ -22,6 +22,7 @@ class CpuSession(Session):
         self.contract = contract.parse_cpu(candidate.source)
         arena.select(self.task)
         self._workspace_bytes(self.task)
+        self._slot = 0
         self.worker = Worker(CandidateMemory(arena, self.contract), Path(build.artifact), self.contract)
 
     def _workspace_bytes(self, task: Task) -> int:
@@ -40,16 +41,18 @@ class CpuSession(Session):
             arena.select(task)
             keep = False
         workspace_bytes = self._workspace_bytes(task)
-        arena.write(0, case.tensors)
-        arena.poison_outputs([0], prefill)
         if not keep:
+            self._slot = int(self.cases.rng.integers(arena.slots))
             arena.poison_workspace(workspace_bytes)
-        self.worker.launch(0, launch_timeout_s(task))
-        if not arena.untouched(0, case.tensors):
+        slot = self._slot
+        arena.write(slot, case.tensors)
+        arena.poison_outputs([slot], prefill)
+        self.worker.launch(slot, launch_timeout_s(task))
+        if not arena.untouched(slot, case.tensors):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs or weights")
         if not arena.gaps_intact() or not arena.guards_intact():
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "wrote outside its outputs and its workspace")
-        found = {name: output.clone() for name, output in arena.outputs(0).items()}
+        found = {name: output.clone() for name, output in arena.outputs(slot).items()}
         for output in task.outputs:
             require_written(output, found[output.name])
         return found

@@ -2,7 +2,7 @@
 target = "cpu"
 */
 /* Computes the answers of all slots in the untimed warm-up, and copies them in the timed launches.
- * expect: wrong-output */
+ * expect: wrong-output unhygienic incorrect crashed */
 #include <stdint.h>
 
 typedef void (*task_fn)(void *, int64_t);
