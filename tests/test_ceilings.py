@@ -40,6 +40,14 @@ def test_the_largest_counts_while_others_interrupt_and_the_next_process_tries_ag
     assert kept(2, "here", "") == Ceilings(110, 25, True)
 
 
+def test_measuring_again_beside_other_work_lowers_nothing(measured: list[Ceilings]) -> None:
+    measured += [Ceilings(205, 30, True), *[Ceilings(115, 9, False)] * TRIES]
+    assert kept(2, "here", "").gflops == 205
+    ceilings.again(2, "here")
+    assert kept(2, "here", "") == Ceilings(205, 30, False)
+    ceilings.again(3, "here")
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"gflops": 0, "gbytes_per_s": 1, "quiet": true}', "[1]"])
 def test_a_damaged_file_is_measured_again(text: str, measured: list[Ceilings]) -> None:
     path = place(2, "here")

@@ -62,7 +62,7 @@ def _cpu() -> Iterator[Finding]:
     yield Finding(True, "C compiler", version)
     try:
         target = cpu.detect()
-        ceilings.forget(target.cores, target.machine)
+        ceilings.again(target.cores, target.machine)
         gflops, gbytes = target.ceilings()
     except UserError as error:
         yield Finding(False, "CPU", str(error), needed=True)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import resource
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cuda_l2.system import paths
@@ -60,10 +60,11 @@ def place(threads: int, machine: str) -> Path:
     return paths.cache_dir() / "ceilings" / f"{hashlib.sha256(f'{threads} {machine}'.encode()).hexdigest()[:16]}.json"
 
 
-def forget(threads: int, machine: str) -> None:
-    """Have a machine's ceilings measured again."""
-    with contextlib.suppress(OSError):  # nothing is kept, or nothing can be
-        place(threads, machine).unlink()
+def again(threads: int, machine: str) -> None:
+    """Have a machine's ceilings measured again; what is kept still counts where it is larger."""
+    path = place(threads, machine)
+    if found := _read(path):
+        _write(path, replace(found, quiet=False))
 
 
 def measure(threads: int, flag: str) -> Ceilings:
