@@ -71,7 +71,7 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
     Parameters
     ----------
     shapes
-        The six of the README by default.
+        Six by default, small and large, square and not.
     """
     require_target(settings.target)
     if settings.tasks is not None:

@@ -72,7 +72,7 @@ def print_result(result: Result) -> None:
     best, search = result.best, result.search
     if best is None and search.untimed:
         console.print(
-            f"{result.task}: the kernel {search.untimed.candidate.id} is correct, and no time would be true:"
+            f"{result.task}: the kernel {search.untimed.candidate.id} is correct and could not be timed:"
             f" {search.untimed.reason}; run again when the machine is quiet, or give it longer with --budget"
         )
         return
