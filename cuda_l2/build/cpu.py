@@ -1,4 +1,4 @@
-"""Builds CPU candidates: text rules, preprocess, rules again, compile in the sandbox, binary rules, publish.
+"""Builds CPU candidates: text rules, preprocess, rules again, compile in the sandbox, rules on instructions, publish.
 
 The cache is addressed by content (source, flags, compiler, machine). A build happens in a folder of its own
 and appears in the cache by one rename, so that a killed build leaves nothing half-written.
@@ -6,6 +6,7 @@ and appears in the cache by one rename, so that a killed build leaves nothing ha
 
 import concurrent.futures
 import errno
+import functools
 import os
 import shutil
 import time
@@ -17,6 +18,7 @@ from cuda_l2.build import binary, cache, lexing, rules
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.system import sandbox, scratch
+from cuda_l2.system.errors import MachineError
 
 SOURCE_NAME = "candidate.c"
 TIMEOUT_S = 30.0
@@ -50,7 +52,8 @@ def build(candidate: Candidate, target: CpuTarget) -> Build:
                 seconds=time.perf_counter() - start,
             )
             if status is not BuildStatus.TIMED_OUT:  # a slow machine is not a property of the source
-                (work / "expanded.i").unlink(missing_ok=True)
+                for name in ("expanded.i", "kernel.s"):
+                    (work / name).unlink(missing_ok=True)
                 shutil.rmtree(work / ".root", ignore_errors=True)
                 cache.publish(work, folder, result)
             return result
@@ -91,8 +94,9 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
     (work / SOURCE_NAME).write_text(candidate.source)
     flags = list(target.compile_flags)
     preprocess = [target.compiler, "-E", *flags, SOURCE_NAME, "-o", "expanded.i"]
-    compile_ = [target.compiler, *flags, "expanded.i", "-o", "kernel.so"]
-    for step in (preprocess, compile_):
+    compile_ = [target.compiler, "-S", *flags, "expanded.i", "-o", "kernel.s"]
+    assemble = [target.compiler, *flags, "kernel.s", "-o", "kernel.so"]
+    for step in (preprocess, compile_, assemble):
         done = sandbox.run(sandbox.wrap(step, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
         if done.status is None:
             return BuildStatus.TIMED_OUT, f"the compiler did not finish within {TIMEOUT_S:.0f} s", done.output
@@ -103,11 +107,31 @@ def _compile(candidate: Candidate, target: CpuTarget, work: Path) -> tuple[Build
         if step is preprocess:
             if (work / "expanded.i").stat().st_size > rules.MAX_EXPANSION_BYTES:
                 return BuildStatus.REFUSED, f"expands to more than {rules.MAX_EXPANSION_BYTES >> 20} MiB", ""
-            reason = rules.refuse_expansion((work / "expanded.i").read_text(errors="replace"), SOURCE_NAME)
+            expanded = (work / "expanded.i").read_text(errors="replace")
+            reason = rules.refuse_expansion(expanded, SOURCE_NAME)
+            names, lines = rules.headers(expanded, SOURCE_NAME)
+            if not reason and not lines <= _header_lines(names, target):
+                reason = "a macro of the source changes what a header says; define macros after the #includes"
+            if reason:
+                return BuildStatus.REFUSED, reason, ""
+        if step is compile_:
+            reason = rules.refuse_assembly((work / "kernel.s").read_text(errors="replace"))
             if reason:
                 return BuildStatus.REFUSED, reason, ""
     reason = binary.refuse_binary(work / "kernel.so", entry)
     return (BuildStatus.REFUSED, reason, done.output) if reason else (BuildStatus.BUILT, "", done.output)
+
+
+@functools.lru_cache(maxsize=64)
+def _header_lines(names: tuple[str, ...], target: CpuTarget) -> frozenset[str]:
+    """The lines of these headers, included in this order, as no macro of a candidate's has changed them."""
+    with scratch.folder() as work:
+        (work / SOURCE_NAME).write_text("".join(f"#include <{name}>\n" for name in names))
+        command = [target.compiler, "-E", *target.compile_flags, SOURCE_NAME, "-o", "expanded.i"]
+        done = sandbox.run(sandbox.wrap(command, work, LIMITS, reads=_toolchain(target)), TIMEOUT_S, cwd=work)
+        if done.status != 0:
+            raise MachineError(f"{target.compiler} cannot read its own headers: {_first_error(done.output, 1)}")
+        return rules.headers((work / "expanded.i").read_text(errors="replace"), SOURCE_NAME)[1]
 
 
 def _toolchain(target: CpuTarget) -> list[Path]:

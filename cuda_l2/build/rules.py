@@ -20,11 +20,26 @@ ATTRIBUTES = frozenset(
 )
 PRAGMAS = re.compile(r"\s*(GCC\s+(unroll|ivdep)|clang\s+loop|omp\s+simd|STDC\s+FP_CONTRACT)\b")
 
+INSTRUCTIONS = {
+    "reads a clock or a counter": "rdtscp? rdpmc rdpru rdpid",
+    "enters the kernel": "syscall sysenter int int3 hvc smc svc",
+    "is random": "rdrand rdseed",
+    "waits, or runs by transactions": "umwait umonitor tpause mwaitx? monitorx? xbegin xtest wfe wfet",
+    "changes what memory a thread may reach": "wrpkru wrfsbase wrgsbase swapgs",
+}
+"""That a kernel has no use for, by what they do: intrinsics reach them without assembly."""
+_INSTRUCTIONS = {
+    what: re.compile(rf"^\s+({names.replace(' ', '|')})[lqw]?(?:\s|$)", re.M) for what, names in INSTRUCTIONS.items()
+}
+_SYSTEM_REGISTER = re.compile(r"^\s+(mrs)\s+\w+, *(?!fpcr|fpsr|nzcv)\w+", re.M)
+
 _ASSEMBLY = re.compile(r"\b(asm|__asm|__asm__)\b")
 _STANDARD_ATTRIBUTE = re.compile(r"\[\s*\[")
 _DIGRAPH = re.compile(r"<:|:>|<%|%>|%:")
 _ATTRIBUTE = re.compile(r"\b__attribute(?:__)?\b\s*\(\s*\(")
-_LINE_MARKER = re.compile(r'^# (\d+) "((?:[^"\\]|\\.)*)"')
+_LINE_MARKER = re.compile(r'^# (\d+) "((?:[^"\\]|\\.)*)"(.*)')
+_ENTERED = " 1"
+"""What follows in the marker of a file that begins."""
 
 
 def refuse_text(source: str) -> str:
@@ -67,6 +82,33 @@ def refuse_expansion(expanded: str, source_name: str) -> str:
             if name.strip("_") not in ATTRIBUTES:
                 return f"__attribute__(({name})) is not allowed"
     return ""
+
+
+def refuse_assembly(assembly: str) -> str:
+    """Why what the compiler made of a source is refused: an instruction that a kernel has no use for."""
+    for what, pattern in _INSTRUCTIONS.items():
+        if found := pattern.search(assembly):
+            return f"the instruction {found.group(1)} is not allowed: it {what}"
+    if found := _SYSTEM_REGISTER.search(assembly):
+        return f"the instruction {found.group().strip()} is not allowed: it reads a register of the system"
+    return ""
+
+
+def headers(expanded: str, source_name: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Names of the headers that the candidate's own file includes, in order, and all lines that come from headers."""
+    names: list[str] = []
+    lines: set[str] = set()
+    ours = True
+    for line in expanded.splitlines():
+        marker = _LINE_MARKER.match(line)
+        if marker:
+            path = marker.group(2)
+            if ours and marker.group(3).startswith(_ENTERED):
+                names += [name for name in HEADERS if path.endswith(f"/{name}")]
+            ours = path.endswith(source_name)
+        elif not ours:
+            lines.add(line.strip())
+    return tuple(names), frozenset(lines)
 
 
 def _attribute_names(text: str, position: int) -> list[str]:

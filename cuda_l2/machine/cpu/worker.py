@@ -24,6 +24,8 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.native import compiled
 
 RUNNER = Path(__file__).with_name("runner.c")
+LEFT_PARALLEL_FOR = 4
+"""The runner's exit status."""
 START_TIMEOUT_S = 20.0
 EXTRA_MEMORY_BYTES = 1 << 30
 MESSAGE_BYTES = 8
@@ -195,6 +197,8 @@ class Worker(Closing):
             status = self._process.wait()
         number = -status if status < 0 else status - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else f"exit status {status}"
+        if status == LEFT_PARALLEL_FOR:
+            return Fault(VerdictStatus.FORBIDDEN, "left parallel_for before all of its tasks were done")
         if name == "SIGSYS":
             return Fault(VerdictStatus.FORBIDDEN, "tried a system call that the runner does not allow")
         return Fault(VerdictStatus.CRASHED, f"ended by {name}")
