@@ -122,6 +122,33 @@ def test_only_the_candidates_own_lines_count_after_preprocessing() -> None:
     assert rules.refuse_expansion(expanded + '__asm__("nop");\n', "candidate.c")
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("\trdtsc", "clock"),
+        ("\trdtscp\n", "clock"),
+        ("\trdseed\t%rax", "random"),
+        ("\trdrand %rax", "random"),
+        ("\tsyscall", "kernel"),
+        ("\tint\t$128", "kernel"),
+        ("\ttpause\t%eax", "waits"),
+        ("\tmrs\tx0, cntvct_el0", "system"),
+    ],
+)
+def test_instructions_that_a_kernel_has_no_use_for_are_refused(line: str, says: str) -> None:
+    around = "gemm:\n\tvmovups\t(%rdi), %zmm0\n{}\n\tret\n"
+    reason = rules.refuse_assembly(around.format(line))
+    assert line.split(maxsplit=1)[0] in reason and says in reason
+    assert rules.refuse_assembly(around.format('\tmrs\tx0, fpcr\n\t.string\t"rdtsc"\ninterior:')) == ""
+
+
+def test_macros_may_stand_before_includes_but_not_change_them(target) -> None:
+    other, its_own = "#define TILE 4\n#define VALUES int32_t\n", "#define int8_t int8_t; extern int a_global\n"
+    assert build(Candidate(honest_source().replace("#include", other + "#include", 1)), target).status == "built"
+    refused = build(Candidate(honest_source().replace("#include", its_own + "#include", 1)), target)
+    assert refused.status == "refused" and "define macros after the #includes" in refused.reason
+
+
 def test_a_build_is_cached_by_content(own_cache, target) -> None:
     first = build(Candidate(honest_source() + "\n/* cached */\n"), target)
     second = build(Candidate(honest_source() + "\n/* cached */\n"), target)
