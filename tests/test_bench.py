@@ -90,7 +90,7 @@ def test_a_file_of_shapes_is_read(tmp_path, text) -> None:
         ("64x64x64\n64x64\n", "line 2"),
         ("64x64x64\n\n# nothing\nbanana\n", "line 4"),
         ("m,n,k\n1,2,3\n1,2\n", "line 3"),
-        ("m,n,k,layout\n1,2,3,nt\n", "layout"),
+        ("m,n,k,layout\n1,2,3,nt\n", "line 2: .*A is row-major"),
         ("0x1x2\n", "at least 1"),
         ("# none\n", "holds no shape"),
     ],
@@ -106,7 +106,7 @@ def test_a_grid_that_is_nothing_is_refused() -> None:
     for text in ("missing.csv", "papers", ""):
         with pytest.raises(UserError, match="no such file"):
             read_grid(text)
-    with pytest.raises(UserError, match="layout"):
+    with pytest.raises(UserError, match="A is row-major"):
         read_grid("64x64x64:nt")
 
 

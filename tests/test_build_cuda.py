@@ -505,7 +505,7 @@ def test_a_killed_build_leaves_nothing_half_written(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_binary_utility", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="nvidia-cuda-nvdisasm"):
+    with pytest.raises(UserError, match="nvdisasm was not found: pip install"):
         cuda_compiler.toolchain.__wrapped__()
 
 

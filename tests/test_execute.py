@@ -176,8 +176,8 @@ def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, ri
         candidate = Candidate('/* cuda-l2\ntarget = "cpu"\n*/' + before + after)
         build = Build(candidate.id, BuildStatus.BUILT, artifact=str(library(tmp_path, enter, code)))
         trial = evaluator.judge(candidate, build)
-    assert trial.status in ("forbidden", "wrong-output", "crashed", "timed-out", "incorrect"), trial.reason
-    assert trial.reward < 0
+    assert trial.status in ("forbidden", "wrong-output", "crashed", "timed-out", "incorrect", "unhygienic")
+    assert trial.reward < 0, trial.reason
 
 
 def test_guards_and_gaps_see_single_bytes(arena) -> None:
