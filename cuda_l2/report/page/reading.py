@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.archive import Archive
-from cuda_l2.records import Trial
+from cuda_l2.records import Trial, from_json
 from cuda_l2.report import grid
 from cuda_l2.report.page import rows
-from cuda_l2.report.page.records import Found, Origin, Search, Sheet, Training, Verification
+from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Training, Verification
 from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
 from cuda_l2.runs.run_file import Header
-from cuda_l2.records import from_json
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, read_text
 
 SQLITE = b"SQLite format 3\0"
 TRAINING = "cuda-l2 train"
+PROVED = frozenset(("kernel", "interior", "edge", "checks", "verdict"))
+"""Columns of `cuda-l2 prove`'s table."""
 KNOWN = (
     f"{CSV}, {PARQUET} or {RESULTS} of `cuda-l2 bench`, an archive, the JSON of `cuda-l2 optimize --json`,"
     " verification.json, tasks.csv, or the .jsonl of `cuda-l2 train`"
@@ -84,6 +85,11 @@ def _csv(found: Found, path: Path, name: str) -> bool:
         return True
     if path.name == "tasks.csv":
         found.sheets.append(Sheet(name, tuple(columns), tuple(tuple(row[c] or "" for c in columns) for row in table)))
+        return True
+    if PROVED <= set(columns):
+        for number, row in enumerate(table, 1):
+            shapes = f"{row['interior']} and {row['edge']}"
+            found.proofs[row["kernel"]] = Proof(f"{name}, row {number}", row["verdict"], row["checks"], shapes)
         return True
     if path.name == CSV:
         missing = ", ".join(sorted(rows.NEEDED - set(columns)))

@@ -1,5 +1,6 @@
 """What a page is made from: plain records, each with the file and the row that it was read from."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +65,7 @@ class Case:
     reason: str = ""
     kernels: tuple[Kernel, ...] = ()
     rivals: tuple[Rival, ...] = ()
+    ours_us: float = math.nan  # of the kernel that the rivals' ratios are over
     plain: str = ""  # name of the kernel that stands for plain launches
     any_launch: str = ""  # the same with dependent launches allowed
     proposer: str = ""
@@ -118,6 +120,16 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """The verdict of `cuda-l2 prove` on one kernel."""
+
+    where: str
+    verdict: str
+    checks: str
+    shapes: str  # that it was verified at
+
+
+@dataclass(frozen=True)
 class Sheet:
     """A table that is shown as it is."""
 
@@ -134,6 +146,7 @@ class Found:
     searches: list[Search] = field(default_factory=list)
     trainings: list[Training] = field(default_factory=list)
     verifications: list[Verification] = field(default_factory=list)
+    proofs: dict[str, Proof] = field(default_factory=dict)  # by the kernel's hash
     sheets: list[Sheet] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what could not be read
 

@@ -49,7 +49,13 @@ def cases(origin: Origin, table: Sequence[Mapping[str, Any]]) -> list[Case]:
             )
         }
         found.append(
-            Case(origin, number, str(gemm), gemm, kernels=_kernels(row, kernels, gemm), rivals=rivals, **text)
+            Case(
+                *(origin, number, str(gemm), gemm),
+                kernels=_kernels(row, kernels, gemm),
+                rivals=rivals,
+                ours_us=_number(row.get(f"{OURS}_us")) or math.nan,
+                **text,
+            )
         )
         if not text["plain"] and found[-1].kernels:
             name = found[-1].kernels[0].name
@@ -84,6 +90,7 @@ def trial_case(origin: Origin, number: int, task: str, trial: Mapping[str, Any],
         *(origin, number, task, gemm, str(trial["protocol"]), timing["status"]),
         kernels=(kernel,),
         rivals=rivals,
+        ours_us=kernel.us.estimate,
         plain=kernel.name,
         any_launch=kernel.name,
         proposer=candidate.get("proposer", ""),
