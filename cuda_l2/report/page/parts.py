@@ -41,6 +41,7 @@ class Text:
     kind: str = "text"
 
 
+Row = tuple[str | int | Cell, ...]
 Part = Table | Figure | Text
 
 
@@ -51,9 +52,7 @@ class Section:
     parts: list[Part] = field(default_factory=list)
 
 
-def table(
-    id: str, title: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str | int | Cell]]
-) -> Table:
+def table(id: str, title: str, caption: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
     """A table from texts, whole numbers and cells."""
     cells = tuple(tuple(_cell(each) for each in row) for row in rows)
     return Table(id, title, caption, tuple(columns), cells)

@@ -1,4 +1,4 @@
-"""Figure 4 and the paper's section 6: how the best schedules depend on the shape, and its rules against our evidence."""
+"""Figure 4 and the paper's section 6: how the best schedules depend on the shape, and its rules beside our evidence."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -80,6 +80,11 @@ class Rule:
 
 
 AGREES, WEAKER, DIFFERS, UNKNOWN = "for", "weaker than theirs", "against", "too few schedules to say"
+BELOW, WITHOUT, WEAK = 0.2, 0.5, 0.5
+JUDGED = (
+    f"For: our coefficient, of values or by rank, is at most {BELOW} below theirs ({WITHOUT} where they give"
+    f" none); weaker: its interval lies above 0; against: neither. 4c: for where the one by rank is below {WEAK}."
+)
 
 Value = Callable[[Choice], float]
 
@@ -93,7 +98,7 @@ def rules(found: Sequence[Choice]) -> list[Rule]:
         _rule("4b", "BN grows with N.", "the strongest of the three", 0.705, found,
               lambda c: c.gemm.n, lambda c: c.bn, _ends(found, "N", lambda c: c.gemm.n, "BN", lambda c: c.bn)),
         _rule("4c", "BK depends on K only weakly.", "a weak correlation", 0.256, found,
-              lambda c: c.gemm.k, lambda c: c.bk, _ends(found, "K", lambda c: c.gemm.k, "BK", lambda c: c.bk), weak=True),
+              lambda c: c.gemm.k, lambda c: c.bk, _ends(found, "K", lambda c: c.gemm.k, "BK", lambda c: c.bk), True),
         _rule("4d", "BM and BN are of similar size.", "same or similar values", 0.695, found,
               lambda c: c.bm, lambda c: c.bn, _similar(found)),
         _rule("4e", "Stages grow with K.", "2 to 3 stages for K <= 128, 6 and more for K > 8192", None, found,
@@ -120,8 +125,8 @@ def _rule(
     if not ours or not by_rank:
         verdict = UNKNOWN
     elif weak:
-        verdict = AGREES if abs(by_rank.estimate) < 0.5 else DIFFERS
-    elif max(ours.estimate, by_rank.estimate) >= (rho or 0.5) - 0.2 and by_rank.low > 0:
+        verdict = AGREES if abs(by_rank.estimate) < WEAK else DIFFERS
+    elif max(ours.estimate, by_rank.estimate) >= (rho or WITHOUT) - BELOW and by_rank.low > 0:
         verdict = AGREES
     else:
         verdict = WEAKER if by_rank.low > 0 or ours.low > 0 else DIFFERS
@@ -174,7 +179,7 @@ def hopper(found: Sequence[Choice]) -> str:
     return (
         f"Hopper differs from the A100. {len(wide)} of {len(found)} best schedules use wgmma: a warpgroup multiplies"
         " tiles of 64 rows and up to 256 columns, so BM and BN take few values, and 64 is the least of one of them."
-        f" {tall} of these have a side of 128 or more. A stage of the ring holds 64 of K (or 2 or 4 times 64), filled by"
+        f" {tall} of these have a side of 128 or more. A stage of the ring holds 64, 128 or 256 of K, filled by"
         " TMA, so BK hardly varies, and what is left of shared memory decides the number of stages: large tiles have"
         " fewer of them. Tiles are walked in bands and boxes of tiles, where the A100's kernels use strips of columns."
     )

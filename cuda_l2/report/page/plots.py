@@ -64,7 +64,9 @@ class Canvas:
         getattr(self.axes, f"set_{axis}scale")("log", base=base)
         one = getattr(self.axes, f"{axis}axis")
         one.set_major_locator(ticker.FixedLocator(list(ticks)))
-        one.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}" if value < 1e6 else f"2^{np.log2(value):g}"))
+        one.set_major_formatter(
+            ticker.FuncFormatter(lambda value, _: f"{value:g}" if value < 1e6 else f"2^{np.log2(value):g}")
+        )
         one.set_minor_locator(ticker.NullLocator())
 
     def marks(self, points: Sequence[Point], colours: Any = SERIES[0], size: float = 6, marker: str = "o") -> None:
@@ -111,9 +113,11 @@ def _inline(text: str, key: str, title: str, said: Mapping[str, str]) -> str:
         text = text.replace(colour, f"var(--s{number})")
     for number, colour in enumerate(HEAT):
         text = text.replace(colour, f"var(--h{number})")
-    text = re.sub(r"<defs></defs>", "", re.sub(r">\s+<", "><", text))
+    text = re.sub(r">\s+<", "><", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    while (bare := re.sub(r"<g>((?:(?!<g[ >]|</g>).)*)</g>", r"\1", text, flags=re.S)) != text:  # groups that group nothing
+    while (
+        bare := re.sub(r"<g>((?:(?!<g[ >]|</g>).)*)</g>", r"\1", text, flags=re.S)
+    ) != text:  # groups that group nothing
         text = bare
     styles = Counter(re.findall(r' style="([^"]*)"', text))
     often = [style for style, count in styles.items() if count > 9]
@@ -137,7 +141,9 @@ def bars(key: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], 
         at = [row + (number - (len(modes) - 1) / 2) * thick for row in range(len(rows))]
         pairs = [(y, values[mode]) for y, (_, values) in zip(at, rows, strict=True) if mode in values]
         axes.barh([y for y, _ in pairs], [100 * (x - 1) for _, x in pairs], thick, color=SERIES[number], label=mode)
-        paper += [(theirs[f"{name} {mode}"], y) for y, (name, _) in zip(at, rows, strict=True) if f"{name} {mode}" in theirs]
+        paper += [
+            (theirs[f"{name} {mode}"], y) for y, (name, _) in zip(at, rows, strict=True) if f"{name} {mode}" in theirs
+        ]
     if paper:
         style = {"marker": "D", "facecolors": "none", "edgecolors": INK, "linewidths": 0.9}
         axes.scatter(*zip(*paper, strict=True), s=16, label="paper, A100", zorder=3, **style)
@@ -157,7 +163,8 @@ def scatter(key: str, title: str, x: str, y: str, points: Sequence[Point], *, lo
     for point in points:
         octaves.setdefault(int(np.log2(point.x) if log else point.x), []).append(point)
     means = [
-        (np.mean([point.x for point in group]), np.mean([point.y for point in group])) for _, group in sorted(octaves.items())
+        (np.mean([point.x for point in group]), np.mean([point.y for point in group]))
+        for _, group in sorted(octaves.items())
     ]
     canvas.axes.plot(*zip(*means, strict=True), color=SERIES[1], linewidth=1.6, label="mean of an octave")
     if log:
@@ -177,7 +184,9 @@ def roofline(key: str, title: str, points: Sequence[Point], peak: float, gbytes_
     canvas.marks(points)
     canvas.log("x", 2, _octaves(xs, 2))
     low, high = min(point.y for point in points), max([peak, *(point.y for point in points)])
-    canvas.log("y", 10, [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)])
+    canvas.log(
+        "y", 10, [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
+    )
     return canvas.svg(key, title)
 
 
@@ -213,7 +222,7 @@ def bubbles(key: str, title: str, x: str, y: str, pairs: Sequence[tuple[float, f
 
 
 def boxes(key: str, title: str, x: str, y: str, groups: Mapping[str, Sequence[float]]) -> str:
-    """The distribution of sizes for every value of a choice: median, quartiles, whiskers to 1.5 times their distance."""
+    """Sizes for every value of a choice: median, quartiles, whiskers to 1.5 times the distance of the quartiles."""
     canvas = Canvas(x, y)
     ink = {"color": INK, "linewidth": 0.9}
     canvas.axes.boxplot(

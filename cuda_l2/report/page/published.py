@@ -2,8 +2,8 @@
 
 PAPER = "CUDA-L2 paper, A100, fp16 sums"
 PROTOCOL = (
-    "The paper timed its kernels on an A100 with CUDA events around each call, 10 s of warm-up and at least 30 s of calls,"
-    " and gives the mean over all calls (section 2.4). Offline: calls without pauses. Server: calls at random intervals."
+    "The paper timed its kernels on an A100 with CUDA events around each call, after 10 s of warm-up for at least 30 s,"
+    " and gives the mean over all calls (section 2.4). Offline: calls without pauses. Server: calls at intervals."
     " Ours are medians of device times on the device named, so the columns stand side by side but do not compare."
     " Only figures that the paper's text gives are shown; its tables are pictures."
 )

@@ -1,4 +1,4 @@
-"""Reads folders of results, single files and archives into the records of a page. What it does not know it leaves out."""
+"""Reads folders of results, single files and archives into the records of a page; files of other kinds are left out."""
 
 import csv
 import io
@@ -80,13 +80,13 @@ def _read_file(found: Found, path: Path, name: str) -> bool:
 def _csv(found: Found, path: Path, name: str) -> bool:
     reader = csv.DictReader(io.StringIO(read_text(path)))
     table, columns = list(reader), list(reader.fieldnames or ())
-    if rows.NEEDED <= set(columns):
+    if set(columns) >= rows.NEEDED:
         _table(found, path, name, table)
         return True
     if path.name == "tasks.csv":
         found.sheets.append(Sheet(name, tuple(columns), tuple(tuple(row[c] or "" for c in columns) for row in table)))
         return True
-    if PROVED <= set(columns):
+    if set(columns) >= PROVED:
         for number, row in enumerate(table, 1):
             shapes = f"{row['interior']} and {row['edge']}"
             found.proofs[row["kernel"]] = Proof(f"{name}, row {number}", row["verdict"], row["checks"], shapes)
@@ -100,7 +100,7 @@ def _csv(found: Found, path: Path, name: str) -> bool:
 def _parquet(found: Found, path: Path, name: str) -> bool:
     parquet = imported("pyarrow.parquet", f"reading {path} needs", "report")
     table = parquet.read_table(path).to_pylist()
-    if table and not rows.NEEDED <= set(table[0]):
+    if table and not set(table[0]) >= rows.NEEDED:
         return False
     _table(found, path, name, table)
     return True

@@ -4,11 +4,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from cuda_l2.measure.baselines._base import all_baselines
-from cuda_l2.records import Gemm, Interval, Trial, to_json
+from cuda_l2.records import Accumulate, Gemm, Interval, Layout, Trial, to_json
 from cuda_l2.report.grid import OURS, column
 from cuda_l2.report.page.records import Case, Kernel, Origin, Rival
 from cuda_l2.system.errors import UserError
@@ -22,18 +21,14 @@ def cases(origin: Origin, table: Sequence[Mapping[str, Any]]) -> list[Case]:
     """A case for each row, in their order."""
     names = dict.fromkeys(name.replace(".", "_") for row in table for name in row)
     arms = [name.removesuffix("_rounds") for name in names if name.endswith("_rounds") and name != f"{OURS}_rounds"]
-    kernels = [match[0].removesuffix("_us") for name in names if (match := LIBRARY_KERNEL.fullmatch(name))]
+    named = [match[0].removesuffix("_us") for name in names if (match := LIBRARY_KERNEL.fullmatch(name))]
     written = {column(name): name for name in all_baselines()}
     known = [rival_name(written.get(arm, arm)) for arm in arms]
     found = []
     for number, raw in enumerate(table, 1):
         row = {name.replace(".", "_"): value for name, value in raw.items()}
         try:
-            gemm = Gemm(
-                *(int(row[size]) for size in "mnk"),
-                *(str(row.get(name) or default) for name, default in (("layout", "nn"), ("accumulate", "fp32"))),
-                str(row.get("dtype") or "float16"),
-            )
+            gemm = _gemm(row)
         except (UserError, ValueError, TypeError) as error:
             raise UserError(f"{origin.file}, row {number}: {error}") from None
         rivals = tuple(
@@ -41,25 +36,22 @@ def cases(origin: Origin, table: Sequence[Mapping[str, Any]]) -> list[Case]:
             for arm, name in zip(arms, known, strict=True)
             if (us := _interval(row, f"{arm}_us"))
         )
-        text = {
-            field: str(row.get(name) or "")
-            for field, name in (
-                *((each, each) for each in ("protocol", "status", "reason", "proposer", "verdict", "measured_at")),
-                *(("checks", "checks_passed"), ("plain", "plain_kernel"), ("any_launch", "any_launch_kernel")),
-            )
-        }
+        kernels = _kernels(row, named, gemm)
+        first = kernels[0].name if kernels else ""
         found.append(
             Case(
-                *(origin, number, str(gemm), gemm),
-                kernels=_kernels(row, kernels, gemm),
+                *(origin, number, str(gemm), gemm, _text(row, "protocol"), _text(row, "status"), _text(row, "reason")),
+                kernels=kernels,
                 rivals=rivals,
                 ours_us=_number(row.get(f"{OURS}_us")) or math.nan,
-                **text,
+                plain=_text(row, "plain_kernel") or first,
+                any_launch=_text(row, "any_launch_kernel") or first,
+                proposer=_text(row, "proposer"),
+                verdict=_text(row, "verdict"),
+                checks=_text(row, "checks_passed"),
+                measured_at=_text(row, "measured_at"),
             )
         )
-        if not text["plain"] and found[-1].kernels:
-            name = found[-1].kernels[0].name
-            found[-1] = replace(found[-1], plain=name, any_launch=name)
     return found
 
 
@@ -114,8 +106,8 @@ def _kernels(row: Mapping[str, Any], names: Iterable[str], gemm: Gemm) -> tuple[
     """Those that a library has for the shape, or the one that a search found."""
     found = [
         Kernel(
-            *(name.replace("_", " "), name[:2], us),
-            *(str(row.get(f"{name}_{field}") or "") for field in ("family", "schedule", "kernel")),
+            *(name.replace("_", " "), name[:2], us, _text(row, f"{name}_family"), _text(row, f"{name}_schedule")),
+            id=_text(row, f"{name}_kernel"),
             tuned=_interval(row, f"{name}_speedup"),
             tuned_alike=_interval(row, f"{name}_speedup_same_layout"),
         )
@@ -123,9 +115,19 @@ def _kernels(row: Mapping[str, Any], names: Iterable[str], gemm: Gemm) -> tuple[
         if (us := _interval(row, f"{name}_us"))
     ]
     if not found and (us := _interval(row, f"{OURS}_us")):
-        words = (str(row.get(field) or "") for field in ("family", "schedule", "kernel"))
+        words = _text(row, "family"), _text(row, "schedule"), _text(row, "kernel")
         found = [Kernel(f"{gemm.layout} plain", str(gemm.layout), us, *words)]
     return tuple(found)
+
+
+def _gemm(row: Mapping[str, Any]) -> Gemm:
+    """The product of a row; tables of earlier versions have no column dtype."""
+    layout, accumulate = Layout(_text(row, "layout")), Accumulate(_text(row, "accumulate") or "fp32")
+    return Gemm(int(row["m"]), int(row["n"]), int(row["k"]), layout, accumulate, _text(row, "dtype") or "float16")
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    return str(row.get(name) or "")
 
 
 def _interval(row: Mapping[str, Any], name: str) -> Interval | None:

@@ -1,17 +1,26 @@
 """The sections of one study: Tables 1 to 3, Figures 1, 3 and 4, roofline and heat map."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cuda_l2.records import Gemm
 from cuda_l2.report.page import patterns, plots, published
-from cuda_l2.report.page.parts import Cell, Figure, Part, Section, Text, number, percent, table
+from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case
 from cuda_l2.report.page.studies import Ratios, Spread, Study, by_size, comparisons, headline, label, ratios, spread
 from cuda_l2.report.tables import PROTOCOLS
 
 LARGEST_SIDE, LARGEST_GRIDS = 20, 16
 """A heat map's most sizes of M and of N, and most sizes of K."""
-STATISTICS = ("baseline", "shapes", "mean speedup - 1", "median - 1", "standard deviation", "win rate", "95 % above 1", "below 1")
+STATISTICS = (
+    "baseline",
+    "shapes",
+    "mean speedup - 1",
+    "median - 1",
+    "standard deviation",
+    "win rate",
+    "95 % above 1",
+    "below 1",
+)
 
 
 def of(study: Study, at: int) -> list[Section]:
@@ -52,26 +61,29 @@ def _tables(study: Study, key: str) -> list[Part]:
         parts.append(_others(study, key))
     if study.gpu:
         parts.append(Text(f"{published.PROTOCOL} {published.WIN_RATES}"))
-        rows = [(gpu, Cell(f"+{a:.1f} %", a / 100), Cell(f"+{b:.1f} %", b / 100)) for gpu, a, b in published.ELSEWHERE]
+        claims: list[Row] = [
+            (gpu, Cell(f"+{a:.1f} %", a / 100), Cell(f"+{b:.1f} %", b / 100)) for gpu, a, b in published.ELSEWHERE
+        ]
         parts.append(
             table(
                 *(f"{key}-elsewhere", "Published by CUDA-L2's repository over cuBLASLt-AutoTuning"),
                 "Their claims of mean speedup - 1, on their GPUs and by their protocol; not measured by us.",
-                *(("GPU", "offline", "server"), rows),
+                *(("GPU", "offline", "server"), claims),
             )
         )
     return parts
 
 
 def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[tuple[str, str, Ratios]]) -> Part:
-    rows = []
+    rows: list[Row] = []
     for kind, way, pairs in found:
         theirs = published.SPEEDUPS.get((kind, way, mode))
         rows.append((label(kind, way), *_cells(spread([ratio for _, ratio in pairs])), *_theirs(study, theirs)))
     note = (
         "NN and TN: kernel and baseline read B alike; max: our faster layout, fixed by an earlier run, against the"
         " baseline's faster one; no layout: our faster one. Plain launches. A ratio is of paired rounds where the row"
-        " has one, else of the two medians; 95 % intervals are counted where every shape has one."
+        " has one, else of the two medians; 95 % intervals are counted where every shape has one. A row with fewer"
+        " shapes is of those alone whose kernel, as selected, reads B so."
     )
     return table(
         f"{key}-t1-{mode}", f"Table 1, {mode}: speedup over each baseline", f"{note} {source(cases)}",
@@ -80,7 +92,7 @@ def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[t
 
 
 def _table_2(study: Study, key: str, mode: str, cases: list[Case], found: list[tuple[str, str, Ratios]]) -> Part:
-    rows = []
+    rows: list[Row] = []
     for kind, way, pairs in found:
         alone, choice = (spread([ratio for _, ratio in pairs], floor) for floor in (0, 1))
         theirs = _theirs(study, published.CHOICE.get((kind, way, mode)))
@@ -95,7 +107,7 @@ def _table_2(study: Study, key: str, mode: str, cases: list[Case], found: list[t
 
 def _table_3(study: Study, key: str) -> Part:
     against, pairs = headline(study.main)
-    rows = []
+    rows: list[Row] = []
     for first, name, found in by_size(pairs):
         theirs = published.BY_SIZE.get(first, "not given") if study.gpu else ""
         rows.append((name, *_cells(spread(found)), *([theirs] if study.gpu else [])))
@@ -109,7 +121,7 @@ def _table_3(study: Study, key: str) -> Part:
 def _figure_1(study: Study, key: str, means: dict[str, dict[str, float]]) -> Part:
     theirs = {f"{label(kind, way)} {mode}": value for (kind, way, mode), value in published.SPEEDUPS.items()}
     title = f"Figure 1: mean speedup over each baseline, {study.device}"
-    modes = list(study.modes)[:4]
+    modes = list(study.modes)[:2]
     rows = [(name, {mode: value for mode, value in of.items() if mode in modes}) for name, of in means.items()]
     svg = plots.bars(f"{key}f1", title, rows, theirs if study.gpu else {})
     caption = " ".join(source(study.modes[mode]) for mode in modes)
@@ -118,10 +130,12 @@ def _figure_1(study: Study, key: str, means: dict[str, dict[str, float]]) -> Par
 
 
 def _others(study: Study, key: str) -> Part:
-    rows = []
+    rows: list[Row] = []
     for cases in study.others:
         against, pairs = headline(cases)
-        stats = _cells(spread([ratio for _, ratio in pairs])) if pairs else (0, *[Cell("-")] * 6)
+        if not pairs:
+            continue
+        stats = _cells(spread([ratio for _, ratio in pairs]))
         rows.append((cases[0].origin.file, cases[0].protocol, against, *stats))
     return table(
         f"{key}-others", "Other measurements of the same products", "Files with fewer shapes; plain launches.",
@@ -135,7 +149,7 @@ def _by_shape(study: Study, key: str) -> list[Part]:
     if not pairs:
         return [Text("No baseline was timed beside our kernels, so there is no speedup by shape.")]
     parts: list[Part] = []
-    sizes = (
+    sizes: tuple[tuple[str, Callable[[Gemm], float], bool], ...] = (
         ("log2(MNK)", lambda g: (g.m * g.n * g.k).bit_length() - 1, False),
         ("mean of M, N and K", lambda g: (g.m + g.n + g.k) / 3, True),
         ("largest of M, N and K", lambda g: max(g.m, g.n, g.k), True),
@@ -178,7 +192,9 @@ def _heat(gemms: Sequence[tuple[str, Gemm, float]], key: str, against: str, capt
     sides = [len({cell[at] for group in cells.values() for cell in group}) for at in (0, 1)]
     if len(gemms) < 2 or len(cells) > LARGEST_GRIDS or max(sides) > LARGEST_SIDE or len(gemms) < 3 * len(cells):
         return [Text("No heat map: the shapes form no grid of M, N and K. The table of shapes has them all.")]
-    parts: list[Part] = [Text(f"Heat map of speedups over {against}, a panel for each K; a cell opens its shape's card.")]
+    parts: list[Part] = [
+        Text(f"Heat map of speedups over {against}, a panel for each K; a cell opens its shape's card. {caption}")
+    ]
     for k, group in sorted(cells.items()):
         title = f"K = {k}"
         parts.append(Figure(title, caption, plots.heat(f"{key}k{k}", title, group), kind="heat"))
@@ -190,7 +206,7 @@ def _rules(study: Study, key: str) -> list[Part]:
     if len(found) < patterns.LEAST:
         return [Text(f"No Figure 4: {len(found)} of the best kernels have schedules with tiles BM and BN, and stages.")]
     caption = f"The kernels for plain launches of {len(found)} shapes. {source(study.main)}"
-    rows = []
+    rows: list[Row] = []
     for rule in patterns.rules(found):
         theirs = number(rule.their_rho) if rule.their_rho else Cell("not given")
         ours = [
@@ -198,8 +214,12 @@ def _rules(study: Study, key: str) -> list[Part]:
             for rho in (rule.ours, rule.ours_by_rank)
         ]
         rows.append((rule.figure, rule.words, rule.theirs, theirs, *ours, rule.evidence, rule.verdict))
-    head = ("figure", "rule of section 6", "the paper, A100", "its rho", "our rho [95 %]", "by rank", "ours", "evidence")
-    note = "rho is Pearson's coefficient of the values, by rank Spearman's; the paper does not say which it gives."
+    paper = "the paper, A100", "its rho"
+    head = ("figure", "rule of section 6", *paper, "our rho [95 %]", "by rank", "our evidence", "for or against")
+    note = (
+        "rho is Pearson's coefficient of the values, by rank Spearman's; the paper does not say which it gives."
+        f" {patterns.JUDGED}"
+    )
     parts: list[Part] = [table(f"{key}-t4", "The paper's rules and our evidence", f"{note} {caption}", head, rows)]
     for letter, x, y, pairs in (
         ("a", "M", "BM", [(c.gemm.m, c.bm) for c in found]),

@@ -15,6 +15,8 @@ from cuda_l2.runs.results import MEASURED
 MAX = "max"
 MODES = ("offline", "server", "rotating")
 """Protocols in the order shown; others follow."""
+SMALL = 0.1
+"""Share of the largest file's shapes below which a file has a line of its own alone."""
 
 Ratios = list[tuple[Case, Interval]]
 """t_baseline / t_ours of every shape."""
@@ -67,7 +69,8 @@ def studies(cases: Iterable[Case]) -> list[Study]:
         study = Study(machine, device, kind)
         ranked = sorted(group.items(), key=lambda item: (_rank(item[0][0]), item[0][0], -len(item[1])))
         for (protocol, _), members in ranked:
-            if protocol in study.modes:
+            few = SMALL * max(map(len, group.values()))
+            if protocol in study.modes or len(members) < few:
                 study.others.append(members)
             else:
                 study.modes[protocol] = members

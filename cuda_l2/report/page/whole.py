@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 from cuda_l2.families._base import all_families
 from cuda_l2.report.page import plots, sections
-from cuda_l2.report.page.parts import Cell, Figure, Part, Section, Text, number, percent, table
+from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case, Found, Search, Training, Verification
 from cuda_l2.report.page.studies import studies
 from cuda_l2.runs.results import MEASURED
@@ -33,7 +34,9 @@ def html(found: Found, command: str) -> str:
     parts = [section for at, study in enumerate(studies(found.cases)) for section in sections.of(study, at)]
     parts += [_searches(found), _verification(found.verifications), _training(found.trainings), *_others(found)]
     script = (HERE / "page.js").read_text()
-    environment = jinja.Environment(autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja.Environment(
+        autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text: str = environment.from_string((HERE / "page.html").read_text()).render(
         sections=parts,
@@ -54,7 +57,7 @@ def html(found: Found, command: str) -> str:
 def _legend() -> list[tuple[int, str]]:
     """The colours of a heat map in words."""
     bounds = plots.BOUNDS
-    words = [f"below {bounds[0]:g}", *(f"{a:g} to {b:g}" for a, b in zip(bounds, bounds[1:], strict=False))]
+    words = [f"below {bounds[0]:g}", *(f"{a:g} to {b:g}" for a, b in itertools.pairwise(bounds))]
     return list(enumerate([*words, f"{bounds[-1]:g} and more"]))
 
 
@@ -98,10 +101,10 @@ def _set(cases: Sequence[Case]) -> dict[str, Any]:
         for name, word in words.items():
             texts.setdefault(name, [""] * at).append(word)
     columns: list[dict[str, Any]] = []
-    for name, column in texts.items():
-        known = {text: place for place, text in enumerate(dict.fromkeys(column))}
+    for name, written in texts.items():
+        known = {text: place for place, text in enumerate(dict.fromkeys(written))}
         if known.keys() != {""}:
-            columns.append({"n": name, "t": list(known), "c": [known[text] for text in column]})
+            columns.append({"n": name, "t": list(known), "c": [known[text] for text in written]})
     columns += [{"n": name, "v": values} for name, values in numbers.items() if any(v is not None for v in values)]
     origin = cases[0].origin
     said = {"file": origin.file, "device": origin.device, "protocol": cases[0].protocol, "command": origin.command}
@@ -122,7 +125,7 @@ def _searches(found: Found) -> Section:
     """How searches went: the best so far, and what was rejected by which check."""
     section = Section("searches", "Searches")
     if not found.searches:
-        said = "No archive is among the results, so there are no curves of searches, and no candidates rejected by check."
+        said = "No archive is among the results, so neither curves of searches nor rejected candidates are shown."
         section.parts.append(Text(said))
         return section
     longest = sorted(found.searches, key=lambda search: -len(search.rewards))[:SEARCHES_SHOWN]
@@ -131,24 +134,36 @@ def _searches(found: Found) -> Section:
         for reward in search.rewards:
             best.append(max(reward or 0.0, best[-1] if best else 0.0))
         title = f"Best speedup so far: {search.task}"
-        lines = [("best so far", best), ("this candidate, 0 where rejected", [reward or 0.0 for reward in search.rewards])]
+        lines = [
+            ("best so far", best),
+            ("this candidate, 0 where rejected", [reward or 0.0 for reward in search.rewards]),
+        ]
         svg = plots.curves(f"search{at}", title, "candidate", "speedup", lines)
         section.parts.append(Figure(title, f"{_search_source(search)} Proposed by {', '.join(search.proposers)}.", svg))
-    reasons = Counter({})  # type: Counter[str]
+    reasons: Counter[str] = Counter()
     for search in found.searches:
         reasons.update(search.rejected)
     if reasons:
         title = "Candidates rejected, by status and check"
         svg = plots.counts("rejected", title, "candidates", {"rejected": dict(reasons.most_common(20))})
         section.parts.append(Figure(title, f"Of all searches in {_files(found.searches)}; protocol search.", svg))
-    rows = [
+    rows: list[Row] = [
         (search.task, search.origin.device, len(search.rewards), sum(1 for reward in search.rewards if reward),
          number(max((reward or 0.0 for reward in search.rewards), default=0.0)),
          ", ".join(f"{count} {reason}" for reason, count in search.rejected.items()) or "none",
          ", ".join(search.proposers), search.origin.file)
         for search in found.searches
     ]  # fmt: skip
-    head = ("task", "device", "tried", "correct and timed", "best speedup, as the search saw it", "rejected", "by", "file")
+    head = (
+        "task",
+        "device",
+        "tried",
+        "correct and timed",
+        "best, as the search saw it",
+        "rejected",
+        "by",
+        "file",
+    )
     caption = "Times by which a search chooses; reports of winners come from other runs."
     section.parts.append(table("searches-table", "Searches", caption, head, rows))
     return section
@@ -169,14 +184,16 @@ def _verification(found: Sequence[Verification]) -> Section:
         section.parts.append(Text("No verification.json is among the results, so cheats and mutants are not shown."))
     for at, each in enumerate(found):
         by_check = {
-            kind: each.figures[f"{kind}_by_check"] for kind in ("cheats", "mutants") if each.figures.get(f"{kind}_by_check")
+            kind: each.figures[f"{kind}_by_check"]
+            for kind in ("cheats", "mutants")
+            if each.figures.get(f"{kind}_by_check")
         }
         device = each.environment.get("gpu") or each.environment.get("cpu") or "unknown machine"
         caption = f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}."
         if by_check:
             title = "Cheats and mutants, by the check that rejected them"
             section.parts.append(Figure(title, caption, plots.counts(f"cheats{at}", title, "rejected", by_check)))
-        rows = []
+        rows: list[Row] = []
         for name, group in each.figures.items():
             if isinstance(group, dict) and "kill_rate" in group:
                 low, high = (percent(float(group[f"kill_rate_{end}"])) for end in ("low", "high"))
@@ -222,17 +239,19 @@ def _others(found: Found) -> list[Section]:
     section = Section("tasks", "Other tasks")
     rest = [case for case in found.cases if not case.gemm and case.best]
     if rest:
-        rows = []
+        rows: list[Row] = []
         for case in rest:
             best, rival = case.best, min(case.rivals, key=lambda rival: rival.us.estimate, default=None)
             against = (rival.name, number(rival.us.estimate), number(rival.us.estimate / best.us.estimate)) if (
                 rival and best) else ("-", Cell("-"), Cell("-"))  # fmt: skip
             rows.append((case.task, case.protocol, number(best.us.estimate if best else None), *against, case.where))
         head = ("task", "protocol", "ours, us", "fastest baseline", "its us", "speedup", "row")
-        section.parts.append(table("other-tasks", "Tasks that are no matrix products", sections.source(rest), head, rows))
+        section.parts.append(
+            table("other-tasks", "Tasks that are no matrix products", sections.source(rest), head, rows)
+        )
     for at, sheet in enumerate(found.sheets):
-        rows = [tuple(_read(text) for text in row) for row in sheet.rows]
-        section.parts.append(table(f"sheet{at}", "Other tasks", f"As in {sheet.file}.", sheet.columns, rows))
+        cells: list[Row] = [tuple(_read(text) for text in row) for row in sheet.rows]
+        section.parts.append(table(f"sheet{at}", "Other tasks", f"As in {sheet.file}.", sheet.columns, cells))
     if not section.parts:
         section.parts.append(Text("No tasks other than matrix products are among the results."))
     parts: list[Part] = [
@@ -241,9 +260,9 @@ def _others(found: Found) -> list[Section]:
     ]
     missing = [case for case in found.cases if case.status != MEASURED]
     if missing:
-        rows = [(case.task, case.protocol, case.status, case.reason, case.where) for case in missing]
-        head = ("task", "protocol", "status", "reason", "row")
-        parts.append(table("without", "Rows without figures", "As their files say.", head, rows))
+        failed: list[Row] = [(case.task, case.protocol, case.status, case.reason, case.where) for case in missing]
+        columns = ("task", "protocol", "status", "reason", "row")
+        parts.append(table("without", "Rows without figures", "As their files say.", columns, failed))
     return [section, Section("missing", "What is not shown", parts)]
 
 
