@@ -155,8 +155,10 @@ function entry(set, at) {
   return part;
 }
 function open(shape) {
-  const found = places.get(key(shape));
-  if (!found) return false;
+  const known = places.get(key(shape));
+  if (!known) return false;
+  const asked = ([set, at]) => (cell(set.by.task, at) === shape ? 0 : 1);
+  const found = [...known].sort((a, b) => asked(a) - asked(b)); // the very task first
   const body = document.getElementById("card-body");
   body.replaceChildren(make("h2", key(shape), { id: "card-title" }), ...found.map(([set, at]) => entry(set, at)));
   const tried = data.searches.filter(([task]) => key(task) === key(shape));
