@@ -230,7 +230,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no column k, layout, protocol, status"):
         read([table])
     table.write_text("m,n,k,layout,protocol,status\n1,2,x,nn,offline,measured\n")
-    with pytest.raises(UserError, match="table.csv, row 1: "):
+    with pytest.raises(UserError, match=r"table\.csv, row 1: "):
         read([table])
     database = tmp_path / "archive.db"
     database.write_bytes(b"SQLite format 3\0" + b"\0" * 100)
