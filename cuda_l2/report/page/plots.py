@@ -69,9 +69,10 @@ class Canvas:
         )
         one.set_minor_locator(ticker.NullLocator())
 
-    def marks(self, points: Sequence[Point], colours: Any = SERIES[0], size: float = 6, marker: str = "o") -> None:
+    def marks(self, points: Sequence[Point], colours: Any = SERIES[0], size: float = 0, marker: str = "o") -> None:
         """Marks that open their shapes' cards."""
         xs, ys = [point.x for point in points], [point.y for point in points]
+        size = size or (6 if len(points) > 200 else 20)
         drawn = self.axes.scatter(xs, ys, s=size, c=colours, marker=marker, linewidths=0, clip_on=False)
         drawn.set_urls([f"#{point.shape}" for point in points])
         self._points |= {point.shape: point.said for point in points}
@@ -98,7 +99,7 @@ def _inline(text: str, key: str, title: str, said: Mapping[str, str]) -> str:
     text = re.sub(r"<style.*?</style>", "", text, flags=re.S)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"| version="1.1"| (?:width|height)="[\d.]+pt"', "", text)
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    text = re.sub(r"(\d+\.\d)\d+", r"\1", text)
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d)\d+", r"\1", tag[0]), text)
     used = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'<use xlink:href="#([^"]+)"', text))
     text = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", text)
     text = text.replace("url(#", f"url(#{key}-").replace('<use xlink:href="#', f'<use href="#{key}-')
@@ -183,10 +184,13 @@ def roofline(key: str, title: str, points: Sequence[Point], peak: float, gbytes_
     canvas.axes.plot(line, [min(peak, x * per_byte) for x in line], color=SERIES[1], linewidth=1.4)
     canvas.marks(points)
     canvas.log("x", 2, _octaves(xs, 2))
-    low, high = min(point.y for point in points), max([peak, *(point.y for point in points)])
-    canvas.log(
-        "y", 10, [10.0**power for power in range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)]
-    )
+    ys = [peak, *(point.y for point in points)]
+    decades = range(int(np.floor(np.log10(min(ys)))), int(np.ceil(np.log10(max(ys)))) + 1)
+    if len(decades) > 3:
+        canvas.log("y", 10, [10.0**power for power in decades])
+    else:
+        canvas.log("y", 2, _octaves(ys))
+        canvas.axes.set_ylim(_octaves(ys)[0], 1.1 * max(ys))
     return canvas.svg(key, title)
 
 
@@ -247,6 +251,8 @@ def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Seq
         first = not any(line.get_label() == name for line in canvas.axes.lines)
         style = {"color": SERIES[number % 4], "linestyle": styles[number // 4 % 4 if len(names) > 4 else number % 4]}
         canvas.axes.plot(range(1, len(values) + 1), values, linewidth=1.3, label=name if first else "_", **style)
+    ticker = imported("matplotlib.ticker", "a report needs", "report")
+    canvas.axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     if len(names) > 1:
         canvas.legend()
     return canvas.svg(key, title)

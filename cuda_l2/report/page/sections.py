@@ -11,6 +11,8 @@ from cuda_l2.report.tables import PROTOCOLS
 
 LARGEST_SIDE, LARGEST_GRIDS = 20, 16
 """A heat map's most sizes of M and of N, and most sizes of K."""
+FAR = 10
+"""Mean speedup from which on a bar would leave no room for the others."""
 STATISTICS = (
     "baseline",
     "shapes",
@@ -79,11 +81,14 @@ def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[t
     for kind, way, pairs in found:
         theirs = published.SPEEDUPS.get((kind, way, mode))
         rows.append((label(kind, way), *_cells(spread([ratio for _, ratio in pairs])), *_theirs(study, theirs)))
-    note = (
+    layouts = (
         "NN and TN: kernel and baseline read B alike; max: our faster layout, fixed by an earlier run, against the"
-        " baseline's faster one; no layout: our faster one. Plain launches. A ratio is of paired rounds where the row"
-        " has one, else of the two medians; 95 % intervals are counted where every shape has one. A row with fewer"
-        " shapes is of those alone whose kernel, as selected, reads B so."
+        " baseline's faster one; no layout: our faster one. A row with fewer shapes is of those alone whose kernel, as"
+        " selected, reads B so. "
+    )
+    note = (
+        f"{layouts if any(way for _, way, _ in found) else ''}Plain launches. A ratio is of paired rounds where the row"
+        " has one, else of the two medians; 95 % intervals are counted where every shape has one."
     )
     return table(
         f"{key}-t1-{mode}", f"Table 1, {mode}: speedup over each baseline", f"{note} {source(cases)}",
@@ -122,11 +127,14 @@ def _figure_1(study: Study, key: str, means: dict[str, dict[str, float]]) -> Par
     theirs = {f"{label(kind, way)} {mode}": value for (kind, way, mode), value in published.SPEEDUPS.items()}
     title = f"Figure 1: mean speedup over each baseline, {study.device}"
     modes = list(study.modes)[:2]
-    rows = [(name, {mode: value for mode, value in of.items() if mode in modes}) for name, of in means.items()]
+    shown = {name: {mode: of[mode] for mode in modes if of.get(mode, FAR) < FAR} for name, of in means.items()}
+    rows = [(name, of) for name, of in shown.items() if of] or list(means.items())
+    left = [name for name in means if name not in dict(rows)]
+    beyond = f" Left out, for ours are more than {FAR}x as fast: {', '.join(left)}." if left else ""
     svg = plots.bars(f"{key}f1", title, rows, theirs if study.gpu else {})
     caption = " ".join(source(study.modes[mode]) for mode in modes)
     diamonds = f" Diamonds: {published.PAPER}, by its own protocol." if study.gpu else ""
-    return Figure(title, f"The means of Table 1.{diamonds} {caption}", svg)
+    return Figure(title, f"The means of Table 1.{beyond}{diamonds} {caption}", svg)
 
 
 def _others(study: Study, key: str) -> Part:
@@ -191,7 +199,7 @@ def _heat(gemms: Sequence[tuple[str, Gemm, float]], key: str, against: str, capt
         cells.setdefault(gemm.k, []).append((gemm.m, gemm.n, value, task))
     sides = [len({cell[at] for group in cells.values() for cell in group}) for at in (0, 1)]
     if len(gemms) < 2 or len(cells) > LARGEST_GRIDS or max(sides) > LARGEST_SIDE or len(gemms) < 3 * len(cells):
-        return [Text("No heat map: the shapes form no grid of M, N and K. The table of shapes has them all.")]
+        return [Text('No heat map: the shapes form no grid of M, N and K. "All rows" has them all.')]
     parts: list[Part] = [
         Text(f"Heat map of speedups over {against}, a panel for each K; a cell opens its shape's card. {caption}")
     ]
