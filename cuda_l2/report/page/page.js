@@ -138,13 +138,15 @@ function entry(set, at) {
     const scroll = make("div", null, { class: "scroll" });
     const table = make("table", null, { "data-name": `${get("task")}-${set.protocol}`.replaceAll(":", "-") });
     const head = table.createTHead().insertRow();
-    for (const name of ["baseline", "us", "over our plain time"]) head.append(make("th", name, { scope: "col" }));
+    for (const name of ["baseline", "us", "over our plain time", "speedup, paired rounds"]) head.append(make("th", name, { scope: "col" }));
     const body = table.createTBody();
     for (const column of rivals) {
       const us = cell(column, at);
       const row = body.insertRow();
       row.append(make("th", column.n.slice(0, -3), { scope: "row" }), make("td", short(us), { "data-v": us }));
       row.append(ours ? make("td", (us / ours).toFixed(3), { "data-v": us / ours }) : make("td", "-"));
+      const paired = get(column.n.replace(/ us$/, " speedup"));
+      row.append(typeof paired === "number" ? make("td", paired.toFixed(3), { "data-v": paired }) : make("td", "-"));
     }
     scroll.append(table);
     part.append(scroll);

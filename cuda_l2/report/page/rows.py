@@ -87,7 +87,7 @@ def trial_case(origin: Origin, number: int, task: str, trial: Mapping[str, Any],
         any_launch=kernel.name,
         proposer=candidate.get("proposer", ""),
         verdict=verdict.get("status", ""),
-        checks=" ".join(verdict.get("passed", ())),
+        checks="; ".join(verdict.get("passed", ())),
         measured_at=trial.get("created", ""),
         source=candidate.get("source", ""),
     )

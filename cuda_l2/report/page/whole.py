@@ -24,9 +24,10 @@ HERE = Path(__file__).parent
 MOST_SOURCES_BYTES = 500_000
 """Kernels' texts that a page holds at most; beyond, the cards say the command that prints them."""
 KNOWN_CHEATS = (
-    "cheats were rejected. They are those that the project has written down, which says nothing of cheats that nobody has"
-    " thought of yet: docs/verification.md lists what got through."
+    "cheats were rejected. They are those that the project has written down, which says nothing of cheats that nobody"
+    " has thought of yet: docs/verification.md lists what got through."
 )
+"""What the figure of cheats means."""
 SEARCHES_SHOWN = 12
 SMOOTHED = 8
 """Groups of a training run whose mean is one point of its curve."""
@@ -99,9 +100,13 @@ def _set(cases: Sequence[Case]) -> dict[str, Any]:
                 for what, interval in (("us", kernel and kernel.us), ("speedup", kernel and kernel.tuned)):
                     column = f"{use} {what}" + ("" if field == "estimate" else f" {field}")
                     numbers.setdefault(column, []).append(_short(getattr(interval, field)) if interval else None)
-        times = {rival.name: rival.us.estimate for rival in case.rivals}
+        beside = {rival.name: rival for rival in case.rivals}
+        timed = case.best is not None and case.best.us.estimate == case.ours_us  # whose ratios the row has
         for name in rivals:
-            numbers.setdefault(f"{name} us", []).append(_short(times.get(name, math.nan)))
+            rival = beside.get(name)
+            numbers.setdefault(f"{name} us", []).append(_short(rival.us.estimate) if rival else None)
+            ratio = rival.ratio if rival and timed else None
+            numbers.setdefault(f"{name} speedup", []).append(_short(ratio.estimate) if ratio else None)
         for name, word in words.items():
             texts.setdefault(name, [""] * at).append(word)
     columns: list[dict[str, Any]] = []
@@ -193,7 +198,10 @@ def _verification(found: Sequence[Verification]) -> Section:
             if each.figures.get(f"{kind}_by_check")
         }
         device = each.environment.get("gpu") or each.environment.get("cpu") or "unknown machine"
-        caption = f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}, which names no date."
+        caption = (
+            f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}, which names no"
+            " date."
+        )
         if by_check:
             title = "Cheats and mutants, by the check that rejected them"
             section.parts.append(Figure(title, caption, plots.counts(f"cheats{at}", title, "rejected", by_check)))
