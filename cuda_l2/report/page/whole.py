@@ -199,8 +199,8 @@ def _verification(found: Sequence[Verification]) -> Section:
         }
         device = each.environment.get("gpu") or each.environment.get("cpu") or "unknown machine"
         caption = (
-            f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}, which names no"
-            " date."
+            f"Verification of the verifier; {device}; tests/verify_the_verifier.py; figures of {each.file}, which names"
+            " no date."
         )
         if by_check:
             title = "Cheats and mutants, by the check that rejected them"
