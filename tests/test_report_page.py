@@ -281,5 +281,6 @@ def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figure
     assert row and f"{100 * (sum(speedups) / 1000 - 1):.2f}" == row[1]
     shown = re.search(rf"<th scope=\"row\">{label('cuBLASLt-AutoTuning', MAX)}</th>(.*?)</tr>", text, re.S)
     assert shown and [re.search(rf">{figure}%<", shown[1]) for figure in (row[2], row[3])].count(None) == 0
+    assert re.search(r">0\.\d\d</text>", text)  # ticks keep their digits
     for said in ("Figure 4f", "K = 16384", "Cheats and mutants", "Learning curves"):
         assert said in text
