@@ -179,7 +179,7 @@ def test_what_is_not_there_is_said_in_place_of_a_figure(tmp_path: Path) -> None:
 
 
 def test_markup_in_results_is_text(tmp_path: Path) -> None:
-    evil = "</script><script>alert(1)</script>"
+    evil = "</script><script>alert(1)</script> $\\frac$"
     run = grid(tmp_path / "run", [measured("64x64x64", 5, proposer=evil), measured("128x64x64", 5)])
     folder = run.rename(tmp_path / "<b>run")
     text = page(tmp_path, folder)
@@ -254,6 +254,14 @@ def test_correlations_have_intervals_and_ranks_ignore_scale() -> None:
     assert by_rank and by_rank.estimate == pytest.approx(1)
     assert ours and ours.low < ours.estimate < ours.high < 1
     assert patterns.correlation(x[:5], x[:5]) is None and patterns.correlation(x, [1.0] * 20) is None
+
+
+def test_a_kernel_that_is_launched_early_is_not_called_plain(tmp_path: Path) -> None:
+    m = measured("64x64x64", 5, kernel="k", family="sm90_wave", schedule=(("BM", 64), ("EDGE", 1)))
+    (study,) = studies(read([grid(tmp_path / "run", [Measurement(**{**vars(m), "kernels": ()})])]).cases)
+    assert study.main[0].plain == "nn dependent"
+    ((_, ratio),) = ratios(study.main, "cuBLAS", "nn")
+    assert ratio.estimate == pytest.approx(12 / 5) and not ratios(study.main, "cuBLAS", "tn")
 
 
 def test_swapped_operands_swap_the_tile(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ function entry(set, at) {
     const scroll = make("div", null, { class: "scroll" });
     const table = make("table", null, { "data-name": `${get("task")}-${set.protocol}`.replaceAll(":", "-") });
     const head = table.createTHead().insertRow();
-    for (const name of ["baseline", "us", "over our plain time", "speedup, paired rounds"]) head.append(make("th", name, { scope: "col" }));
+    for (const name of ["baseline", "us", "over our time", "speedup, paired rounds"]) head.append(make("th", name, { scope: "col" }));
     const body = table.createTBody();
     for (const column of rivals) {
       const us = cell(column, at);

@@ -148,7 +148,7 @@ def bars(key: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], 
     if paper:
         style = {"marker": "D", "facecolors": "none", "edgecolors": INK, "linewidths": 0.9}
         axes.scatter(*zip(*paper, strict=True), s=16, label="paper, A100", zorder=3, **style)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [_text(name) for name, _ in rows])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     canvas.legend(loc="outside lower center", ncols=4)
@@ -250,7 +250,7 @@ def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Seq
         number = names.index(name)
         first = not any(line.get_label() == name for line in canvas.axes.lines)
         style = {"color": SERIES[number % 4], "linestyle": styles[number // 4 % 4 if len(names) > 4 else number % 4]}
-        canvas.axes.plot(range(1, len(values) + 1), values, linewidth=1.3, label=name if first else "_", **style)
+        canvas.axes.plot(range(1, len(values) + 1), values, linewidth=1.3, label=_text(name) if first else "_", **style)
     ticker = imported("matplotlib.ticker", "a report needs", "report")
     canvas.axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     if len(names) > 1:
@@ -267,7 +267,7 @@ def counts(key: str, title: str, x: str, series: Mapping[str, Mapping[str, int]]
         at = [row + (number - (len(series) - 1) / 2) * thick for row in range(len(names))]
         drawn = canvas.axes.barh(at, [values.get(name, 0) for name in names], thick, color=SERIES[number], label=kind)
         canvas.axes.bar_label(drawn, [str(values.get(name) or "") for name in names], fontsize=7, padding=2, color=INK)
-    canvas.axes.set_yticks(range(len(names)), names)
+    canvas.axes.set_yticks(range(len(names)), [_text(name) for name in names])
     canvas.axes.invert_yaxis()
     canvas.axes.grid(visible=False, axis="y")
     if len(series) > 1:
@@ -280,3 +280,8 @@ def _octaves(values: Sequence[float], step: int = 1) -> list[float]:
     low, high = int(np.floor(np.log2(min(values)))), int(np.ceil(np.log2(max(values))))
     step = max(step, -(-(high - low + 1) // 8))
     return [2.0**power for power in range(low, high + 1, step)]
+
+
+def _text(name: str) -> str:
+    """A name that matplotlib shall not read as mathematics."""
+    return name.replace("$", r"\$")

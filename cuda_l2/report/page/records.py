@@ -66,7 +66,7 @@ class Case:
     kernels: tuple[Kernel, ...] = ()
     rivals: tuple[Rival, ...] = ()
     ours_us: float = math.nan  # of the kernel that the rivals' ratios are over
-    plain: str = ""  # name of the kernel that stands for plain launches
+    plain: str = ""  # name of the kernel that counts: the plain one where there are both
     any_launch: str = ""  # the same with dependent launches allowed
     proposer: str = ""
     verdict: str = ""
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def best(self) -> Kernel | None:
-        """The kernel that stands for plain launches."""
+        """The kernel that counts: for plain launches where there are kernels for both, else the only one."""
         return self.kernel(self.plain)
 
     def kernel(self, name: str) -> Kernel | None:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cuda_l2 import contract
 from cuda_l2.measure.baselines._base import all_baselines
 from cuda_l2.records import Accumulate, Gemm, Interval, Layout, Trial, to_json
 from cuda_l2.report.grid import OURS, column
 from cuda_l2.report.page.records import Case, Kernel, Origin, Rival
+from cuda_l2.report.tables import launches_early
 from cuda_l2.system.errors import UserError
 
 NEEDED = frozenset(("m", "n", "k", "layout", "protocol", "status"))
@@ -59,18 +61,25 @@ def of_trial(origin: Origin, number: int, trial: Trial) -> Case:
     """The case of a measured trial."""
     gemm = trial.task if isinstance(trial.task, Gemm) else None
     plain = json.loads(to_json(trial), parse_constant=lambda name: None)
-    return trial_case(origin, number, str(trial.task), plain, gemm)
+    source = trial.candidate.source
+    early = contract.states_contract(source) and launches_early(trial.candidate)
+    return trial_case(origin, number, str(trial.task), plain, gemm, early=early)
 
 
-def trial_case(origin: Origin, number: int, task: str, trial: Mapping[str, Any], gemm: Gemm | None = None) -> Case:
-    """The case of a trial as JSON has it. KeyError, TypeError and ValueError where it is none."""
+def trial_case(
+    origin: Origin, number: int, task: str, trial: Mapping[str, Any], gemm: Gemm | None = None, *, early: bool = False
+) -> Case:
+    """The case of a trial as JSON has it. KeyError, TypeError and ValueError where it is none.
+
+    early: whether the kernel is launched as a dependent, where its schedule does not say it.
+    """
     if gemm is None and re.match(r"\d+x\d+x\d+", task):
         gemm = Gemm.parse(task)
     timing, candidate, verdict = trial["timing"], trial["candidate"], trial.get("verdict") or {}
     ratios = {name: _stored(value) for name, value in timing["speedups"]}
     schedule = " ".join(f"{name}={value}" for name, value in candidate.get("schedule", ()))
     kernel = Kernel(
-        *(f"{gemm.layout} plain" if gemm else OURS, str(gemm.layout) if gemm else ""),
+        *(_name(gemm, schedule, early) if gemm else OURS, str(gemm.layout) if gemm else ""),
         _stored(timing["candidate"]["latency_us"]),
         *(candidate.get("family", ""), schedule, trial["build"].get("candidate_id", "")),
     )
@@ -116,8 +125,13 @@ def _kernels(row: Mapping[str, Any], names: Iterable[str], gemm: Gemm) -> tuple[
     ]
     if not found and (us := _interval(row, f"{OURS}_us")):
         words = _text(row, "family"), _text(row, "schedule"), _text(row, "kernel")
-        found = [Kernel(f"{gemm.layout} plain", str(gemm.layout), us, *words)]
+        found = [Kernel(_name(gemm, words[1]), str(gemm.layout), us, *words)]
     return tuple(found)
+
+
+def _name(gemm: Gemm, schedule: str, early: bool = False) -> str:
+    """Layout and launch of a kernel that is alone in its row."""
+    return f"{gemm.layout} {'dependent' if early or 'EDGE=1' in schedule.split() else 'plain'}"
 
 
 def _gemm(row: Mapping[str, Any]) -> Gemm:

@@ -44,6 +44,14 @@ def source(cases: Sequence[Case]) -> str:
     return f"{protocol}; {first.origin.device}; {when}; {first.origin.command}; rows of {first.origin.file}."
 
 
+def _launches(cases: Sequence[Case]) -> str:
+    """How the kernels that count were launched."""
+    early = sum(bool(case.best and case.best.name.endswith("dependent")) for case in cases)
+    if not early:
+        return "Plain launches."
+    return f"{early} of {len(cases)} kernels were launched as dependents of the launch before, the others plainly."
+
+
 def _tables(study: Study, key: str) -> list[Part]:
     parts: list[Part] = []
     means: dict[str, dict[str, float]] = {}
@@ -87,8 +95,8 @@ def _table_1(study: Study, key: str, mode: str, cases: list[Case], found: list[t
         " selected, reads B so. "
     )
     note = (
-        f"{layouts if any(way for _, way, _ in found) else ''}Plain launches. A ratio is of paired rounds where the row"
-        " has one, else of the two medians; 95 % intervals are counted where every shape has one."
+        f"{layouts if any(way for _, way, _ in found) else ''}{_launches(cases)} A ratio is of paired rounds where the"
+        " row has one, else of the two medians; 95 % intervals are counted where every shape has one."
     )
     return table(
         f"{key}-t1-{mode}", f"Table 1, {mode}: speedup over each baseline", f"{note} {source(cases)}",
@@ -119,7 +127,7 @@ def _table_3(study: Study, key: str) -> Part:
     if pairs:
         rows.append(("all", *_cells(spread([ratio for _, ratio in pairs])), *([""] if study.gpu else [])))
     head = ("log2(MNK)", *STATISTICS[1:], *([f"{published.PAPER}, in words"] if study.gpu else []))
-    caption = f"Plain launches of our faster layout against {against}. {source(study.main)}"
+    caption = f"{_launches(study.main)} Our faster layout against {against}. {source(study.main)}"
     return table(f"{key}-t3", f"Table 3, {study.main[0].protocol}: speedup by size", caption, head, rows)
 
 
@@ -146,7 +154,7 @@ def _others(study: Study, key: str) -> Part:
         stats = _cells(spread([ratio for _, ratio in pairs]))
         rows.append((cases[0].origin.file, cases[0].protocol, against, *stats))
     return table(
-        f"{key}-others", "Other measurements of the same products", "Files with fewer shapes; plain launches.",
+        f"{key}-others", "Other measurements of the same products", "Files with fewer shapes.",
         ("file", "protocol", "against", *STATISTICS[1:]), rows,
     )  # fmt: skip
 
@@ -167,7 +175,9 @@ def _by_shape(study: Study, key: str) -> list[Part]:
         points = [plots.Point(size(gemm), value, task, f"{task}: {value:.3f}x") for task, gemm, value in gemms]
         title = f"Figure 3: speedup against {name}"
         svg = plots.scatter(f"{key}f3{at}", title, name, "speedup", points, log=log)
-        parts.append(Figure(title, f"Plain launches over {against}; a mark opens its shape's card. {caption}", svg))
+        parts.append(
+            Figure(title, f"{_launches(study.main)} Over {against}; a mark opens its shape's card. {caption}", svg)
+        )
     return [*parts, *_roofline(study, key, caption), *_heat(gemms, key, against, caption)]
 
 
@@ -187,7 +197,7 @@ def _roofline(study: Study, key: str, caption: str) -> list[Part]:
     title = f"Roofline: {len(points)} shapes below {peak:.4g} {names[2]} and {gbytes:.4g} GB/s"
     svg = plots.roofline(f"{key}roof", title, points, peak, gbytes, names[2])
     note = (
-        "Plain launches of our faster layout. Marks above the slope are of operands that stay in the cache. Both"
+        f"{_launches(study.main)} Our faster layout. Marks above the slope are of operands that stay in the cache. Both"
         " ceilings were measured on this machine."
     )
     return [Figure(title, f"{note} {caption}", svg)]
@@ -213,7 +223,7 @@ def _rules(study: Study, key: str) -> list[Part]:
     found = patterns.choices(study.main)
     if len(found) < patterns.LEAST:
         return [Text(f"No Figure 4: {len(found)} of the best kernels have schedules with tiles BM and BN, and stages.")]
-    caption = f"The kernels for plain launches of {len(found)} shapes. {source(study.main)}"
+    caption = f"The best kernels of {len(found)} shapes. {_launches(study.main)} {source(study.main)}"
     rows: list[Row] = []
     for rule in patterns.rules(found):
         theirs = number(rule.their_rho) if rule.their_rho else Cell("not given")

@@ -126,7 +126,10 @@ def _us(case: Case, way: str) -> float:
 
 
 def _kernel(case: Case, way: str) -> Kernel | None:
-    return case.kernel(f"{way} plain") if way in ("nn", "tn") else case.best
+    if way not in ("nn", "tn"):
+        return case.best
+    alone = case.best if case.best and case.best.layout == way and len(case.kernels) == 1 else None
+    return case.kernel(f"{way} plain") or alone
 
 
 def _contest(case: Case, kind: str, way: str) -> tuple[Kernel, Rival] | None:
