@@ -2,7 +2,7 @@
 # make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
 # make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
 # pytest.  make check: style and types.
-# make wheel: a wheel with the compiled kernels.
+# make wheel: a wheel with the compiled kernels.  make report: the page of the H200's results, dist/report.html.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # TORCH_INDEX: an index to take torch from, for its CPU builds; the usual one if not given.
 
@@ -16,7 +16,7 @@ GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
 # an index with torch's CPU builds; the usual one may have torch for Linux with gigabytes of CUDA alone
 TORCH_INDEX ?=
 
-.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables wheel clean
+.PHONY: setup demo demo-tasks test test-all test-gpu check format bench tables report wheel clean
 
 setup: $(VENV)/.run
 
@@ -48,6 +48,9 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
+
+report: $(VENV)/.dev
+	$(BIN)/cuda-l2 report results/h200 --out dist/report.html --force
 
 # dist/*.whl with the kernels compiled for Hopper GPUs and the operator: needs NVRTC (the extra cuda), g++ and no GPU.
 wheel: $(VENV)/.dev

@@ -1,0 +1,225 @@
+"""Reads folders of results, single files and archives into the records of a page; files of other kinds are left out."""
+
+import csv
+import io
+import json
+import sqlite3
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from cuda_l2.archive import Archive
+from cuda_l2.records import Trial, from_json
+from cuda_l2.report import grid
+from cuda_l2.report.page import rows
+from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Training, Verification
+from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
+from cuda_l2.runs.run_file import Header
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported, read_text
+
+SQLITE = b"SQLite format 3\0"
+TRAINING = "cuda-l2 train"
+PROVED = frozenset(("kernel", "interior", "edge", "checks", "verdict"))
+"""Columns of `cuda-l2 prove`'s table."""
+KNOWN = (
+    f"{CSV}, {PARQUET} or {RESULTS} of `cuda-l2 bench`, an archive, the JSON of `cuda-l2 optimize --json`,"
+    " verification.json, tasks.csv, or the .jsonl of `cuda-l2 train`"
+)
+
+Reader = Callable[[Found, Path, str], bool]
+"""Adds what a file holds; False where the file is of another kind."""
+
+
+def read(paths: Iterable[Path]) -> Found:
+    """Everything that these files and folders hold. UserError where one is not there, or nothing is found."""
+    found, given = Found(), list(paths)
+    if not given:
+        raise UserError("name the folders, files or archives that the report is of")
+    for path in given:
+        if not path.exists():
+            raise UserError(f"{path} is not there: name a folder of results, a file of one, or an archive")
+        if path.is_file():
+            if not _read_file(found, path, path.name):
+                raise UserError(f"{path} holds no results that a report can show; it reads {KNOWN}")
+            continue
+        for each in sorted(each for each in path.rglob("*") if each.is_file()):
+            name = each.relative_to(path.parent if path.name else path).as_posix()
+            try:
+                _read_file(found, each, name)
+            except UserError as error:  # one damaged file does not hide the others
+                found.notes.append(str(error))
+    if found.empty:
+        why = f": {'; '.join(found.notes)}" if found.notes else f"; a report shows {KNOWN}"
+        raise UserError(f"{', '.join(map(str, given))}: no results found{why}")
+    return found
+
+
+def _read_file(found: Found, path: Path, name: str) -> bool:
+    """Add what one file holds; whether it is one of a known kind."""
+    if path.name == RESULTS and any((path.parent / table).exists() for table in (CSV, PARQUET)):
+        return True  # the table beside it has the same rows
+    if path.name == CSV and (path.parent / PARQUET).exists():
+        return True
+    readers: dict[str, Reader] = {".csv": _csv, ".parquet": _parquet, ".jsonl": _lines, ".json": _json}
+    reader = readers.get(path.suffix)
+    if reader:
+        try:
+            return reader(found, path, name)
+        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+            raise UserError(f"{path} is damaged, or another version's: {error}") from None
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(SQLITE))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return begins == SQLITE and _archive(found, path, name)
+
+
+def _csv(found: Found, path: Path, name: str) -> bool:
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    table, columns = list(reader), list(reader.fieldnames or ())
+    if set(columns) >= rows.NEEDED:
+        _table(found, path, name, table)
+        return True
+    if path.name == "tasks.csv":
+        found.sheets.append(Sheet(name, tuple(columns), tuple(tuple(row[c] or "" for c in columns) for row in table)))
+        return True
+    if set(columns) >= PROVED:
+        for number, row in enumerate(table, 1):
+            shapes = f"{row['interior']} and {row['edge']}"
+            found.proofs[row["kernel"]] = Proof(f"{name}, row {number}", row["verdict"], row["checks"], shapes)
+        return True
+    if path.name == CSV:
+        missing = ", ".join(sorted(rows.NEEDED - set(columns)))
+        raise UserError(f"{path} is no table of `cuda-l2 bench`: it has no column {missing}")
+    return False
+
+
+def _parquet(found: Found, path: Path, name: str) -> bool:
+    parquet = imported("pyarrow.parquet", f"reading {path} needs", "report")
+    table = parquet.read_table(path).to_pylist()
+    if table and not set(table[0]) >= rows.NEEDED:
+        return False
+    _table(found, path, name, table)
+    return True
+
+
+def _table(found: Found, path: Path, name: str, table: list[dict[str, Any]]) -> None:
+    beside = path.parent / ENVIRONMENT
+    shared = json.loads(read_text(beside)) if beside.exists() else {}
+    first = table[0] if table else {}
+    environment = shared.get("environment") or {
+        column.removeprefix("env_"): value for column, value in first.items() if column.startswith("env_") and value
+    }
+    machine = shared.get("machine") or str(first.get("machine") or "")
+    found.cases += rows.cases(Origin(name, machine, environment, _command(shared.get("settings", {}))), table)
+
+
+def _command(settings: dict[str, Any]) -> str:
+    """The command that gave a table, with the settings that it keeps."""
+    said = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in (None, False, ""))
+    return "cuda-l2 bench" + (f" ({said})" if said else "")
+
+
+def _lines(found: Found, path: Path, name: str) -> bool:
+    """A run of bench that was not finished, or one of train."""
+    texts = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    try:
+        first = json.loads(texts[0])
+    except (IndexError, ValueError):
+        return False
+    if not isinstance(first, dict):
+        return False
+    if str(first.get("format", "")).startswith(TRAINING):
+        _training(found, name, first, texts[1:])
+        return True
+    if first.get("kind") != Header.kind:
+        return False
+    header, measured, damaged = from_json(Header, texts[0].decode()), {}, 0
+    for text in texts[1:]:
+        try:
+            measurement = from_json(Measurement, text.decode())
+        except (ValueError, TypeError, KeyError, AttributeError):
+            damaged += 1
+            continue
+        measured[measurement.key] = measurement
+    if damaged:
+        found.notes.append(f"{name}: {damaged} damaged lines are left out")
+    origin = Origin(name, header.machine, header.environment, _command(header.settings))
+    found.cases += rows.cases(origin, grid.rows(header, list(measured.values())))
+    return True
+
+
+def _training(found: Found, name: str, head: dict[str, Any], texts: list[bytes]) -> None:
+    rewards, correct = [], []
+    for text in texts:
+        try:
+            group = json.loads(text)
+        except ValueError:
+            continue  # the last line of a killed run
+        if isinstance(group, dict) and group.get("speedups") and group.get("statuses"):
+            rewards.append(statistics.fmean(float(value or 0) for value in group["speedups"]))
+            correct.append(statistics.fmean(status == "measured" for status in group["statuses"]))
+    if rewards:
+        found.trainings.append(Training(name, str(head.get("stage", "")), tuple(rewards), tuple(correct)))
+
+
+def _json(found: Found, path: Path, name: str) -> bool:
+    value = json.loads(read_text(path))
+    if isinstance(value, dict) and isinstance(value.get("figures"), dict) and "environment" in value:
+        found.verifications.append(Verification(name, value["environment"], value["figures"]))
+        return True
+    results = value if isinstance(value, list) else [value]
+    results = [result for result in results if isinstance(result, dict) and "gemm" in result and "reports" in result]
+    number = 0
+    for result in results:
+        for protocol, trial in result["reports"].items():
+            number += 1
+            origin = Origin(name, trial.get("machine", ""), trial.get("environment", {}), "cuda-l2 optimize --json")
+            found.cases.append(rows.trial_case(origin, number, result["gemm"], {**trial, "protocol": protocol}))
+    return bool(results)
+
+
+def _archive(found: Found, path: Path, name: str) -> bool:
+    """The last report of every task, machine and protocol, and how the searches went."""
+    try:
+        with Archive(path, reading=True) as archive:
+            trials = archive.trials()
+    except sqlite3.Error as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    reports: dict[tuple[str, str, str], tuple[int, Trial]] = {}
+    searched: dict[tuple[str, str], list[Trial]] = {}
+    for number, trial in enumerate(trials, 1):
+        task = str(trial.task)
+        if trial.protocol == "search":
+            searched.setdefault((task, trial.machine), []).append(trial)
+        elif trial.timing and trial.speedup and trial.protocol != "finalists":
+            reports[task, trial.machine, trial.protocol] = number, trial
+    for (task, machine, _), (number, trial) in reports.items():
+        origin = Origin(name, machine, trial.environment, f"cuda-l2 optimize {task}")
+        found.cases.append(rows.of_trial(origin, number, trial))
+    for (task, machine), tried in searched.items():
+        origin = Origin(name, machine, tried[-1].environment, f"cuda-l2 optimize {task}")
+        found.searches.append(_search(origin, task, tried))
+    return True
+
+
+def _search(origin: Origin, task: str, tried: list[Trial]) -> Search:
+    rejected: dict[str, int] = {}
+    for trial in tried:
+        if trial.speedup:
+            continue
+        check = trial.verdict.check if trial.verdict else ""
+        reason = f"{trial.status} in the check '{check}'" if check else trial.status
+        rejected[reason] = rejected.get(reason, 0) + 1
+    return Search(
+        origin,
+        task,
+        tuple(trial.speedup or None for trial in tried),
+        rejected,
+        tuple(dict.fromkeys(trial.candidate.proposer for trial in tried)),
+        tried[0].created,
+        tried[-1].created,
+    )

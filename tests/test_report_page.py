@@ -1,0 +1,294 @@
+"""The page of `cuda-l2 report`: its numbers are the rows', it stands alone, and what is missing is said."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made import near, timing, trial
+
+from cuda_l2.archive import Archive
+from cuda_l2.commands.report import command
+from cuda_l2.records import Build, BuildStatus, Gemm, Layout, to_json
+from cuda_l2.report.grid import write_tables
+from cuda_l2.report.page import patterns, published
+from cuda_l2.report.page.reading import read
+from cuda_l2.report.page.studies import MAX, by_size, comparisons, headline, label, ratios, spread, studies
+from cuda_l2.runs.results import KernelFigures, Measurement
+from cuda_l2.runs.run_file import Header
+from cuda_l2.system.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+H200 = ROOT / "results" / "h200"
+HEADER = Header(
+    "cuda:GPU:sm_90a",
+    {"gpu": "A GPU", "arch": "sm_90a", "peak_tflops": 700.0, "memory_gbytes_per_s": 4000.0},
+    {"shapes": "2"},
+)
+KINDS = ("cuBLAS", "cuBLASLt-heuristic", "cuBLASLt-AutoTuning")
+THEIRS = {"torch.matmul": 20.0} | {
+    f"{kind} {layout}": 12.0 + 2 * at + more for at, kind in enumerate(KINDS) for layout, more in (("NN", 0), ("TN", 1))
+}
+VOID = {"meta", "input", "br", "link"}
+
+
+def measured(shape: str, us: float, protocol: str = "offline", **named: Any) -> Measurement:
+    """Of a library with a kernel for each layout; the one that reads column-major B takes 1 us more."""
+    kernels = tuple(
+        KernelFigures(
+            *(layout, False, f"id-{layout}", "sm90_wave"),
+            schedule=(("SWAP", 0), ("BM", 64), ("BN", 128), ("KB", 1), ("STAGES", 4), ("ORDER", 8)),
+            selected_us=each,
+            latency_us=near(each, 0.01),
+            speedups=tuple((name, near(theirs / each, 0.01)) for name, theirs in THEIRS.items()),
+        )
+        for layout, each in ((Layout.NN, us), (Layout.TN, us + 1))
+    )
+    times = timing(us, THEIRS, 0.01, protocol=protocol)
+    fields = {"created": "2026-01-02T03:04:05+00:00", **named}
+    return Measurement(Gemm.parse(shape), protocol, "measured", timing=times, kernels=kernels, **fields)
+
+
+def grid(folder: Path, measurements: list[Measurement]) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_tables(folder, HEADER, measurements)
+    return folder
+
+
+class Checked(HTMLParser):
+    """What a page's elements are; AssertionError where they do not close as they open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: Counter[str] = Counter()
+        self.tags: Counter[str] = Counter()
+        self.addresses: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.open += [] if tag in VOID else [tag]
+        found = {name: value or "" for name, value in attrs}
+        self.ids.update([found["id"]] if "id" in found else [])
+        self.addresses += [found[name] for name in ("href", "src", "action") if name in found]
+        assert not [name for name in found if name.startswith("on")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page(tmp_path: Path, *results: Path) -> str:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    command(*results, out=tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text()
+
+
+def data(text: str) -> Any:
+    found = re.search(r'id="data">(.*?)</script>', text, re.S)
+    assert found
+    return json.loads(found[1])
+
+
+def column(of: dict[str, Any], name: str) -> list[Any]:
+    found = next(each for each in of["columns"] if each["n"] == name)
+    return found["v"] if "v" in found else [found["t"][at] for at in found["c"]]
+
+
+def check_alone(text: str) -> Checked:
+    """A whole page that asks for nothing from elsewhere, whose policy lets nothing but its own script run."""
+    checked = Checked(text)
+    assert [name for name, count in checked.ids.items() if count > 1] == []
+    assert all(address.startswith("#") for address in checked.addresses)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    script = re.findall(r"<script>(.*?)</script>", text, re.S)
+    assert len(script) == 1
+    assert base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode() in text
+    assert "default-src 'none'" in text
+    held = re.search(r'id="data">(.*?)</script>', text, re.S)
+    assert held and "<" not in held[1]
+    return checked
+
+
+def test_the_papers_ten_columns_are_ratios_of_the_rows_times(tmp_path: Path) -> None:
+    found = read([grid(tmp_path / "run", [measured("64x64x64", 5), measured("128x64x64", 8)])])
+    (study,) = studies(found.cases)
+    assert comparisons(study.main) == list(published.COLUMNS)
+
+    def mean(kind: str, way: str) -> float:
+        return spread([ratio for _, ratio in ratios(study.main, kind, way)]).mean
+
+    assert mean("torch.matmul", "") == pytest.approx((20 / 5 + 20 / 8) / 2)
+    assert mean("cuBLAS", "nn") == pytest.approx((12 / 5 + 12 / 8) / 2)
+    assert mean("cuBLAS", "tn") == pytest.approx((13 / 6 + 13 / 9) / 2)  # against our kernel that reads B alike
+    assert mean("cuBLASLt-AutoTuning", MAX) == pytest.approx((16 / 5 + 16 / 8) / 2)
+
+
+def test_a_ratio_below_one_counts_as_one_where_the_faster_is_used() -> None:
+    both = [near(0.5, 0.1), near(1.5, 0.1)]
+    assert spread(both).mean == 1 and spread(both, floor=1).mean == 1.25
+    assert spread(both).wins == 0.5 and spread(both).certain_losses == 0.5
+
+
+def test_the_faster_layout_stands_for_a_shape_with_a_row_for_each(tmp_path: Path) -> None:
+    rows = [measured("64x64x64", 5), measured("64x64x64:tn", 4)]
+    (study,) = studies(read([grid(tmp_path / "run", rows)]).cases)
+    ((case, ratio),) = ratios(study.main, "cuBLASLt-AutoTuning", MAX)
+    assert case.task == "64x64x64:tn" and ratio.estimate == pytest.approx(16 / 4)
+    assert [name for _, name, _ in by_size(headline(study.main)[1])] == ["18-20"]
+
+
+def test_a_page_holds_the_rows_and_stands_alone(tmp_path: Path) -> None:
+    run = grid(tmp_path / "run", [measured("64x64x64", 5), measured("128x64x64", 8), measured("64x64x64", 6, "server")])
+    text = page(tmp_path, run)
+    checked = check_alone(text)
+    offline, server = sorted(data(text)["sets"], key=lambda each: each["protocol"])
+    assert column(offline, "task") == ["64x64x64", "128x64x64"] and column(offline, "plain us") == [5, 8]
+    assert column(offline, "row") == [1, 3] and column(server, "cuBLAS NN us") == [12]
+    assert set(data(text)["helps"]) == {"sm90_wave"}
+    for said in ("Table 1, offline", "Table 1, server", "Table 2, offline", "Table 3, offline", "Figure 1", "Roofline"):
+        assert said in text
+    assert "+225.0%" in text  # 20 / 5 and 20 / 8 of torch.matmul
+    assert "A GPU; 2026-01-02; cuda-l2 bench (shapes 2)" in text and "run/table" in text
+    assert checked.tags["svg"] >= 5 and "CUDA-L2 paper, A100" in text
+
+
+def test_what_is_not_there_is_said_in_place_of_a_figure(tmp_path: Path) -> None:
+    text = page(tmp_path, grid(tmp_path / "run", [measured("64x64x64", 5)]))
+    for said in (
+        "No heat map: the shapes form no grid",
+        "No Figure 4: 1 of the best kernels",
+        "No archive is among the results",
+        "No verification.json",
+        "No training run",
+        "No benchmark of models",
+    ):
+        assert said in text
+
+
+def test_markup_in_results_is_text(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script> $\\frac$"
+    run = grid(tmp_path / "run", [measured("64x64x64", 5, proposer=evil), measured("128x64x64", 5)])
+    folder = run.rename(tmp_path / "<b>run")
+    text = page(tmp_path, folder)
+    check_alone(text)
+    assert "alert(1)</script>" not in text and "<b>run" not in text
+    assert column(data(text)["sets"][0], "proposer") == [evil, ""]
+
+
+def test_a_fresh_archive_shows_its_search_and_its_winner(tmp_path: Path) -> None:
+    path = tmp_path / "archive.db"
+    environment = {"cpu": "A CPU", "peak_gflops": 200.0, "read_gbytes_per_s": 20.0}
+    named = {"machine": "cpu:A", "environment": environment, "created": "2026-01-02T03:04:05+00:00"}
+    refused = Build("c", BuildStatus.REFUSED, reason="asks for the clock")
+    with Archive(path) as archive:
+        for at in range(3):
+            archive.append(trial(f"// {at}", 1 + at / 10, **named))
+        archive.append(trial("// bad", build=refused, verdict=None, timing=None, reward=math.nan, **named))
+        archive.append(trial("// 1", 1.15, "offline", **named))
+        archive.append(trial("// 2", 1.25, "offline", **named))
+    text = page(tmp_path, path)
+    check_alone(text)
+    (found,) = data(text)["sets"]
+    assert column(found, "torch us") == [1.25] and column(found, "row") == [6]  # the last report, a trial's number
+    assert data(text)["searches"] == [["64x64x64", "archive.db", "A CPU", 4, {"refused": 1}]]
+    assert data(text)["sources"] == {"64x64x64": "// 2"}
+    assert "Best speedup so far: 64x64x64" in text and "the paper, A100" not in text
+
+
+def test_an_unfinished_run_is_read_and_its_damaged_line_said(tmp_path: Path) -> None:
+    lines = [to_json(HEADER), to_json(measured("64x64x64", 5)), to_json(measured("128x64x64", 8)), '{"gemm": {"m": 1']
+    (tmp_path / "results.jsonl").write_text("\n".join(lines))
+    found = read([tmp_path])
+    assert [case.task for case in found.cases] == ["64x64x64", "128x64x64"]
+    assert found.notes == [f"{tmp_path.name}/results.jsonl: 1 damaged lines are left out"]
+
+
+def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
+    other, table, empty = tmp_path / "notes.json", tmp_path / "table.csv", tmp_path / "empty"
+    empty.mkdir()
+    other.write_text("{}")
+    table.write_text("m,n\n1,2\n")
+    with pytest.raises(UserError, match="name the folders, files or archives"):
+        read([])
+    with pytest.raises(UserError, match="is not there"):
+        read([tmp_path / "nothing"])
+    with pytest.raises(UserError, match="no results found"):
+        read([empty])
+    with pytest.raises(UserError, match="holds no results that a report can show"):
+        read([other])
+    with pytest.raises(UserError, match="has no column k, layout, protocol, status"):
+        read([table])
+    table.write_text("m,n,k,layout,protocol,status\n1,2,x,nn,offline,measured\n")
+    with pytest.raises(UserError, match=r"table\.csv, row 1: "):
+        read([table])
+    database = tmp_path / "archive.db"
+    database.write_bytes(b"SQLite format 3\0" + b"\0" * 100)
+    with pytest.raises(UserError, match="archive"):
+        read([database])
+
+
+def test_a_page_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(UserError, match="--force"):
+        command(tmp_path, out=tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def test_correlations_have_intervals_and_ranks_ignore_scale() -> None:
+    x = [float(2**at) for at in range(20)]
+    by_rank = patterns.correlation(x, [at + 1.0 for at in range(20)], ranks=True)
+    ours = patterns.correlation(x, [at + 1.0 for at in range(20)])
+    assert by_rank and by_rank.estimate == pytest.approx(1)
+    assert ours and ours.low < ours.estimate < ours.high < 1
+    assert patterns.correlation(x[:5], x[:5]) is None and patterns.correlation(x, [1.0] * 20) is None
+
+
+def test_a_kernel_that_is_launched_early_is_not_called_plain(tmp_path: Path) -> None:
+    m = measured("64x64x64", 5, kernel="k", family="sm90_wave", schedule=(("BM", 64), ("EDGE", 1)))
+    (study,) = studies(read([grid(tmp_path / "run", [Measurement(**{**vars(m), "kernels": ()})])]).cases)
+    assert study.main[0].plain == "nn dependent"
+    ((_, ratio),) = ratios(study.main, "cuBLAS", "nn")
+    assert ratio.estimate == pytest.approx(12 / 5) and not ratios(study.main, "cuBLAS", "tn")
+
+
+def test_swapped_operands_swap_the_tile(tmp_path: Path) -> None:
+    m = measured("64x64x64", 5)
+    schedule = (("SWAP", 1), *m.kernels[0].schedule[1:])
+    kernels = tuple(KernelFigures(**{**vars(kernel), "schedule": schedule}) for kernel in m.kernels)
+    row = Measurement(**{**vars(m), "kernels": kernels})
+    (choice,) = patterns.choices(read([grid(tmp_path / "run", [row])]).cases)
+    assert (choice.bm, choice.bn, choice.bk, choice.stages, choice.swizzle) == (128, 64, 64, 4, 8)
+
+
+def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figures(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="tables of 1,000 shapes are Parquet")
+    text = page(tmp_path, H200)
+    check_alone(text)
+    assert len(text.encode()) < 5_000_000
+    sets = data(text)["sets"]
+    assert sum(len(column(each, "task")) for each in sets) == 4290
+    (found,) = (
+        each for each in sets if each["file"] == "h200/grid-fp32/table.parquet" and each["protocol"] == "offline"
+    )
+    speedups = column(found, "plain speedup")
+    summary = (H200 / "grid-fp32" / "summary.md").read_text()
+    row = re.search(r"\| all \| 1000 \| \+([\d.]+)% \| [\d.]+ \| ([\d.]+)% \| ([\d.]+)% \|", summary)
+    assert row and f"{100 * (sum(speedups) / 1000 - 1):.2f}" == row[1]
+    shown = re.search(rf"<th scope=\"row\">{label('cuBLASLt-AutoTuning', MAX)}</th>(.*?)</tr>", text, re.S)
+    assert shown and [re.search(rf">{figure}%<", shown[1]) for figure in (row[2], row[3])].count(None) == 0
+    assert re.search(r">0\.\d\d</text>", text)  # ticks keep their digits
+    for said in ("Figure 4f", "K = 16384", "Cheats and mutants", "Learning curves"):
+        assert said in text
