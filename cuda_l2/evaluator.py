@@ -44,7 +44,7 @@ from cuda_l2.system.values import require
 from cuda_l2.version import __version__
 
 TOLD = (TimingStatus.MEASURED, TimingStatus.BUSY)
-"""Of timings that say nothing against their candidate."""
+"""Statuses of timings that count against no candidate."""
 MOST_TOGETHER, TOGETHER_ROUNDS = 8, 10
 """Candidates that are timed in one run, and its fewest rounds."""
 POOR = 0.9

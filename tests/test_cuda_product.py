@@ -11,10 +11,10 @@ import torch
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from clocks import ticking
 from cuda_cheats import all_cheats
-from fake_gpu import L2_BYTES, SMS, Workers, fake_gpu, memory  # noqa: F401 - a fixture
+from fake_gpu import L2_BYTES, SMS, WorkerProcess, Workers, fake_gpu, memory  # noqa: F401 - a fixture
 
 from cuda_l2.contract.cuda import Plan
-from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena
+from cuda_l2.machine.cuda.arena import OUTSIDE, PRODUCT_WINDOWS, CudaArena, Sharing
 from cuda_l2.measure.baselines._base import LibraryProduct
 from cuda_l2.measure.graph_rounds import Gpu, measure_cuda
 from cuda_l2.measure.product_memory import ProductMemory
@@ -118,6 +118,26 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
         expected = {"exact match", "special values", "hygiene", "state", "concurrency", "stress", "races"}
         assert expected <= set(verdict.passed)
         assert "record_loaded" in workers.worker.calls
+
+
+def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And launches meet every window that timed ones have."""
+    workers, candidate, build = parts(honest)
+    met: list[tuple[bool, int]] = []
+    launch = WorkerProcess.launch
+
+    def watched(process: WorkerProcess, binding: int, spoil: bool) -> None:
+        met.append((spoil, binding))
+        launch(process, binding, spoil)
+
+    monkeypatch.setattr(WorkerProcess, "launch", watched)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
+    assert verdict.status == "correct", (verdict.check, verdict.reason)
+    assert {spoil for spoil, _ in met} == {True, False}
+    assert {window for _, window in met} == set(range(PRODUCT_WINDOWS))
 
 
 @pytest.mark.parametrize("protocol", ["search", "offline", "rotating", "server", "paper"])

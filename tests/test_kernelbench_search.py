@@ -151,7 +151,9 @@ def test_a_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name, eva
 def test_a_wrong_kernel_for_a_file_is_rejected(what, evaluators) -> None:
     name, text, says = WRONG[what]
     trial = judged(evaluators[name], text)
-    assert trial.status in ("incorrect", "unhygienic") and says in trial.reason, trial.reason
+    # which weights have special values is drawn; where this one has none, its changes go unnoticed
+    allowed = ("incorrect", "unhygienic") if what == "a weight by heart" else ("incorrect",)
+    assert trial.status in allowed and says in trial.reason, trial.reason
 
 
 def test_what_is_timed_is_what_another_run_of_the_file_gives() -> None:

@@ -32,7 +32,7 @@ def decode(value: Any) -> Any:
 def structure(value: Any, tensor: Any) -> str:
     """Structure of a result as text: `tensor`, `(tensor, tensor)` for a tuple or a list, `{'a': tensor}`, else a type.
 
-    A complex tensor is told apart: its real and imaginary parts are what is compared. A list may stand for a tuple: C++
+    A complex tensor has a word of its own: its real and imaginary parts are compared. A list may stand for a tuple: C++
     extensions return lists. tensor: the class of tensors.
     """
     if isinstance(value, tensor):

@@ -261,7 +261,7 @@ class GraphRounds(Rounds):
             self._memory.poison_baselines()
 
     def _looked_at(self, sequence: Sequence[int]) -> list[int]:
-        """Of the places whose outputs nothing wrote to afterwards the last, and a few at random before it."""
+        """The last place, behind a few random ones among those whose outputs no later launch wrote."""
         last = {self._memory.outputs_of(place): place for place in sequence}
         others = [place for place in last.values() if place != sequence[-1]]
         chosen = self.rng.permutation(len(others))[: LOOKED_AT - 1]
@@ -311,7 +311,7 @@ class GraphRounds(Rounds):
         return self._graphs[key][1]
 
     def _replay(self, name: str, count: int, before: int, variant: int) -> float:
-        """Seconds of a replay behind so many launches of the other variant, in one replay or one by one.
+        """Seconds of a replay that follows so many launches of the other variant, in one replay or one by one.
 
         What those left is wrong wherever this one should have written. With too few windows for that its outputs are
         poisoned in between, as are those of a single launch.

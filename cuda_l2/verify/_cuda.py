@@ -194,10 +194,10 @@ class CudaSession(GpuSession):
         if not keep:
             several = len(self._windows)
             self._window = int(self.cases.rng.integers(several)) if self.window is None else self.window % several
-            self._segments.fill(self.arena.left(before, self._window))
         scratch = [] if keep else self.arena.scratch()
         tensors = {**case.tensors, **(values or {})}
-        self._segments.fill([*self.arena.before_launch(tensors, prefill, self._window), *scratch])
+        left = self.arena.left(before, self._window)  # no byte of it lies in the window that is filled
+        self._segments.fill([*left, *self.arena.before_launch(tensors, prefill, self._window), *scratch])
 
     def _result(self, case: Case) -> Outputs:
         """The outputs, once everything else is found as it must be."""

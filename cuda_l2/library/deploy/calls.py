@@ -11,7 +11,7 @@ from cuda_l2.system.errors import UserError
 
 Tensor = torch.Tensor
 FAILURES = (RuntimeError, TypeError)
-"""Of the op. torch is asked then: it raises in its own words, or knows a subclass of tensors that the op does not."""
+"""What the op may raise. torch serves the call then: it raises its own error, or knows a subclass of tensors."""
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import write_text
 
 FAMILY = "imported"
-"""Of a choice whose kernel is one of these."""
+"""The family that a choice of an imported kernel names."""
 SOURCE = "source.cu"
 
 

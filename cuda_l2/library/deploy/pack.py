@@ -26,7 +26,7 @@ INDEX, DATA = "pack.json", "kernels.bin"
 CARRIED = Path(__file__).with_name("pack")
 """In a wheel."""
 GROUP = 16
-"""Kernels that are compiled before the next progress is told."""
+"""Kernels compiled between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)

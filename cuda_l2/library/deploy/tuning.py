@@ -34,7 +34,7 @@ ROUNDS = 15
 REPLAY_US = 150.0
 """Aim for a replay; a graph has 4 to 64 launches."""
 COLD_CACHES = 2
-"""Copies of B take so many times the L2 cache."""
+"""Size of all copies of B together, in L2 caches."""
 MAX_COPIES_BYTES = 1 << 30
 LIMIT = {"float16": 1e-3, "bfloat16": 8e-3}
 """Relative RMS difference from torch's product."""
