@@ -1,8 +1,10 @@
 # make setup: the environment alone.
-# make demo: set up and run the main job.  make demo-tasks: the same for three tasks that are no matrix products.
+# make demo: set up and run the main job, which leaves demo.html.
+# make demo-tasks: the same for three tasks that are no matrix products.
 # make test: set up and run the quick tests and a sample of every corpus.  make test-all: every test. ARGS goes to
 # pytest.  make check: style and types.
-# make wheel: a wheel with the compiled kernels.  make report: the page of the H200's results, dist/report.html.
+# make wheel: a wheel with the compiled kernels.
+# make report: the page of the H200's results, dist/report.html, and the README's pictures of them.
 # make test-gpu: the tests that need an NVIDIA GPU.  make tables: the H200's tables over 1,000 shapes, resumable.
 # TORCH_INDEX: an index to take torch from, for its CPU builds; the usual one if not given.
 
@@ -13,6 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # packages for the GPU where there is one
 GPU_EXTRA := $(if $(wildcard /dev/nvidiactl),[cuda])
+# for the demo's page and for `cuda-l2 watch`: the extra report without pyarrow's 170 MB
+PAGES := jinja2 matplotlib starlette uvicorn
 # an index with torch's CPU builds; the usual one may have torch for Linux with gigabytes of CUDA alone
 TORCH_INDEX ?=
 
@@ -21,7 +25,7 @@ TORCH_INDEX ?=
 setup: $(VENV)/.run
 
 demo: $(VENV)/.run
-	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s
+	$(BIN)/cuda-l2 optimize 512x512x512 --budget 60s --page demo.html
 
 DEMO_TASKS := softmax:rows=128,columns=2048 layer_norm:rows=128,columns=2048 gelu:rows=128,columns=2048
 demo-tasks: $(VENV)/.run
@@ -50,7 +54,7 @@ bench: $(VENV)/.run
 	$(BIN)/cuda-l2 bench --out bench-cpu
 
 report: $(VENV)/.dev
-	$(BIN)/cuda-l2 report results/h200 --out dist/report.html --force
+	$(BIN)/cuda-l2 report results/h200 --out dist/report.html --pictures docs/pictures --force
 
 # dist/*.whl with the kernels compiled for Hopper GPUs and the operator: needs NVRTC (the extra cuda), g++ and no GPU.
 wheel: $(VENV)/.dev
@@ -91,7 +95,7 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 	@$(PIP) install --quiet --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--no-deps --retries 2 --timeout 20 --index-url $(TORCH_INDEX)) torch \
 	  || { echo "torch was not installed; TORCH_INDEX names another index"; exit 2; }
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)' torch
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.$(GPU_EXTRA)' torch $(PAGES)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cuda_l2.evaluator import evaluate
     from cuda_l2.library.deploy.accelerate import accelerate, accelerated
     from cuda_l2.library.deploy.calls import matmul
+    from cuda_l2.library.deploy.inductor import max_autotune
     from cuda_l2.library.deploy.tuning import tune
     from cuda_l2.library.kernel import load
     from cuda_l2.optimizer import optimize
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate",
     "load",
     "matmul",
+    "max_autotune",
     "optimize",
     "tune",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "evaluate": "cuda_l2.evaluator",
     "load": "cuda_l2.library.kernel",
     "matmul": "cuda_l2.library.deploy.calls",
+    "max_autotune": "cuda_l2.library.deploy.inductor",
     "optimize": "cuda_l2.optimizer",
     "tune": "cuda_l2.library.deploy.tuning",
 }

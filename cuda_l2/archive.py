@@ -110,15 +110,19 @@ class Archive(Closing):
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""
-        trials = self._select(
+        found = self._select(
             "task = ? AND candidate = ? AND machine = ? AND protocol = ?  AND status NOT IN ('timed-out', 'unstable')",
             (str(task), candidate.id, machine, protocol),
             "number DESC LIMIT 1",
         )
-        return trials[0] if trials else None
+        return found[0][1] if found else None
 
     def trials(self, task: Task | None = None, machine: str = "", protocol: str = "") -> list[Trial]:
         """Trials in the order they were run; empty arguments match all."""
+        return [trial for _, trial in self.numbered(task, machine, protocol)]
+
+    def numbered(self, task: Task | None = None, machine: str = "", protocol: str = "") -> list[tuple[int, Trial]]:
+        """The same, each with its number in the archive."""
         conditions, values = ["1"], []
         for column, value in (("task", str(task) if task else ""), ("machine", machine), ("protocol", protocol)):
             if value:
@@ -128,13 +132,19 @@ class Archive(Closing):
 
     def best(self, task: Task, machine: str, protocol: str, count: int = 1) -> list[Trial]:
         """The fastest measured candidates, each once."""
-        return self._select(
+        found = self._select(
             "number IN (SELECT number FROM trials"
             " WHERE task = ? AND machine = ? AND protocol = ? AND status = 'measured'"
             " GROUP BY candidate HAVING speedup = max(speedup))",
             (str(task), machine, protocol),
             f"speedup DESC LIMIT {int(count)}",
         )
+        return [trial for _, trial in found]
+
+    def tasks(self, machine: str, protocol: str) -> list[str]:
+        """The tasks of which there are trials, as texts."""
+        query = "SELECT DISTINCT task FROM trials WHERE machine = ? AND protocol = ?"
+        return [task for (task,) in self._read(query, (machine, protocol))]
 
     def load_policy(self, name: str, machine: str) -> bytes | None:
         rows = self._read("SELECT state FROM policies WHERE name = ? AND machine = ?", (name, machine))
@@ -148,16 +158,16 @@ class Archive(Closing):
     def close(self) -> None:
         self._db.close()
 
-    def _select(self, where: str, values: Iterable[object], order: str) -> list[Trial]:
+    def _select(self, where: str, values: Iterable[object], order: str) -> list[tuple[int, Trial]]:
         query = (
-            "SELECT record, source FROM trials JOIN candidates ON candidates.id = trials.candidate"
+            "SELECT number, record, source FROM trials JOIN candidates ON candidates.id = trials.candidate"
             f" WHERE {where} ORDER BY {order}"
         )
         trials = []
-        for record, source in self._read(query, values):
+        for number, record, source in self._read(query, values):
             fields = json.loads(record)
             fields["candidate"]["source"] = source
-            trials.append(from_json(Trial, json.dumps(fields)))
+            trials.append((number, from_json(Trial, json.dumps(fields))))
         return trials
 
     def _read(self, query: str, values: Iterable[object]) -> list[Any]:

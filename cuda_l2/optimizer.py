@@ -17,7 +17,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.library.kernel import Kernel, TorchKernel
 from cuda_l2.library.saved import TorchsOwn, why_no_win
-from cuda_l2.llm._base import is_model
+from cuda_l2.llm._base import is_model, is_unread
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.baselines._base import TorchBaseline, baselines_of
@@ -103,7 +103,7 @@ class Result:
             )
         if self.why_no_win:
             return TorchKernel(TorchsOwn(self.task, self.handed_out, self.why_no_win, self.best.machine))
-        if is_model(self.best.candidate.proposer):
+        if is_unread(self.best.candidate.proposer):
             raise UserError(
                 f"{self.best.candidate.proposer} wrote the winner: read {self.source_path}; if you trust it, load it"
                 " with cuda_l2.library.kernel.Kernel(result.task, result.best.candidate, result.best.build)"
@@ -196,7 +196,7 @@ class Workbench(Closing):
     def _may_run(self, candidate: Candidate) -> bool:
         """Not what a model wrote in an earlier search, where there is no sandbox any more."""
         sandboxed = sandbox.kind() is not sandbox.Kind.LIMITS or self._trusts_models
-        return sandboxed or not is_model(candidate.proposer)
+        return sandboxed or not is_unread(candidate.proposer)
 
 
 class Optimizer(Workbench):
@@ -259,11 +259,16 @@ class Optimizer(Workbench):
     ) -> Result:
         """Search, choose among the finalists, report the winner. spent_s: time of the budget that is gone already."""
         self.require_feasible(task)
-        planned = self.plan(task)
         progress, winner = self.find(task, on_progress, on_stage, spent_s=spent_s)
+        return self.conclude(task, progress, winner, on_stage)
+
+    def conclude(
+        self, task: Task, progress: Progress, winner: Trial | None, on_stage: Callable[[str], None] = lambda stage: None
+    ) -> Result:
+        """Report the winner of a search from another run, and keep its source."""
         reports: dict[str, Trial] = {}
         try:
-            left_s = progress.ended + planned.report_s - self.clock.now()
+            left_s = progress.ended + self.plan(task).report_s - self.clock.now()
             not_reported = self._report(winner, reports, on_stage, left_s) if winner is not None else ""
         except KeyboardInterrupt:
             progress.interrupted, not_reported = True, ""
@@ -286,7 +291,6 @@ class Optimizer(Workbench):
         gone already; preparing the task's inputs counts too.
         """
         ends = self.clock.now() + self.settings.budget_s - spent_s
-        report_s = self.plan(task).report_s
         history = {t.candidate.id: t for t in self.archive.trials(task, self.target.machine, SEARCH.name)}
         winner: Trial | None = None
 
@@ -313,15 +317,21 @@ class Optimizer(Workbench):
             try:
                 if not progress.interrupted and (progress.best or progress.untimed):
                     on_stage("comparing the best kernels side by side")
-                    evaluator.ends = progress.ended + (CHOICE if progress.best else LATE_CHOICE) * report_s
-                    queued_before_s = evaluator.queued_s
-                    winner = self.choose(evaluator, progress.trials)
-                    progress.queued_s += evaluator.queued_s - queued_before_s
-                    progress.ended += evaluator.queued_s - queued_before_s
+                    winner = self.decide(evaluator, progress)
             except KeyboardInterrupt:
                 progress.interrupted = True
         progress.checker = self._checker.summary() if self._checker else ""
         return progress, winner
+
+    def decide(self, evaluator: Evaluator, progress: Progress) -> Trial | None:
+        """The winner after a search, as `choose` has it, within a share of the report's time."""
+        share = CHOICE if progress.best else LATE_CHOICE
+        evaluator.ends = progress.ended + share * self.plan(evaluator.task).report_s
+        queued_before_s = evaluator.queued_s
+        winner = self.choose(evaluator, progress.trials)
+        progress.queued_s += evaluator.queued_s - queued_before_s
+        progress.ended += evaluator.queued_s - queued_before_s
+        return winner
 
     def close(self) -> None:
         self._held.close()

@@ -46,6 +46,26 @@ class Progress:
         """Share of the wall time outside all stages and outside waiting for a language model."""
         return 1 - sum(self.stage_seconds.values()) / self.seconds if self.seconds else 0.0
 
+    def count(self, trial: Trial, known: bool, repeated: bool = False) -> None:
+        """Count one trial. known: not judged now. repeated: judged before in this run, which excludes known."""
+        self.proposed += 1
+        self.known += known and not repeated
+        self.repeated += repeated
+        self.last = trial
+        self.trials.append(trial)
+        if trial.review and not known:
+            self.reviews[trial.review.status] += 1
+        if trial.build.status is BuildStatus.BUILT:
+            self.built += 1
+        if trial.timing and trial.timing.speedup:
+            self.correct += 1
+            if self.best is None or trial.speedup > self.best.speedup:
+                self.best = trial
+        elif trial.status == TimingStatus.BUSY:
+            self.untimed = trial
+        else:
+            self.rejected[trial.status] += 1
+
 
 def search(
     evaluator: Evaluator,
@@ -98,7 +118,7 @@ def search(
             trials = []
             for trial, known in judge_group(evaluator, archive, group, again):
                 trials.append(trial)
-                _count(progress, trial, known, repeated=known and trial.candidate.id in met)
+                progress.count(trial, known, repeated=known and trial.candidate.id in met)
                 if trial.status != TimingStatus.BUSY:
                     met.add(trial.candidate.id)
                 ended = spent()
@@ -173,24 +193,3 @@ def judge_group(
             if trials[candidate.id].status != TimingStatus.BUSY:
                 archive.append(trials[candidate.id])
         yield trials[candidate.id], known
-
-
-def _count(progress: Progress, trial: Trial, known: bool, repeated: bool) -> None:
-    """Count one trial. known: not judged now. repeated: judged before in this run, which excludes known."""
-    progress.proposed += 1
-    progress.known += known and not repeated
-    progress.repeated += repeated
-    progress.last = trial
-    progress.trials.append(trial)
-    if trial.review and not known:
-        progress.reviews[trial.review.status] += 1
-    if trial.build.status is BuildStatus.BUILT:
-        progress.built += 1
-    if trial.timing and trial.timing.speedup:
-        progress.correct += 1
-        if progress.best is None or trial.speedup > progress.best.speedup:
-            progress.best = trial
-    elif trial.status == TimingStatus.BUSY:
-        progress.untimed = trial
-    else:
-        progress.rejected[trial.status] += 1

@@ -1,6 +1,7 @@
 """The nouns of a task: its tensors, a matrix product, any other operation. Part of `records`, which offers them all."""
 
 import enum
+import functools
 import math
 import operator
 import re
@@ -193,8 +194,7 @@ class Gemm(_Computation):
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """A, M x K, and B, K x N."""
-        b = Tensor("b", self.dtype, (self.k, self.n), column_major=self.layout is Layout.TN)
-        return Tensor("a", self.dtype, (self.m, self.k)), b
+        return _product_tensors(self)[:2]
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -202,7 +202,14 @@ class Gemm(_Computation):
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        return (Tensor("c", self.dtype, (self.m, self.n)),)
+        return _product_tensors(self)[2:]
+
+
+@functools.lru_cache(maxsize=256)
+def _product_tensors(gemm: Gemm) -> tuple[Tensor, ...]:
+    """A, B and C: asked for several times at every launch of a check."""
+    b = Tensor("b", gemm.dtype, (gemm.k, gemm.n), column_major=gemm.layout is Layout.TN)
+    return Tensor("a", gemm.dtype, (gemm.m, gemm.k)), b, Tensor("c", gemm.dtype, (gemm.m, gemm.n))
 
 
 @dataclass(frozen=True, slots=True)

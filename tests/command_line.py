@@ -25,16 +25,18 @@ TIMEOUT_S = 600.0
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """`cuda-l2 ARGUMENTS` with further variables in its environment."""
     with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
-        job = {
-            "arguments": ["cuda-l2", *arguments],
-            "cwd": str(cwd or Path.cwd()),
-            "environment": {**os.environ, **environment},
-            "output": output.name,
-            "errors": errors.name,
-        }
-        status = _ask(job)
+        files = {"input": os.devnull, "output": output.name, "errors": errors.name}
+        status = run_over(files, *arguments, cwd=cwd, **environment)
         said = (Path(file.name).read_text() for file in (output, errors))
-        return subprocess.CompletedProcess(job["arguments"], status, *said)
+        return subprocess.CompletedProcess(["cuda-l2", *arguments], status, *said)
+
+
+def run_over(files: dict[str, str], *arguments: str, cwd: Path | None = None, **environment: str) -> int:
+    """The same over files, or named pipes, for its input, output and errors; its status."""
+    environment = {**os.environ, **environment}
+    return _ask(
+        {"arguments": ["cuda-l2", *arguments], "cwd": str(cwd or Path.cwd()), "environment": environment, **files}
+    )
 
 
 def _ask(job: dict[str, object]) -> int:
@@ -81,8 +83,10 @@ def serve() -> None:
         child = os.fork()
         if not child:
             job = json.loads(line)
-            for descriptor, file in enumerate((os.devnull, job["output"], job["errors"])):
-                os.dup2(os.open(file, os.O_RDWR), descriptor)
+            for descriptor, name in enumerate(("input", "output", "errors")):
+                opened = os.open(job[name], os.O_WRONLY if descriptor else os.O_RDONLY)
+                os.dup2(opened, descriptor)
+                os.close(opened)
             os.chdir(job["cwd"])
             os.environ.clear()
             os.environ.update(job["environment"])

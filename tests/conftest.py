@@ -219,6 +219,7 @@ def typed(
 @pytest.fixture(scope="session")
 def build_of(own_folders: Path) -> Callable[[str], Build]:
     """build_of(source): built for Hopper; no GPU is needed."""
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     target = replace(compile_only("sm_90a"), cores=2)
     return cache(lambda source: build_all([Candidate(source)], target)[0])
 

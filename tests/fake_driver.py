@@ -86,5 +86,4 @@ def fake_driver() -> Iterator[tuple[FakeDriver, Native]]:
     try:
         yield fake, library
     finally:
-        library.forget_miss()
         library.stop()

@@ -31,7 +31,7 @@ from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
 from cuda_l2.rigs import cuda as cuda_rig
 from cuda_l2.rigs.kept import KeptBaselines
-from cuda_l2.verify import _cuda
+from cuda_l2.verify import _cuda, often
 from cuda_l2.verify._cuda import Facilities
 
 RMS_NORM = """/* cuda-l2
@@ -295,6 +295,8 @@ class State:
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str, Kernel]], Rig]]:
     """fake_gpu(kernels) is a rig for benches of tasks."""
+    monkeypatch.setattr(often, "LEAST", 30)  # a launch may take milliseconds here
+    monkeypatch.setattr(often, "MOST", 40)
     answers = {"cuEventCreate": (OK, object()), "cuEventElapsedTime": (OK, 0.1), "cuEventRecord": (OK,)}
     answers |= dict.fromkeys(("cuEventSynchronize", "cuEventDestroy", "cuStreamSynchronize"), (OK,))
     for name, answer in answers.items():

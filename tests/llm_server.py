@@ -1,11 +1,13 @@
 """An OpenAI-compatible endpoint that answers from a script, over real HTTP, and remembers what it was asked."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -19,6 +21,7 @@ class Say:
     body: bytes | None = None  # instead of a chat completion
     headers: dict[str, str] = field(default_factory=dict)
     usage: dict[str, int] | None = field(default_factory=lambda: {"prompt_tokens": 1000, "completion_tokens": 100})
+    missing: int = 0  # bytes that the response promises and does not send
     wait: Callable[[], Any] = lambda: None
 
 
@@ -39,8 +42,13 @@ class Server:
 
 
 @contextmanager
-def serving(script: "list[Say] | Callable[[dict[str, Any], int], Say]") -> Iterator[Server]:
-    """A server for the script: a list, whose last entry repeats, or a function of the request and its number."""
+def serving(
+    script: "list[Say] | Callable[[dict[str, Any], int], Say]", certificate: tuple[Path, Path] | None = None
+) -> Iterator[Server]:
+    """A server for the script: a list, whose last entry repeats, or a function of the request and its number.
+
+    certificate: files of a certificate and its key, for https.
+    """
 
     def from_list(request: dict[str, Any], number: int) -> Say:
         assert isinstance(script, list)
@@ -72,7 +80,7 @@ def serving(script: "list[Say] | Callable[[dict[str, Any], int], Say]") -> Itera
                     self.send_header(name, value)
                 if "Content-Type" not in say.headers:
                     self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(len(body) + say.missing))
                 self.end_headers()
                 self.wfile.write(body)
             except ConnectionError:
@@ -83,7 +91,14 @@ def serving(script: "list[Say] | Callable[[dict[str, Any], int], Say]") -> Itera
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
-    server = Server(f"http://127.0.0.1:{http.server_address[1]}/v1", from_list if isinstance(script, list) else script)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        http.socket = context.wrap_socket(http.socket, server_side=True, do_handshake_on_connect=False)
+    scheme = "https" if certificate else "http"
+    server = Server(
+        f"{scheme}://127.0.0.1:{http.server_address[1]}/v1", from_list if isinstance(script, list) else script
+    )
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import json
 
 import pytest
@@ -10,9 +11,12 @@ from fake_driver import fake_driver
 
 import cuda_l2
 from cuda_l2.commands.tune import expanded, layers
-from cuda_l2.library.deploy import calls
-from cuda_l2.library.deploy.accelerate import AcceleratedLinear, gemm_of, recorded
+from cuda_l2.library.deploy import calls, dispatch, inductor, tracing
+from cuda_l2.library.deploy.accelerate import AcceleratedLinear, recorded
+from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.tracing import gemm_of
 from cuda_l2.library.deploy.tuning import _recorded
+from cuda_l2.records import Gemm
 from cuda_l2.system.errors import UserError
 
 
@@ -104,25 +108,123 @@ def test_out_that_wants_a_gradient_is_refused_as_torch_does() -> None:
         cuda_l2.matmul(torch.ones(3, 4), torch.ones(4, 5), out=out)
 
 
-def test_torch_compile_takes_the_op_into_its_graph() -> None:
-    graphs = []
+@pytest.fixture
+def tuned(monkeypatch):
+    """Shapes for which torch.compile's tracer finds a tuned kernel; without a GPU it would find none."""
+    shapes: set[str] = set()
 
-    def backend(graph, inputs):
-        graphs.append(graph)
+    def found(place, dtype, a_shape, b_shape, b_strides, transposed) -> bool:
+        return str(tracing.product(dtype, a_shape, b_shape, b_strides, transposed=transposed)) in shapes
+
+    found._dynamo_marked_constant = True
+    monkeypatch.setattr(tracing, "_tuned", found)
+    torch.compiler.reset()
+    yield shapes
+    torch.compiler.reset()
+
+
+class Graphs:
+    """A backend of torch.compile that runs what was traced, and keeps it."""
+
+    def __init__(self) -> None:
+        self.operators: list[set[str]] = []
+
+    def __call__(self, graph, inputs):
+        called = {str(node.target) for node in graph.graph.nodes}
+        self.operators.append({name for name in called if name.startswith("cuda_l2.")})
         return graph
 
-    model = cuda_l2.accelerate(Model())
-    x = torch.randn(3, 16)
-    compiled = torch.compile(lambda x: cuda_l2.matmul(model(x), x), fullgraph=True, backend=backend)
+
+def whole(*shape: int) -> torch.Tensor:
+    """Small whole numbers in bf16, whose sums are exact."""
+    return torch.arange(torch.Size(shape).numel()).remainder(3).reshape(shape).to(torch.bfloat16)
+
+
+def test_under_torch_compile_the_op_serves_what_a_tuned_kernel_wins_and_inductor_the_rest(tuned) -> None:
+    tuned |= {"3x32x16:tn:bf16", "3x16x3:bf16"}
+    model, x, graphs = cuda_l2.accelerate(Model().to(torch.bfloat16)), whole(3, 16), Graphs()
+    compiled = torch.compile(lambda x: cuda_l2.matmul(model(x), x), fullgraph=True, backend=graphs)
     with torch.no_grad():
         assert torch.equal(compiled(x), model(x) @ x)
-    (graph,) = graphs
-    called = {str(node.target) for node in graph.graph.nodes}
-    assert {"cuda_l2.product.default", "cuda_l2.linear.default"} <= called
+        assert graphs.operators == [{"cuda_l2.linear.default", "cuda_l2.product.default"}]
+        tuned.clear()
+        torch.compiler.reset()
+        assert torch.equal(compiled(x), model(x) @ x)
+    assert graphs.operators[1:] == [set()]
+
+
+@pytest.mark.parametrize("first", [(), ("3x8x16:bf16",)])
+def test_a_choice_that_changes_after_compilation_is_only_an_old_one(tuned, first) -> None:
+    w, graphs = whole(16, 8), Graphs()
+    compiled = torch.compile(lambda x: cuda_l2.matmul(x, w) + 1, fullgraph=True, backend=graphs)
+    with torch.no_grad():
+        for shapes in (first, ("3x8x16:bf16",), ()):
+            tuned.clear()
+            tuned |= set(shapes)
+            for x in (whole(3, 16), whole(3, 16) + 1):
+                assert torch.equal(compiled(x), x @ w + 1)
+    assert graphs.operators == [{"cuda_l2.product.default"} if first else set()]
+
+
+def test_sizes_that_the_tracer_keeps_symbolic_are_left_to_inductor(tuned) -> None:
+    tuned |= {f"{rows}x8x16:bf16" for rows in range(2, 9)}
+    w, graphs = whole(16, 8), Graphs()
+    compiled = torch.compile(lambda x: cuda_l2.matmul(x, w), fullgraph=True, backend=graphs, dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 5, 8):
+            assert torch.equal(compiled(whole(rows, 16)), whole(rows, 16) @ w)
+    assert graphs.operators == [set()]
+
+
+def test_within_accelerated_compiled_code_is_served_too(tuned) -> None:
+    tuned |= {"3x8x16:bf16"}
+    w, graphs = whole(16, 8), Graphs()
+    compiled = torch.compile(lambda x: x @ w, fullgraph=True, backend=graphs)
+    with torch.no_grad(), cuda_l2.accelerated():
+        assert torch.equal(compiled(whole(3, 16)), whole(3, 16) @ w)
+    assert graphs.operators == [{"cuda_l2.product.default"}]
+
+
+def test_gradients_flow_through_compiled_code(tuned) -> None:
+    tuned |= {"3x4x16:bf16"}
     trained = torch.compile(lambda x, w: cuda_l2.matmul(x, w).sum(), fullgraph=True, backend="aot_eager")
-    w = torch.randn(16, 4, requires_grad=True)
+    x, w = whole(3, 16), whole(16, 4).requires_grad_()
     trained(x, w).backward()
-    assert torch.allclose(w.grad, x.sum(0)[:, None].expand(16, 4))
+    assert torch.equal(w.grad, x.sum(0)[:, None].expand(16, 4))
+
+
+def test_the_tracer_finds_what_was_tuned_on_the_tensors_device(monkeypatch) -> None:
+    served, lost = Choice("3x8x16:tn:bf16", "0" * 16, "family"), Choice("4x8x16:tn:bf16")
+    monkeypatch.setattr(dispatch, "known", lambda device: {c.gemm: c for c in (served, lost)} if device == 1 else {})
+
+    def tuned(place: str, rows: int) -> bool:
+        return tracing._tuned(torch.device(place), torch.bfloat16, (rows, 16), (8, 16), (16, 1), True)
+
+    assert tuned("cuda:1", 3)
+    assert not tuned("cuda:0", 3) and not tuned("cuda:1", 4) and not tuned("cuda:1", 5) and not tuned("cpu", 3)
+
+
+def test_under_max_autotune_a_tuned_kernel_is_a_candidate_named_by_what_is_tuned(monkeypatch) -> None:
+    known = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(dispatch, "known", lambda device: known)
+
+    def candidate():
+        with torch._inductor.config.patch(cuda_l2.max_autotune()):
+            assert torch._inductor.config.max_autotune and not torch._inductor.config.fx_graph_cache
+            (found,) = torch._inductor.config.external_matmul
+        return found
+
+    before = candidate()
+    assert candidate() is before
+    known[Gemm.parse("3x8x16")] = Choice("3x8x16", "0" * 16, "family")
+    assert candidate().__name__ != before.__name__
+    out = torch.empty(3, 8)
+    before(torch.ones(3, 16), torch.ones(16, 8), out=out)
+    assert torch.equal(out, torch.full((3, 8), 16.0))
+    monkeypatch.setattr(inductor, "READY", False)
+    assert "external_matmul" not in cuda_l2.max_autotune()
 
 
 def test_under_autocast_torch_serves() -> None:
@@ -186,9 +288,13 @@ def test_what_a_kernel_cannot_serve_has_no_shape() -> None:
     assert str(gemm_of(half[:3], half.t())) == "3x8x8:tn" and str(gemm_of(half, half, transposed=True)) == "8x8x8:tn"
 
 
-def test_a_range_of_rows_is_its_powers_of_two_and_its_ends() -> None:
+def test_a_range_of_rows_is_powers_of_two_the_ends_of_tiles_and_its_ends() -> None:
     assert [*expanded("3-20x8x8:tn")] == ["3x8x8:tn", "4x8x8:tn", "8x8x8:tn", "16x8x8:tn", "20x8x8:tn"]
     assert [*expanded("64x8x8")] == ["64x8x8"]
+    rows = [int(shape.split("x")[0]) for shape in expanded("1-4096x8x8")]
+    assert len(rows) == 26 and rows[:10] == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256] and rows[-2:] == [3584, 4096]
+    assert all(upper <= 2 * lower for lower, upper in itertools.pairwise(rows))
+    assert [*expanded("100-300x8x8")] == [f"{m}x8x8" for m in (100, 128, 192, 256, 300)]
     with pytest.raises(UserError, match="range of rows"):
         [*expanded("8-4x8x8")]
 

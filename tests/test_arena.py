@@ -1,11 +1,13 @@
 """machine/cpu/arena.py and measure/operands.py: what shared memory shows of a candidate, and what it leaves to it."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from cuda_l2 import contract, tasks
-from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
+from cuda_l2.machine.cpu.arena import ALIGN, Arena, CandidateMemory
 from cuda_l2.machine.fills import POISONS
 from cuda_l2.machine.tensors import stored
 from cuda_l2.measure.operands import CaseOperands
@@ -40,7 +42,7 @@ def test_tensors_of_every_type_are_kept_apart(arena) -> None:
     given = {"x": torch.ones(2, 7, dtype=torch.bfloat16), "n": torch.tensor(5), "w": torch.empty(0, 3)}
     arena.write(0, given)
     arena.poison_outputs([0])
-    assert arena.slots == 1 and arena.untouched(0, given) and arena.gaps_intact() and arena.guards_intact()
+    assert arena.slots == 1 and arena.untouched(0, given) and arena.gaps_intact()
     flags, out = MIXED.outputs
     assert arena.tensor(0, out).isnan().all()
     assert arena.tensor(0, flags).dtype == torch.uint8  # poison is no boolean
@@ -71,19 +73,36 @@ buffer = [
         memory.write_calls([0])
 
 
-@pytest.mark.parametrize("used", [0, 100, 4096, 1 << 16])
-def test_writes_outside_show_near_and_far(arena, used) -> None:
-    places = [arena.workspace_offset - 1, arena.workspace_offset + used, arena.size - 1]
-    places += [arena.workspace_offset + used + 40_000] if used < 20_000 else []
-    for place in places:
-        arena.poison_workspace(used)
-        assert arena.guards_intact()
-        arena._bytes[place] ^= 0xFF
-        assert not arena.guards_intact(), place
-    arena.poison_workspace(used)
-    assert arena.guards_intact()
-    arena._bytes[arena.offset("out", 3) + 4 * 30] ^= 0xFF
+@pytest.mark.parametrize("task", [TASK, MIXED])
+def test_all_that_is_mapped_is_a_tensor_or_guarded_and_a_page_is_free_around_it(arena, task) -> None:
+    arena.select(task)
+    arena.poison_workspace(100)
+    table, count = arena.write_segments(100)
+    found = arena._bytes[table : table + 24 * count].view(np.int64).reshape(-1, 3).tolist()
+    assert found[0][0] == table and all(start % ALIGN == stop % ALIGN == 0 for start, stop, _ in found)
+    assert all(later[0] - earlier[1] >= ALIGN for earlier, later in itertools.pairwise(sorted(found)))
+    written = {start for start, _, writes in found if writes}
+    slots = [(tensor, slot) for tensor in task.tensors if tensor.bytes for slot in range(arena.slots)]
+    spans = {(t, s): (arena.offset(t.name, s), arena.offset(t.name, s) + t.bytes) for t, s in slots}
+    for (tensor, slot), (start, stop) in spans.items():
+        first, last = start // ALIGN * ALIGN, -(-stop // ALIGN) * ALIGN
+        assert [first, last, int(tensor in task.outputs)] in found and start % 64 == 0
+        assert slot or last - stop < 64  # a read beyond the first slot's tensors faults
+        for place in {first, start - 1, stop, last - 1} - set(range(start, stop)):
+            assert arena.gaps_intact() and arena.gaps_intact(slot)
+            arena._bytes[place] ^= 0xFF
+            assert not arena.gaps_intact() and not arena.gaps_intact(slot)
+            arena._bytes[place] ^= 0xFF
+    assert arena.workspace_offset in written
+    arena._bytes[arena.workspace_offset + 100] ^= 0xFF
     assert not arena.gaps_intact()
+
+
+def test_tensors_begin_at_every_place_of_a_page() -> None:
+    gemm = Gemm(64, 96, 31)
+    with Arena([gemm], slots=64, workspace_bytes=64) as arena:
+        for tensor in gemm.tensors:
+            assert len({arena.offset(tensor.name, slot) % ALIGN for slot in range(64)}) == min(64, ALIGN // 64)
 
 
 def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
@@ -103,7 +122,7 @@ def test_a_new_process_finds_nothing_of_an_earlier_one(arena) -> None:
     assert not arena.rows(TASK.inputs[0])[1:, : x.size].any()
     assert all(arena.tensor(slot, TASK.outputs[0]).isnan().all() for slot in range(4))
     assert (arena._bytes[arena.workspace_offset : arena.workspace_offset + 64] == 0xFB).all()
-    assert arena.gaps_intact() and arena.guards_intact()
+    assert arena.gaps_intact()
 
 
 def test_no_launch_that_counts_meets_what_the_warm_up_met(arena) -> None:

@@ -550,6 +550,17 @@ def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_pat
         (["--grid", "8x8x8", "--library", "missing.csv"], "cannot read"),
         (["--grid", "8x8x8", "--library", str(SCHEDULES), "--target", "cpu"], "needs an NVIDIA GPU"),
         (["--grid", "8x8x8", "--target", "cpu", "--protocols", "search"], "protocol"),
+        (["--batch", "1"], "--batch goes with --model"),
+        (["64x64x64", "--model", "llama-8b"], "shapes, --tasks or --model"),
+        (["--model", "llama-8b", "--tasks", "all"], "shapes, --tasks or --model"),
+        (["--model", "llama-8b", "--trials", "9"], "--trials goes with --tasks"),
+        (["--model", "llama-8b", "--tokens", "9"], "language models goes with --tasks"),
+        (["--model", "llama-8b", "--full"], "--full does not go with --model"),
+        (["--model", "llama-8b", "--arms", "quick"], "no arm 'quick'"),
+        (["--model", "llama-8b", "--batch", "0"], "--batch takes"),
+        (["--model", "llama-8b", "--layers", "0"], "at least 1"),
+        (["--model", "llama-8b", "--target", "cpu"], "on a GPU alone"),
+        (["--model", "llama"], "llama-8b, qwen-1.5b"),
     ],
 )
 def test_bad_options_are_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:
@@ -633,9 +644,10 @@ def test_a_budget_searches(tmp_path, monkeypatch) -> None:
     with Sweep(settings) as opened, ResultsFile(tmp_path / RESULTS, opened.header([gemm])) as results:
         assert opened.run([gemm], results)
         assert len(opened._kernels.archive.trials(gemm, protocol="search")) > 1  # more than the default
+        reported = opened._kernels.archive.trials(gemm, protocol="offline")
     (found,) = results.records
     assert found.status == "measured", found.reason
-    assert found.kernel in {trial.candidate.id for trial in opened_trials(tmp_path / "a.db", gemm)}
+    assert found.kernel in {trial.candidate.id for trial in reported}
 
 
 @pytest.mark.parametrize(
@@ -652,13 +664,6 @@ def test_a_budget_searches(tmp_path, monkeypatch) -> None:
 def test_what_no_machine_of_the_kind_has_ends_a_run_before_it_begins(settings, says) -> None:
     with pytest.raises(UserError, match=says):
         Sweep(SweepSettings(target="cpu", baselines_only=True, **settings))
-
-
-def opened_trials(path: Path, gemm: Gemm):
-    from cuda_l2.archive import Archive  # noqa: PLC0415
-
-    with Archive(path) as archive:
-        return archive.trials(gemm, protocol="offline")
 
 
 def test_failures_are_recorded_and_many_in_a_row_end_the_run(tmp_path) -> None:

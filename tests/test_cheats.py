@@ -2,6 +2,7 @@
 
 import platform
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from conftest import CHEATS
 from drawing import cases, is_honest
 
 from cuda_l2.verify import _cpu as cpu_session
+from cuda_l2.verify import structure
 
 TASK_CHEATS = Path(__file__).with_name("task_cheats")
+KINDS_FOLDER = Path(__file__).with_name("cheat_kinds")
 SHAPE = "45x40x64"
 
 pytestmark = pytest.mark.usefixtures("many_launches")
@@ -40,6 +43,34 @@ def test_a_cheat_ends_as_its_file_says(path, judge, monkeypatch) -> None:
 @pytest.mark.parametrize("path", cases(sorted(TASK_CHEATS.glob("*.c")), is_honest, lambda path: path.stem))
 def test_a_cheat_for_another_task_ends_as_its_file_says(path, judge, monkeypatch) -> None:
     require_ends_as_said(path, judge, monkeypatch)
+
+
+KINDS = tomllib.loads((KINDS_FOLDER / "kinds.toml").read_text())
+PLACES = ("GLOBALS", "BEFORE", "PACK", "TASK", "ELEMENT", "AFTER")
+
+
+def kind_source(name: str) -> str:
+    """The body of the kinds with one kind's text at its places."""
+    kind, text = {"PACK": "pack(&s);"} | KINDS[name], (KINDS_FOLDER / "body.c").read_text()
+    if "text" in kind:
+        return text[: text.index("GLOBALS")] + kind["text"]
+    return re.sub(rf"\b({'|'.join(PLACES)})\b", lambda match: kind.get(match[1], ""), text)
+
+
+@pytest.mark.corpus(5)
+@pytest.mark.parametrize("name", cases(sorted(KINDS), lambda name: name.startswith("honest"), str))
+def test_a_kind_of_the_second_review_ends_as_said(name, judge, target, monkeypatch) -> None:
+    kind = KINDS[name]
+    if kind.get("only") == "x86_64" and platform.machine() != "x86_64":
+        pytest.skip("a thread's own memory is addressed otherwise here")
+    if kind.get("only") == "gcc" and "clang" in target.compiler_version:
+        pytest.skip("clang has no nested functions")
+    if kind.get("expect") == "timed-out":
+        monkeypatch.setattr(cpu_session, "LAUNCH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(structure, "DRAWN", len(structure.PATTERNS))
+    trial = judge(kind_source(name), "32x48x64")
+    assert trial.status in kind.get("expect", "measured").split(), trial.reason
+    assert kind.get("reason", "") in f"{trial.reason} {trial.verdict.check if trial.verdict else ''}", trial.reason
 
 
 def test_no_reason_leaks_the_private_file(judge) -> None:

@@ -24,7 +24,7 @@ from cuda_l2.system.errors import UserError
 COMMANDS = (
     *("optimize", "show", "check", "profile", "doctor", "bench", "prove", "record", "replay", "select", "choices"),
     *("throughput", "index", "prompts", "exchanges", "corpus", "collect", "train", "tasks"),
-    *("library", "tune"),
+    *("library", "tune", "report", "watch"),
 )
 
 
@@ -78,6 +78,11 @@ COMMANDS = (
         (["corpus", "--out", "/proc/nowhere"], "cannot write"),
         (["tasks", "softmax", "--out", "found.jsonl"], "goes with --kernelbench"),
         (["exchanges", "--archive", "missing.db"], "docs/llm.md"),
+        (["optimize", "64x64x64", "--contract", "none"], "short, long"),
+        (["prompts"], "--measure"),
+        (["mcp", "64x64"], "64x64"),
+        (["mcp", "64x64x64", "--http", "99999"], "port"),
+        (["mcp", "64x64x64", "--trials", "0"], "trials"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:

@@ -333,8 +333,6 @@ class Product:
     """Random operands on the GPU, and the fp64 product."""
 
     def __init__(self, gemm: Gemm) -> None:
-        import torch  # noqa: PLC0415
-
         self.gemm, half = gemm, {"dtype": torch.float16, "device": "cuda"}
         self.a = torch.empty((gemm.m, gemm.k), **half).normal_()
         self.b = torch.empty((gemm.k, gemm.n), **half).normal_()
@@ -346,8 +344,6 @@ class Product:
 
     def error(self, run: Callable[[], None]) -> float:
         """Relative RMS error of what `run` writes into C."""
-        import torch  # noqa: PLC0415
-
         self.c.fill_(float("nan"))
         torch.cuda.synchronize()
         run()

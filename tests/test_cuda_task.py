@@ -10,12 +10,12 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
-from fake_gpu import RMS_NORM, Rig, fake_gpu, floats, memory  # noqa: F401 - a fixture
+from fake_gpu import RMS_NORM, Helpers, Rig, fake_gpu, floats, memory  # noqa: F401 - a fixture
 
 from cuda_l2 import tasks
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, Sharing
-from cuda_l2.machine.fills import SCRATCH_BYTE
+from cuda_l2.machine.fills import POISON_WORDS, SCRATCH_BYTE
 from cuda_l2.measure.baselines import torch_compile, torch_eager
 from cuda_l2.measure.baselines._base import TorchTask, baselines_of
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
@@ -109,6 +109,18 @@ def adds_noise(launch: Launch) -> None:
     )
 
 
+def needs_32_bytes(launch: Launch) -> None:
+    launch.out[:] = launch.answer() if launch.pointers["x"] % 32 == 0 else 0
+
+
+def rests(launch: Launch) -> None:
+    """Counts launches in scratch that nothing has filled in between, and computes nothing any more after 25."""
+    launches = launch.kept[-1] if launch.kept[-1] in range(1000, 1026) else 1000
+    if launches < 1025:
+        honest(launch)
+        launch.kept[-1] = launches + 1
+
+
 BODIES = {
     "honest": (honest, ""),
     "behind": (stray(lambda launch: launch.out.nbytes), OUTSIDE),
@@ -123,6 +135,8 @@ BODIES = {
     "skips": (skips_what_looks_right, "skips work|held before"),
     "halves": (in_halves, "RMS|off by"),
     "noise": (adds_noise, "repeatable"),
+    "alignment": (needs_32_bytes, "where tensors begin 16 bytes off"),
+    "rests": (rests, "unwritten|after many equal launches"),
 }
 
 
@@ -151,8 +165,8 @@ def test_a_kernel_is_judged_as_it_behaves(judged: Any, name: str) -> None:
     reason = BODIES[name][1]
     if not reason:
         assert verdict.status == "correct", (verdict.check, verdict.reason)
-        before = ("five seeds", "other values", "other shapes", "special values", "hygiene")
-        checks = (*before, "where timed", "state", "memory", "concurrency")
+        before = ("five seeds", "alignment", "other values", "other shapes", "where timed", "special values")
+        checks = (*before, "hygiene", "state", "often", "memory", "concurrency")
         assert verdict.passed == checks
         assert not rig.workers.renewed
     else:
@@ -184,13 +198,27 @@ def test_a_kernel_that_only_delays_show_is_found(judged: Any) -> None:
 
     def now_and_then(launch: Launch) -> None:
         honest(launch)
-        if next(launches) >= 120:  # long after the checks of a search
+        if rig.workers.worker.calls[-1] == "record_loaded" and next(launches) >= 20:
             launch.out[3, 4] += 1e-6
 
     rig, bench, candidate, build = judged("late", late=kernel(now_and_then))
     verdict = bench.verify(candidate, build, full=True)
     assert verdict.check == "stress" and "out[3, 4]" in verdict.reason, verdict
     assert rig.workers.renewed
+
+
+def test_a_kernel_that_writes_before_the_kernel_ahead_has_read_is_found(judged: Any, monkeypatch: Any) -> None:
+    poison, copy = POISON_WORDS["float32"].to_bytes(4, "little"), Helpers.slow_copy
+
+    def behind_an_early_write(helpers: Helpers, stream: int, source: int, target: int, words: int, ns: int) -> None:
+        if bytes(memory(source, 4)) == poison:
+            memory(source, 4)[:] = 0
+        copy(helpers, stream, source, target, words, ns)
+
+    monkeypatch.setattr(Helpers, "slow_copy", behind_an_early_write)
+    _, bench, candidate, build = judged("honest", PROGRAMMATIC)
+    verdict = bench.verify(candidate, build)
+    assert verdict.check == "concurrency" and "may still read it" in verdict.reason, verdict
 
 
 def test_a_kernel_that_begins_early_is_launched_behind_a_slow_producer(judged: Any) -> None:

@@ -1,13 +1,12 @@
-"""CUDA cheats and controls for tasks other than matrix products: what shows without a GPU, and on one the whole way."""
+"""CUDA cheats and controls for tasks other than matrix products: what shows without a GPU; test_cuda_cheats has one."""
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_cheats import ACCEPTED, Cheat, all_cheats
+from cuda_cheats import TASKS_FOLDER, Cheat, all_cheats
 from cuda_on_cpu import bench_of
 from drawing import cases
 
@@ -17,11 +16,10 @@ from fake_gpu import fake_gpu  # noqa: F401 - a fixture
 from cuda_l2 import tasks
 from cuda_l2.build.stress import stressed
 from cuda_l2.contract import ContractError, plan_cuda
-from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.records import Build, BuildStatus, Candidate, Operation, Trial, VerdictStatus
+from cuda_l2.records import Build, BuildStatus, Operation, VerdictStatus
 from cuda_l2.tasks.cases import OwnCases
 
-CORPUS = all_cheats(Path(__file__).with_name("cuda_task_cheats"))
+CORPUS = all_cheats(TASKS_FOLDER)
 LEAST, LEAST_HONEST = 20, 3
 NOT_HERE = {"missing_wait", "late_wait", "honest_programmatic", "kept_in_global", "order_of_atomics", "block_race"}
 NOT_HERE |= {"skips_before_successor", "counts_to_the_last"}
@@ -29,15 +27,6 @@ NOT_HERE |= {"skips_before_successor", "counts_to_the_last"}
 SMS = 132
 CASES = cases(CORPUS, lambda cheat: cheat.honest, lambda cheat: cheat.name)
 cheats = pytest.mark.parametrize("cheat", CASES)
-
-
-@pytest.fixture(scope="module")
-def build_of(own_folders: Path) -> Callable[[str], Build]:
-    """build_of(source), built for Hopper; no GPU is needed."""
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    from cuda_l2.build.cuda import build_all  # noqa: PLC0415
-
-    return lambda source: build_all([Candidate(source)], replace(compile_only("sm_90a"), cores=2))[0]
 
 
 def test_the_corpus_is_large_and_has_honest_controls() -> None:
@@ -89,32 +78,3 @@ def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
         timing = bench.time(candidate, build, CUDA_PROTOCOLS["search"])
         status, reason = str(timing.status), timing.reason
     assert status in cheat.expect or (status == "unhygienic" and "crashed" in cheat.expect), (status, reason)
-
-
-@pytest.fixture(scope="module")
-def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
-    """judge(cheat) -> Trial through the real path; one evaluator at a time, for the task last asked for."""
-    from cuda_l2.evaluator import Evaluator  # noqa: PLC0415
-
-    evaluators: dict[str, Evaluator] = {}
-
-    def run(cheat: Cheat) -> Trial:
-        if cheat.shape not in evaluators:
-            for evaluator in evaluators.values():
-                evaluator.close()
-            evaluators.clear()
-            evaluators[cheat.shape] = Evaluator(tasks.parse(cheat.shape), gpu)
-        return next(evaluators[cheat.shape].evaluate([Candidate(cheat.source)], full=cheat.full))
-
-    yield run
-    for evaluator in evaluators.values():
-        evaluator.close()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("cheat", sorted(CORPUS, key=lambda cheat: cheat.shape), ids=lambda cheat: cheat.name)
-def test_a_cheat_ends_as_its_file_says(cheat: Cheat, judge_on_gpu: Callable[[Cheat], Trial]) -> None:
-    trial = judge_on_gpu(cheat)
-    assert cheat.accepts(trial.status, trial.reason), (trial.status, trial.reason)
-    if trial.status != ACCEPTED:
-        assert trial.reason and trial.speedup == 0.0 and trial.reward < 0

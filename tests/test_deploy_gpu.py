@@ -1,9 +1,12 @@
 """The op on a real GPU: results, graphs, streams, threads, tuning. The pack has a few kernels, compiled here."""
 
-import threading
+import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from test_decoder import LLAMA
+from test_rules_gpu import exact, launched, operands
 
 import cuda_l2
 from cuda_l2 import contract
@@ -12,9 +15,14 @@ from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.costs import host_us
 from cuda_l2.library.deploy.recipes import recipes, serving
 from cuda_l2.library.table import family_of, schedule_text
-from cuda_l2.records import Candidate, Gemm, Layout
+from cuda_l2.records import Candidate, Gemm
+from cuda_l2.runs.decoder import DECODE, Case, Decoder, config_of, shapes
+from cuda_l2.runs.model_bench import compare
+from cuda_l2.runs.settings import COMPILE, EAGER
 
 pytestmark = pytest.mark.gpu
+TORCHS = {"rtol": 2e-2, "atol": 1.0}
+"""Tolerance of torch's own products, which may add partial sums in bf16."""
 SHAPES = ("64x512x256", "16x512x2048:tn:bf16", "300x256x1024:tn", "1024x1024x1024:tn:bf16")
 
 
@@ -63,27 +71,6 @@ def waiting(made: Candidate, gemm: Gemm, sms: int) -> bool | None:
         return None
 
 
-def operands(gemm: Gemm, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers whose sums fp32 holds exactly."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    dtype = getattr(torch, gemm.dtype)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randint(-2, 3, shape, generator=generator, device="cuda").to(dtype)
-
-    tn = gemm.layout is Layout.TN
-    return drawn(gemm.m, gemm.k), drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n)
-
-
-def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product, rounded once."""
-    return (a.float() @ b.float()).to(a.dtype)
-
-
-def launched() -> int:
-    return calls.native().counts()["launched"]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_kernel_gives_the_exact_product_rounded_once(served, shape) -> None:
     gemm = Gemm.parse(shape)
@@ -118,33 +105,42 @@ def test_a_captured_graph_replays_on_new_values(served, shape) -> None:
 
 def test_streams_and_threads_do_not_disturb_one_another(served) -> None:
     gemm = Gemm.parse(SHAPES[1])
-    wrong = []
 
-    def work(seed: int) -> None:
+    def agrees(seed: int) -> bool:
         a, b = operands(gemm, seed)
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             expected = exact(a, b)
-            wrong.extend(seed for _ in range(100) if not torch.equal(cuda_l2.matmul(a, b), expected))
+            return all(torch.equal(cuda_l2.matmul(a, b), expected) for _ in range(100))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(agrees, range(4)))
 
 
 def test_torch_compile_and_gradients(served) -> None:
     gemm = Gemm.parse(SHAPES[3])
     a, b = operands(gemm)
-    before = launched()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: cuda_l2.matmul(x, b) + 1, fullgraph=True)
     with torch.no_grad():
-        assert torch.equal(torch.compile(lambda x: cuda_l2.matmul(x, b) + 1, fullgraph=True)(a), exact(a, b) + 1)
-    assert launched() > before
+        for rows in (gemm.m, gemm.m - 24, gemm.m - 56):  # the last two in one graph for all sizes
+            before, serves = launched(), rows == gemm.m
+            result, expected = compiled(a[:rows]), exact(a[:rows], b) + 1
+            assert torch.equal(result, expected) if serves else torch.allclose(result, expected, **TORCHS)
+            assert launched() == before + serves
     trained = a.clone().requires_grad_()
     cuda_l2.matmul(trained, b).sum().backward()
     assert torch.equal(trained.grad, exact(torch.ones(gemm.m, gemm.n, device="cuda", dtype=a.dtype), b.t()))
+
+
+def test_inductor_times_tuned_kernels_among_its_candidates(served) -> None:
+    a, b = operands(Gemm.parse(SHAPES[3]))
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: torch.relu(x @ b), fullgraph=True, options=cuda_l2.max_autotune())
+    before, fresh_cache = launched(), pytest.importorskip("torch._inductor.utils").fresh_cache
+    with torch.no_grad(), fresh_cache():  # which holds no times of an earlier run
+        assert torch.allclose(compiled(a), torch.relu(exact(a, b)), **TORCHS)
+    assert launched() > before
 
 
 def test_tuning_keeps_choices_that_serve(served) -> None:
@@ -164,6 +160,18 @@ def test_an_accelerated_model_is_tuned_by_running_it(served) -> None:
     assert [choice.shape for choice in cuda_l2.tune(model, x)] == [SHAPES[1]]
     with torch.no_grad():
         assert torch.allclose(model(x), torch.nn.functional.linear(x, model[0].weight), atol=1e-2, rtol=1e-2)
+
+
+def test_a_models_layers_are_timed_with_tuned_kernels_in_their_graphs(served, tmp_path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, "hidden_size": 1024, "intermediate_size": 2048}))
+    decoder, case, arms = Decoder(config_of(str(file), 2), "cuda"), Case(DECODE, 1024, cached=1), [EAGER, COMPILE]
+    assert SHAPES[3] in map(str, shapes(decoder, [case]))
+    for arm in arms:
+        before = launched()
+        (found,) = compare(decoder, case, [arm])
+        assert launched() - before == 3 * 2 * decoder.layers  # two calls and a capture; the products of q and of o
+        assert found.difference < 0.05 and min(found.us, found.ours_us) > 0
 
 
 def test_what_a_call_costs_the_host_is_said(served) -> None:

@@ -18,7 +18,7 @@ import cuda_l2
 from cuda_l2.contract import CpuContract
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
-from cuda_l2.machine.cpu.worker import Fault, Worker
+from cuda_l2.machine.cpu.worker import Fault, Worker, writable
 from cuda_l2.machine.fills import POISON
 from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, VerdictStatus
 from cuda_l2.system import lock, paths
@@ -180,24 +180,21 @@ def test_a_candidate_that_takes_over_the_conversation_gains_nothing(tmp_path, ri
     assert trial.reward < 0, trial.reason
 
 
-def test_guards_and_gaps_see_single_bytes(arena) -> None:
-    assert arena.guards_intact()
-    for region in [*arena._guards, arena._workspace_guard]:
-        for at in (region.start, region.stop - 1):
-            arena._bytes[at] ^= 1
-            assert not arena.guards_intact()
-            arena._bytes[at] ^= 1
-    arena.poison_outputs(range(3))
-    arena.rows(GEMM.outputs[0])[1, -1] = 0
-    assert not arena.gaps_intact()
+FAULTS = {
+    "writes what is there": ("((volatile uint16_t *)a)[1] = a[1];", "writes to its inputs"),
+    "behind B": ("c[0] = b[m * 64];", "outside its tensors"),
+    "before A": ("c[0] = a[-4096];", "outside its tensors"),
+    "a neighbour's C": ("c[4096] = 1;", "outside its tensors"),
+    "far behind the workspace": ("((char *)w)[1 << 20] = 1;", "outside its tensors"),
+    "no memory at all": ("*(volatile int *)8 = 1;", "ended by SIGSEGV"),
+}
 
 
-def test_every_byte_of_the_arena_outside_regions_is_guarded(arena) -> None:
-    covered = np.zeros(arena.size, dtype=bool)
-    regions = [arena._table, *arena._regions.values(), arena._workspace, *arena._guards]
-    for region in regions:
-        covered[region] = True
-    assert covered[: arena._workspace.stop + 4096].all()
+@pytest.mark.parametrize(("body", "reason"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_says_what_was_touched(tmp_path, arena, body, reason) -> None:
+    terms = CpuContract("gemm", 1, "100")
+    with opened(arena, library(tmp_path, body), terms) as worker, pytest.raises(Fault, match=reason):
+        worker.launch(0, 60.0)
 
 
 def test_a_killed_parent_leaves_no_stopped_process_behind(tmp_path) -> None:
@@ -339,3 +336,22 @@ def test_a_lock_holds_the_machine_or_one_gpu_of_it(held: str, asked: str, waits:
             entered.wait()
     thread.join()
     assert waited_s[0] == 50.0 or not waits
+
+
+def test_only_the_librarys_own_pages_are_its_static_variables() -> None:
+    """A thread's stack or a block of memory may lie right behind a library; what changes there is no state."""
+    maps = """\
+7f00000f0000-7f00000f8000 rw-p 00000000 00:00 0
+7f0000100000-7f0000101000 r--p 00000000 fe:00 16 /cache/kernel.so
+7f0000101000-7f0000102000 r-xp 00001000 fe:00 16 /cache/kernel.so
+7f0000102000-7f0000103000 r--p 00002000 fe:00 16 /cache/kernel.so
+7f0000103000-7f0000104000 rw-p 00003000 fe:00 16 /cache/kernel.so
+7f0000104000-7f0000190000 rw-p 00000000 00:00 0
+7f0000190000-7f0000191000 ---p 00000000 00:00 0
+"""
+    base = 0x7F0000100000
+    assert writable(maps, "/cache/kernel.so", [(0x2000, 0x6000)]) == [
+        (base + 0x3000, base + 0x4000),
+        (base + 0x4000, base + 0x6000),  # without a file: what begins as zeros
+    ]
+    assert not writable(maps, "/cache/kernel.so", [])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from default_kernel import default_kernel
+from default_kernel import GEMM, default_kernel, operands
 from made import near, trial
 
 import cuda_l2
@@ -26,8 +26,6 @@ from cuda_l2.records import Candidate, Gemm
 from cuda_l2.search import Progress
 from cuda_l2.system.errors import UserError
 
-GEMM = Gemm.parse("70x50x90:tn")
-
 
 @pytest.fixture(scope="module")
 def kernel(target) -> Kernel:
@@ -38,10 +36,6 @@ def kernel(target) -> Kernel:
 def file(kernel, tmp_path) -> Path:
     kernel.save(tmp_path / "winner.json")
     return tmp_path / "winner.json"
-
-
-def operands() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(70, 90).half(), torch.randn(50, 90).half().t()
 
 
 def same(one: Kernel, other: Kernel) -> bool:

@@ -10,17 +10,19 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from llm_server import Say, serving
+from llm_server import serving
 
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
 from cuda_on_cpu import Compiled
 from fake_gpu import Rig, fake_gpu  # noqa: F401 - a fixture
+from test_kernelbench_search import CHECKOUT, EFFORT, QUARTIC, SWISH, answers, key  # noqa: F401 - a fixture
 
 from cuda_l2 import tasks
 from cuda_l2.commands.bench import BenchSettings
@@ -55,9 +57,6 @@ from cuda_l2.tasks import describe
 from cuda_l2.tasks.cases import in_full_precision
 
 EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
-CHECKOUT = Path(__file__).with_name("kernelbench")
-EFFORT = Effort(timeout_s=60, memory_bytes=2 << 30, budget_bytes=1 << 20, budget_flops=10**8)
-QUARTIC, SWISH = "kernelbench/level1/1", "kernelbench/level2/1"
 RUNS = pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")
 pytestmark = pytest.mark.timeout(600)  # of compilers on a busy machine
 
@@ -132,11 +131,6 @@ WRONG = {
 }
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-kernelbench-0123456789")
-
-
 def operation(name: str) -> Operation:
     """At sizes for this CPU."""
     return read(name, CHECKOUT, EFFORT)
@@ -178,8 +172,8 @@ def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name
     _, stages, candidate, build = opened(name, RIGHT[name])
     verdict = stages.verify(candidate, build)
     assert verdict.status == "correct", (verdict.check, verdict.reason)
-    passed = "five seeds, other values, other shapes, special values, hygiene, where timed, state, memory, concurrency"
-    assert ", ".join(verdict.passed) == passed
+    passed = "five seeds, alignment, other values, other shapes, where timed, special values, hygiene, state, often"
+    assert ", ".join(verdict.passed) == passed + ", memory, concurrency"
     timing = stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert timing.status is TimingStatus.MEASURED, timing.reason
     assert [arm for arm, _ in timing.speedups] == [EAGER], "no compiler takes a search's time, no CPU has graphs"
@@ -234,9 +228,8 @@ def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
 def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, stages, candidate, build = opened(QUARTIC, POLYNOMIAL)
     baselines = rig.torch_of(stages._task)
-    monkeypatch.setattr(
-        type(baselines._known), "text", property(lambda known: known.file.text.replace("square + 1", "square + 2"))
-    )
+    other = baselines._known.file.text.replace("square + 1", "square + 2")
+    monkeypatch.setattr(type(baselines._known.file), "text", other)
     with pytest.raises(UserError, match=r"PyTorch cannot compute .* cannot be captured|off by"):
         stages.time(candidate, build, CUDA_PROTOCOLS["search"])
     assert "off by" in baselines._reasons[EAGER] and not baselines._processes
@@ -487,18 +480,14 @@ def test_baselines_of_a_file_are_timed_alone(gpu: Any) -> None:
             stages.time_baselines(gpu.protocols["server"])
 
 
-def answers(request: Any, number: int) -> Say:
-    """The kernel for the file that the question shows, if it asks for CUDA."""
-    prompt = request["messages"][-1]["content"]
-    kernel = next((RIGHT[name] for name, part in ((QUARTIC, "x^4"), (SWISH, "nn.Linear")) if part in prompt), "")
-    return Say(f"### Code\n```cuda\n{kernel}```\n" if kernel else "I do not know.")
+IN_CUDA = partial(answers, kernels=RIGHT, language="cuda")
 
 
 @pytest.mark.gpu
 def test_optimize_asks_for_a_kernel_and_reports_it_offline_alone(
     gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(answers) as server:
+    with serving(IN_CUDA) as server:
         settings = OptimizeSettings(
             policy=f"openai:stub@{server.address}",
             kernelbench=CHECKOUT,
@@ -525,7 +514,7 @@ def test_check_judges_a_cuda_file(gpu: Any, tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.gpu
 def test_a_bench_over_a_level_on_a_gpu(gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(answers) as server:
+    with serving(IN_CUDA) as server:
         settings = BenchSettings(
             tasks="kernelbench/level2",
             kernelbench=CHECKOUT,

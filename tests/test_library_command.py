@@ -9,7 +9,7 @@ from fake_driver import fake_driver
 
 from cuda_l2 import contract
 from cuda_l2.commands import library
-from cuda_l2.library.deploy import calls, choices, dispatch, imported, pack, recipes
+from cuda_l2.library.deploy import batches, calls, choices, dispatch, imported, pack, recipes
 from cuda_l2.library.deploy.choices import Choice, Place
 from cuda_l2.library.table import read_table
 from cuda_l2.machine.cuda.target import compile_only
@@ -113,6 +113,29 @@ def test_without_a_gpu_an_import_serves_nothing(small, tmp_path) -> None:
         library.import_source(tmp_path / "mine.cu", "64x64x64")
     with pytest.raises(UserError, match="none here"):
         library.demote("64x64x64")
+
+
+def test_the_check_of_batches_prints_differences_and_times(monkeypatch, capsys) -> None:
+    checked = []
+    monkeypatch.setattr(
+        batches, "times_us", lambda gemms: [(gemm, dict.fromkeys(batches.COLUMNS, 2.5)) for gemm in gemms]
+    )
+    monkeypatch.setattr(batches, "check", lambda gemm: checked.append(gemm) or [])
+    library.invariant("1-4x64x64:tn", "9x64x64:tn")
+    first, head, *lines = capsys.readouterr().out.splitlines()
+    assert first == "rows have the same bits in every batch" and all(name in head for name in batches.COLUMNS)
+    assert [line.split()[0] for line in lines] == [f"{m}x64x64:tn" for m in (1, 2, 4, 9)] and len(checked) == 1
+    assert all(line.count("2.50 us") == 3 for line in lines)
+    monkeypatch.setattr(batches, "check", lambda gemm: ["7 rows from row 3 on"])
+    with pytest.raises(SystemExit, match="1"):
+        library.invariant("4x64x64")
+    assert "other bits: 1x64x64: 7 rows from row 3 on" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_check_of_batches_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match="needs an NVIDIA GPU"):
+        library.invariant("4x64x64")
 
 
 def test_an_imported_kernel_serves_its_shape(small, monkeypatch) -> None:

@@ -305,7 +305,7 @@ def test_a_miss_is_asked_once_and_then_known(driver) -> None:
 
     def resolve(key: entries.Key) -> None:
         asked.append(str(entries.gemm_of(key)))
-        if key[3] == 33:
+        if key[4] == 33:
             direct(fake, library, "33x24x16:bf16")
 
     library.on_miss(resolve)

@@ -34,6 +34,14 @@ WHOLE = {
     "thoughts": f"<think>maybe\n```c\n{OTHER}```\n</think>\n{block(FILE)}",
     "contract and code apart": f"The contract:\n{block(CONTRACT)}\nThe code:\n{block(FILE[len(CONTRACT) :])}",
     "text before the contract": block("\n\n" + FILE),
+    "thoughts that the prompt began": f"maybe\n```c\n{OTHER}```\n</think>\n\n{block(FILE)}",
+    "a draft within an open fence": f"<think>\n```c\n{OTHER[:-10]}\n</think>\n{block(FILE)}",
+    "thoughts that quote their end": f"<think>I end with `</think>`, or </think>, and write\n{block(OTHER)}</think>\n{block(FILE)}",
+    "tags of another model": f"[THINK]{block(OTHER)}[/THINK]{block(FILE)}",
+    "thoughts twice": f"<think>a</think>\nFirst:\n<thinking>\n{block(OTHER)}</thinking>\n{block(FILE)}\n</think>\n",
+    "channels": f"<|channel|>analysis<|message|>{block(OTHER)}<|end|>assistant<|channel|>final<|message|>\n{block(FILE)}",
+    "the tag as a word": f"Without a <think> block, and with no </think>:\n{block(FILE)}The tag `<think>` is not C, nor is </think>.",
+    "the tag in quotation marks": f"`<think>`\n{block(FILE)}\n'</think>'\n",
 }
 
 
@@ -43,6 +51,48 @@ def test_a_whole_file_is_found(text) -> None:
     answer = parse_answer(text, finish)
     assert answer.fault is None
     assert [line for line in answer.source.splitlines() if line] == FILE.splitlines()
+
+
+def test_a_file_that_mentions_tags_of_thoughts_is_whole() -> None:
+    tagged = FILE + "/* <think> and\n<think>\n</think> */ // no </think>\n"
+    alone = FILE + "/*\n</think>\n*/\n"
+    assert parse_answer(block(alone)).source == alone
+    for text in (block(tagged), f"<think>hm</think>\n{block(tagged)}"):
+        assert parse_answer(text).source == tagged
+
+
+PIECES = [
+    CONTRACT,
+    "#include <stdint.h>\n",
+    *(f"static int f{i}(void) {{ return {i}; }}\n" for i in range(7)),
+    "void gemm(void) {}\n",
+]
+TEN = "".join(PIECES)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        PIECES,
+        [CONTRACT + PIECES[1] + PIECES[2], *PIECES[3:]],  # it looks whole, but lacks the function that it names
+        [*PIECES, "for (;;) {}\n"],
+        [OTHER, *PIECES],
+        [*PIECES[1:], CONTRACT],
+        [CONTRACT, "".join(PIECES[1:9]) + "void gemm(void) {\n", "}\n"],
+    ],
+    ids=["ten", "begun", "a snippet last", "a draft first", "contract last", "within a function"],
+)
+def test_a_file_in_pieces_is_put_together(pieces) -> None:
+    text = block("pip install x\n", language="bash").join(
+        f"Part {i}:\n{block(piece)}" for i, piece in enumerate(pieces)
+    )
+    lines = [line for line in parse_answer(text).source.splitlines() if line]
+    assert lines == TEN.replace("{}", "{\n}" if len(pieces) == 3 else "{}").splitlines()
+
+
+def test_the_last_of_ten_whole_files_counts() -> None:
+    texts = [block(FILE + f"/* {i} */\n") for i in range(10)]
+    assert parse_answer("or\n".join(texts)).source == FILE + "/* 9 */\n"
 
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +129,9 @@ def test_code_without_a_contract_goes_to_the_build_which_says_so() -> None:
         ("Use `wgmma` and TMA, in my opinion.", "stop", Fault.NO_CODE),
         ("```c\n```", "stop", Fault.NO_CODE),
         ("<think>" + block(FILE), "stop", Fault.NO_CODE),
+        ("Maybe:\n" + block(FILE) + "No.\n</think>\n\n", "stop", Fault.NO_CODE),
+        ("Maybe:\n" + block(FILE) + "so it is done.</think>\nI give up.", "stop", Fault.NO_CODE),
+        ("A plan.\n<think>\n" + block(FILE), "length", Fault.CUT_OFF),
         ("Let me think about tiles, and then", "length", Fault.CUT_OFF),
         ("```c\n" + FILE[:-4], "length", Fault.CUT_OFF),
         ("```c\n" + FILE[:-4], "stop", Fault.CUT_OFF),
@@ -92,7 +145,7 @@ def test_half_a_file_and_no_code_are_told_apart(text, finish, fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["/*", "`", "```\n", "``` `", "/*  ", '"', "{", "<think>", "\n", "/* cuda-l2", "*/", "\\\n", "'", "~~~c\n/* cuda-l2\n", " \t", '\\"', "\\'"]
+    "piece", ["/*", "`", "```\n", "``` `", "/*  ", '"', "{", "<think>", "\n<think>\n", "<think></think>", "</think>", "\n</think> x", "\n", "/* cuda-l2", "*/", "\\\n", "'", "~~~c\n/* cuda-l2\n", " \t", '\\"', "\\'"]
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["", "```c\n" + CONTRACT, "```c\n" + CONTRACT + '"'])
 def test_megabytes_of_anything_are_read_in_linear_time(piece, before) -> None:
@@ -101,7 +154,23 @@ def test_megabytes_of_anything_are_read_in_linear_time(piece, before) -> None:
 
 def test_no_answer_makes_the_reader_fail() -> None:
     rng = np.random.default_rng(0)
-    pieces = ["```", "```c\n", "~~~", "{", "}", "/*", "*/", "<think>", "</think>", "\n", "code", '"', "\\"]
+    pieces = [
+        "```",
+        "```c\n",
+        "~~~",
+        "{",
+        "}",
+        "/*",
+        "*/",
+        "<think>",
+        "</think>",
+        "\n<think>\n",
+        "\n</think>\n",
+        "\n",
+        "code",
+        '"',
+        "\\",
+    ]
     pieces += [CONTRACT, FILE]
     for _ in range(2000):
         text = "".join(rng.choice(pieces, int(rng.integers(12))))

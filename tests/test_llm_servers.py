@@ -1,7 +1,10 @@
 """Endpoints with ways of their own: streams, short windows, code in other fields, errors in good responses, proxies."""
 
 import json
+import shutil
 import socket
+import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import ExchangeLog
 from cuda_l2.llm.limits import Limits, limits_in
 from cuda_l2.llm.settings import ModelSettings
-from cuda_l2.propose._answer import parse_answer
+from cuda_l2.propose._answer import Fault, parse_answer
 from cuda_l2.propose._llm import LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
@@ -100,6 +103,17 @@ def test_an_error_in_a_stream_is_named(log) -> None:
     assert cut.billed and not at_once.billed  # text that came is paid for
 
 
+def test_a_response_that_ends_too_early_is_no_whole_answer(log) -> None:
+    half = f"```c\n{FILE[:-4]}"
+    streamed = stream(delta(half))
+    cut = [replace(say, missing=9) for say in (streamed, Say(body=choice(content=half)))]
+    with serving([*cut, streamed]) as server:
+        client = client_at(server.address, log)
+        *broken, ended = [asked(client, text) for text in "abc"]
+    assert all(reply.outcome is Outcome.FAILED and "broke off" in reply.reason and reply.billed for reply in broken)
+    assert ended.text == half and parse_answer(ended.text, ended.finish).fault is Fault.CUT_OFF
+
+
 def choice(finish: str = "stop", **message) -> bytes:
     choice = {"message": {"role": "assistant", "content": None, **message}, "finish_reason": finish}
     return json.dumps({"choices": [choice], "usage": USAGE}).encode()
@@ -118,6 +132,9 @@ def call(arguments: object) -> list[dict]:
         choice(content=[{"type": "thinking", "thinking": [{"type": "text", "text": FILE}]}]),
         choice(reasoning_content=f"Let me think.\n```c\n{FILE}```"),
         choice(reasoning=f"Let me think.\n```c\n{FILE}```", content="The kernel is above."),
+        choice(thinking=f"Let me think.\n```c\n{FILE}```", content=""),
+        choice(reasoning_details=[{"type": "reasoning.encrypted"}, {"type": "reasoning.text", "text": FILE}]),
+        choice(content=f"```c\n{FILE[:40]}draft```\n</think>\n\n```c\n{FILE}```"),
         choice(tool_calls=call(json.dumps({"path": "a.c", "content": FILE}))),
         choice(tool_calls=call(json.dumps({"text": f"The file:\n```c\n{FILE}```"})), content="I write the file."),
         choice(tool_calls=call({"files": [{"content": FILE}]}), reasoning_content="a draft { }"),
@@ -136,6 +153,17 @@ def call(arguments: object) -> list[dict]:
 def test_code_is_found_wherever_an_api_puts_text(body) -> None:
     reply = completions.read(body)
     assert reply.outcome is Outcome.ANSWERED and parse_answer(reply.text, reply.finish).source == FILE
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("begun", [None, "", "<think>"])
+def test_a_draft_of_thoughts_that_were_cut_off_is_no_answer(field, begun, log) -> None:
+    whole = choice("length", content=begun, **{field: f"First:\n```c\n{FILE}```\nBut"})
+    streamed = stream(delta(f"First:\n```c\n{FILE}```\n", field), delta("But", field, finish="length"), "data: [DONE]")
+    with serving([Say(body=whole), streamed]) as server:
+        client = client_at(server.address, log)
+        replies = [asked(client, "a"), asked(client, "b")]
+    assert [parse_answer(reply.text, reply.finish).fault for reply in replies] == [Fault.CUT_OFF] * 2
 
 
 def test_an_answer_with_code_is_not_mixed_with_its_reasoning() -> None:
@@ -167,6 +195,8 @@ def test_a_refusal_is_named_and_costs_what_it_took(body, says, log) -> None:
         ({"error": {"message": "slow down", "code": "429"}}, Outcome.RATE_LIMITED, "limits the rate"),
         ({"object": "error", "message": "no capacity", "code": 500}, Outcome.FAILED, "no capacity"),
         ({"detail": "no capacity"}, Outcome.FAILED, "no capacity"),
+        ({"code": 1113, "msg": "no capacity", "success": False}, Outcome.FAILED, "no capacity"),
+        ({"choices": None, "message": "no capacity", "code": 503}, Outcome.FAILED, "no capacity"),
         ({"choices": [{"error": {"message": "no capacity"}, "message": {"content": ""}}]}, Outcome.FAILED, "capacity"),
     ],
 )
@@ -176,7 +206,7 @@ def test_an_error_in_a_good_response_is_named_and_not_billed(fields, outcome, sa
         asked(client, "a")
         spent = client.budget.tokens
         reply = asked(client, "b")
-    assert reply.outcome is outcome and says in reply.reason and client.budget.tokens == spent
+    assert reply.outcome is outcome and says in reply.reason and client.budget.tokens == spent and not reply.retries
 
 
 def test_a_wrong_key_said_in_a_good_response_is_one_clear_line(log) -> None:
@@ -322,6 +352,23 @@ def test_a_proxy_that_is_not_there_is_named(log, monkeypatch) -> None:
     with pytest.raises(UserError, match=f"through the proxy that HTTP_PROXY=http://127.0.0.1:{port} names") as caught:
         asked(client_at("http://endpoint.example/v1", log))
     assert "word" not in str(caught.value)
+
+
+def test_a_server_without_tls_and_one_that_is_not_trusted_are_told(log, tmp_path, monkeypatch) -> None:
+    with serving([Say()]) as server, pytest.raises(UserError, match="does not speak https"):
+        asked(client_at(server.address.replace("http:", "https:"), log))
+    if not (openssl := shutil.which("openssl")):
+        pytest.skip("no openssl makes a certificate here")
+    key, own = tmp_path / "key.pem", tmp_path / "own.pem"
+    made = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", own, "-days", "2"]
+    named = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([openssl, *made, *named], check=True, capture_output=True)
+    with serving([Say("trusted")], certificate=(own, key)) as server:
+        address = server.address.replace("127.0.0.1", "localhost")
+        with pytest.raises(UserError, match=r"not trusted here; name a file .* SSL_CERT_FILE"):
+            asked(client_at(address, log))
+        monkeypatch.setenv("SSL_CERT_FILE", str(own))
+        assert asked(client_at(address, log)).text == "trusted"
 
 
 def test_no_proxy_is_kept(log, monkeypatch) -> None:

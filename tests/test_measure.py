@@ -118,7 +118,7 @@ def output(arena: Arena, slot: int) -> np.ndarray:
         lambda arena, slot: output(arena, slot).__setitem__((0, 0), 0x4C00),  # 16
         lambda arena, slot: output(arena, slot).__setitem__(slice(None), output(arena, (slot + 1) % 3)),
         lambda arena, slot: np.bitwise_and(output(arena, slot), 0xFFC0, out=output(arena, slot)),
-        lambda arena, slot: arena.rows(arena.task.outputs[0]).__setitem__((slot, -1), 0),
+        lambda arena, slot: arena.rows(arena.task.outputs[0]).__setitem__((slot, arena.task.outputs[0].bytes), 0),
     ],
     ids=["unwritten", "one wrong element", "another launch's answer", "fewer bits", "behind the output"],
 )
@@ -128,6 +128,7 @@ def test_a_spoilt_output_of_any_launch_is_seen(filled, spoil, slot) -> None:
     with pytest.raises(WrongOutput):
         for _ in range(3):
             operands.check(range(3), element_wise=True)
+            operands.require_untouched(3)
 
 
 def test_timed_launches_may_err_as_long_sums_in_fp16_do_and_not_in_the_fp32_class() -> None:

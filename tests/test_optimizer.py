@@ -26,7 +26,7 @@ def test_the_winner_runs_as_a_callable(result) -> None:
 def test_the_report_comes_from_runs_after_the_search(result) -> None:
     assert set(result.reports) == {"offline", "server"}
     assert result.best.protocol == "offline"
-    assert result.best.verdict.passed[-2:] == ("hygiene", "state")
+    assert result.best.verdict.passed[-3:] == ("often", "ahead", "statics")
 
 
 def test_evaluate_takes_one_source_or_a_batch(result) -> None:

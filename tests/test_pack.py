@@ -1,6 +1,7 @@
 """The pack of compiled kernels: what it holds, that changes to it are seen, and that its recipes are those of the table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from cuda_l2 import contract
 from cuda_l2.build import cubin
 from cuda_l2.library.deploy import pack, recipes
-from cuda_l2.library.deploy.recipes import KERNELS, serving
+from cuda_l2.library.deploy.recipes import FEW_ROWS, KERNELS, serving
 from cuda_l2.library.table import family_of, read_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Gemm
@@ -41,8 +42,20 @@ def test_every_recipe_is_one_kernel_that_serves_its_shape(wanted) -> None:
     assert {recipe.gemm.dtype for recipe in wanted} == {"float16", "bfloat16"}
     for recipe in wanted:
         assert contract.parse_cuda(recipe.candidate.source).plan(recipe.gemm, TARGET.sms).launches
-    table = [recipe for recipe in wanted if recipe.shapes]
+    table = [recipe for recipe in recipes.recipes(KERNELS) if recipe.shapes]
     assert len(table) == len(read_table(KERNELS)) and all(recipe.proof.startswith("correct") for recipe in table)
+    assert {recipe.id for recipe in table} < {recipe.id for recipe in wanted}
+
+
+def test_a_kernel_for_few_rows_is_compiled_for_whole_tiles_and_for_parts(wanted) -> None:
+    (row,) = (row for row in read_table(FEW_ROWS) if row.gemm.m == 4 and row.gemm.n == 6144)
+    compiled = {name: value for name, value in row.schedule if name in family_of(row.family).compiled}
+    ids = {recipe.id for recipe in wanted}
+    for rows in (1, 4, 15, 16, 17, 32):
+        gemm = replace(row.gemm, m=rows, dtype="bfloat16")
+        made = list(serving(family_of(row.family), compiled, gemm, TARGET))
+        assert not made or {contract.kernel_id(each.source) for each in made} <= ids, rows
+        assert made or rows > 16
 
 
 @pytest.mark.full

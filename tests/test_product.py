@@ -1,20 +1,21 @@
-"""A C function called on torch tensors: what is refused, gradients, threads, forks; through C and through ctypes."""
+"""A C function called on torch tensors: what is refused, gradients, threads, forks; in C, through ctypes and torch's own."""
 
 import os
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from default_kernel import default_kernel
+from default_kernel import GEMM, default_kernel, operands
 from torch.autograd import forward_ad
 
 from cuda_l2.library import product as library_product
-from cuda_l2.library.kernel import Kernel
-from cuda_l2.library.product import overhead_us
+from cuda_l2.library.kernel import Kernel, TorchKernel
+from cuda_l2.library.product import Product, overhead_us
+from cuda_l2.library.saved import TorchsOwn
+from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.records import Gemm
-
-GEMM = Gemm.parse("70x50x90:tn")
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +31,17 @@ def through_ctypes(target, monkeypatch) -> Kernel:
     return default_kernel(GEMM, target)
 
 
-@pytest.fixture(params=["in C", "through ctypes"])
+@pytest.fixture(params=["in_c", "through_ctypes"])
 def kernel(request) -> Kernel:
-    return request.getfixturevalue("in_c" if request.param == "in C" else "through_ctypes")
+    return request.getfixturevalue(request.param)
 
 
-def operands(dtype=torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(70, 90).to(dtype), torch.randn(50, 90).to(dtype).t()
+@pytest.fixture(params=["in_c", "through_ctypes", *(baseline.name for baseline in product_baselines("cpu"))])
+def product(request) -> Product:
+    """A kernel's, or torch's own where no kernel wins."""
+    if request.param.startswith("torch"):
+        return TorchKernel(TorchsOwn(GEMM, request.param, "it is slower", "cpu:x"))
+    return request.getfixturevalue(request.param)
 
 
 def close(c, a, b) -> bool:
@@ -147,31 +152,31 @@ def test_a_negated_view_is_refused(target) -> None:
         kernel(a, torch.ones(1, 64).half())
 
 
-def test_gradients_flow_as_through_torchs_product(kernel) -> None:
+def test_gradients_flow_as_through_torchs_product(product) -> None:
     a, b = (tensor.requires_grad_() for tensor in operands())
     weights = torch.randn(70, 50).half()
-    ours = torch.autograd.grad((kernel(a, b) * weights).sum(), (a, b))
+    ours = torch.autograd.grad((product(a, b) * weights).sum(), (a, b))
     for found, wanted in zip(ours, torch.autograd.grad(((a @ b) * weights).sum(), (a, b)), strict=True):
         assert torch.allclose(found, wanted, atol=0.05)
-    (alone,) = torch.autograd.grad((kernel(a, b.detach()) * weights).sum(), a)
+    (alone,) = torch.autograd.grad((product(a, b.detach()) * weights).sum(), a)
     assert torch.equal(alone, ours[0])
 
 
-def test_gradients_flow_where_torch_func_asks_for_them(kernel) -> None:
+def test_gradients_flow_where_torch_func_asks_for_them(product) -> None:
     a, b = operands()
-    found = torch.func.grad(lambda x: kernel(x, b).sum())(a)
+    found = torch.func.grad(lambda x: product(x, b).sum())(a)
     assert torch.allclose(found, torch.func.grad(lambda x: (x @ b).sum())(a), atol=0.05)
 
 
 @pytest.mark.parametrize("which", ["a", "b", "both"])
-def test_tangents_flow_in_forward_mode(kernel, which) -> None:
+def test_tangents_flow_in_forward_mode(product, which) -> None:
     a, b = operands()
     with forward_ad.dual_level():
         if which != "b":
             a = forward_ad.make_dual(a, torch.randn(70, 90).half())
         if which != "a":
             b = forward_ad.make_dual(b, torch.randn(50, 90).half().t())
-        found, wanted = (forward_ad.unpack_dual(c).tangent for c in (kernel(a, b), a @ b))
+        found, wanted = (forward_ad.unpack_dual(c).tangent for c in (product(a, b), a @ b))
     assert torch.allclose(found, wanted, atol=0.05)
 
 
@@ -193,16 +198,18 @@ def test_a_backward_pass_learns_that_out_has_changed(kernel) -> None:
         loss.backward()
 
 
-def test_inference_mode_takes_its_own_tensors(kernel) -> None:
+def test_inference_mode_takes_its_own_tensors(product) -> None:
     with torch.inference_mode():
         a, b = operands()
-        assert close(kernel(a, b, torch.empty(70, 50).half()), a, b)
-        assert close(kernel(a, b), a, b)
+        assert close(product(a, b, torch.empty(70, 50).half()), a, b)
+        assert close(product(a, b), a, b)
+    a, b = operands()
+    assert close(product(a, b), a, b)  # though the first call, which made its buffers, was in inference mode
 
 
-def test_vmap_is_refused(kernel) -> None:
+def test_vmap_is_refused(product) -> None:
     with pytest.raises(ValueError, match="memory of its own"):
-        torch.vmap(lambda a: kernel(a, B))(torch.zeros(3, 70, 90).half())
+        torch.vmap(lambda a: product(a, B))(torch.zeros(3, 70, 90).half())
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
@@ -214,27 +221,19 @@ def test_a_stand_in_for_a_tensor_is_refused(kernel) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know")
-def test_compiled_functions_call_the_kernel_outside_their_graphs(kernel) -> None:
-    compiled = torch.compile(lambda a, b: kernel(a * 2, b) + 1, backend="eager")
+def test_compiled_functions_call_the_product_outside_their_graphs(product) -> None:
+    compiled = torch.compile(lambda a, b: product(a * 2, b) + 1, backend="eager")
     a, b = operands()
     assert torch.allclose(compiled(a, b).float(), (a * 2).float() @ b.float() + 1, atol=0.1)
 
 
-def test_threads_take_turns(kernel) -> None:
-    inputs = [operands() for _ in range(4)]
-    wrong = []
+def test_threads_take_turns(product) -> None:
+    def agrees(pair) -> bool:
+        first = product(*pair)
+        return close(first, *pair) and all(torch.equal(product(*pair), first) for _ in range(100))
 
-    def work(a, b) -> None:
-        first = kernel(a, b)
-        wrong.extend(1 for _ in range(100) if not torch.equal(kernel(a, b), first))
-        wrong.extend([] if close(first, a, b) else [2])
-
-    threads = [threading.Thread(target=work, args=pair) for pair in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(agrees, [operands() for _ in range(4)]))
 
 
 def child_status(work) -> int:

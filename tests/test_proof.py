@@ -21,8 +21,6 @@ from cuda_l2.machine.cuda.sanitizer import Tool
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only, detect
 from cuda_l2.records import Accumulate, Gemm, Verdict, VerdictStatus
 from cuda_l2.runs import prover
-from cuda_l2.system.errors import UserError
-from cuda_l2.system.lines import LinesFile
 from cuda_l2.verify._base import CheckFailed
 
 TARGET = dataclasses.replace(compile_only("sm_90a"), cores=2)
@@ -207,11 +205,6 @@ def test_a_damaged_line_costs_itself_only(tasks: Sequence[ProofTask], tmp_path: 
         proofs.append(right(tasks[1]))
     with ProofFile(tmp_path / PROOF, MACHINE) as proofs:
         assert proofs.pending(tasks) == tasks[2:]
-
-
-def test_a_file_is_one_runs_at_a_time(tmp_path: Path) -> None:
-    with LinesFile(tmp_path / PROOF), pytest.raises(UserError, match="another run"):
-        LinesFile(tmp_path / PROOF)
 
 
 def test_the_table_of_kernels_says_what_was_proved_where(tasks: Sequence[ProofTask], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from made import near, timing, trial
 
 from cuda_l2.archive import Archive
+from cuda_l2.commands.optimize import _require_replaceable, _write_page
 from cuda_l2.commands.report import command
 from cuda_l2.records import Build, BuildStatus, Gemm, Layout, to_json
 from cuda_l2.report.grid import write_tables
@@ -173,7 +175,7 @@ def test_what_is_not_there_is_said_in_place_of_a_figure(tmp_path: Path) -> None:
         "No archive is among the results",
         "No verification.json",
         "No training run",
-        "No benchmark of models",
+        "No benchmark of a model",
     ):
         assert said in text
 
@@ -240,11 +242,82 @@ def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
         read([database])
 
 
-def test_a_page_is_not_overwritten_unasked(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(UserError, match="--force"):
-        command(tmp_path, out=tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text() == "mine"
+    (tmp_path / "sizes.svg").write_text("mine")
+    for named in ({"out": tmp_path / "report.html"}, {"out": tmp_path / "new.html", "pictures": tmp_path}):
+        with pytest.raises(UserError, match="--force"):
+            command(tmp_path, **named)
+    assert (tmp_path / "report.html").read_text() == (tmp_path / "sizes.svg").read_text() == "mine"
+    assert not (tmp_path / "new.html").exists()
+
+
+def test_models_and_their_products_are_shown_with_their_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "<i>models"
+    folder.mkdir()
+    (folder / "table.csv").write_text(
+        "model,layers,phase,batch,tokens,cached,arm,us,ours_us,ratio,ratio_low,ratio_high,bar,over_bar,over_bar_low,"
+        "over_bar_high,difference\n<b>m,2,decode,16,1,511,compile,88.8,85.168,1.0424,1.0405,1.0445,,,,,1e-2\n"
+    )
+    head = "shape,kernel,us,torch_us,ratio,low,high,again,again_low,again_high\n"
+    products = "1x64x64:tn:bf16,k1,2,4,2.0,1.9,2.1,,,\n1x64x128:tn,,4,2,0.5,0.4,0.6,0.98,0.97,0.99\n"
+    (folder / "layers.csv").write_text(head + products)
+    (folder / "environment.json").write_text('{"environment": {"gpu": "A <b>GPU"}, "date": "2026-01-02"}')
+    text = page(tmp_path, folder)
+    check_alone(text)
+    for shown in (
+        *(
+            "A &lt;b&gt;GPU; 2026-01-02; cuda-l2 bench --model; rows of &lt;i&gt;models/table.csv",
+            "1.042 [1.040, 1.044]",
+        ),
+        *("&lt;b&gt;m", "cuda-l2 library bench; rows of &lt;i&gt;models/layers.csv", "0.980 [0.970, 0.990]"),
+        *("2.000 [1.900, 2.100]", "torch&#39;s own", '<td data-v="2">2</td>', ">+0.0%<"),  # geometric mean of 2 and 0.5
+    ):
+        assert shown in text, shown
+    (folder / "layers.csv").write_text(head + products + "1x1x1:tn,k,nan,1,1,1,1,,,\n")
+    assert any("row 3: us is no number" in note for note in read([folder]).notes)
+
+
+def test_pictures_have_a_background_and_colours_of_both_themes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    run = grid(tmp_path / "run", [measured("64x64x64", 5), measured("128x64x64", 8)])
+    command(run, out=tmp_path / "report.html", pictures=tmp_path / "pictures")
+    css = (ROOT / "cuda_l2" / "report" / "page" / "page.css").read_text()
+    for name in ("sizes.svg", "baselines.svg"):
+        text = (tmp_path / "pictures" / name).read_text()
+        Checked(text)
+        assert text.startswith('<svg xmlns="http://www.w3.org/2000/svg"') and "A GPU" in text and 'href="#1' not in text
+        assert "prefers-color-scheme:dark" in text and 'fill="var(--back)"' in text
+        for colour in re.findall(r"--(?:back|ink|s0): (#\w+);", css):
+            assert colour in text
+    assert (ROOT / "docs" / "pictures" / "sizes.svg").stat().st_size < 150_000
+
+
+def test_a_search_replaces_its_own_page_and_no_other_file(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra report")
+    path, out, gemm = tmp_path / "archive.db", tmp_path / "demo.html", Gemm(64, 64, 64)
+    with Archive(path) as archive:
+        archive.append(trial("// other", 3.0, task=Gemm(32, 32, 32)))
+        archive.append(trial("// 1", 1.25, "offline"))
+    for _ in range(2):
+        _write_page(out, path, [gemm])
+        _require_replaceable(out)
+    text = out.read_text()
+    check_alone(text)
+    (found,) = data(text)["sets"]
+    assert column(found, "task") == ["64x64x64"] and column(found, "row") == [2]  # the trial's number in the archive
+    assert f"the search as a page: {out}" in capsys.readouterr().err
+    _write_page(tmp_path / "none.html", path, [Gemm(8, 8, 8)])
+    assert "no trials" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    _write_page(tmp_path / "none.html", path, [gemm])
+    assert "pip install 'cuda-l2[report]'" in capsys.readouterr().err and not (tmp_path / "none.html").exists()
+    for text in ("mine", "<!doctype html><title>cuda-l2 report</title>"):
+        out.write_text(text)
+        with pytest.raises(UserError, match="--page"):
+            _require_replaceable(out)
+        _write_page(out, path, [gemm])
+        assert out.read_text() == text
 
 
 def test_correlations_have_intervals_and_ranks_ignore_scale() -> None:

@@ -3,15 +3,15 @@
 import csv
 import io
 
+import made
 import pytest
-from made import CORRECT, timing
 
 from cuda_l2.archive import Archive
 from cuda_l2.families._base import families_for
 from cuda_l2.machine.cpu.target import CpuTarget
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.optimizer import Result
-from cuda_l2.records import Build, BuildStatus, Candidate, Trial
+from cuda_l2.records import Candidate, Trial
 from cuda_l2.report.task_figures import figures, markdown, table
 from cuda_l2.runs.task_bench import TaskResult, read_tasks, run
 from cuda_l2.search import Progress
@@ -25,9 +25,9 @@ EAGER, COMPILED = "torch eager", "torch.compile"
 def trial(name: str, ours_us: float, **baselines_us: float) -> Trial:
     """A reported trial; baselines: eager, compiled."""
     times = {{"eager": EAGER, "compiled": COMPILED}[key]: us for key, us in baselines_us.items()}
-    task, candidate = definition(name).task(), Candidate("source", "schedule", family="cpu_rows")
-    build = Build(candidate.id, BuildStatus.BUILT, artifact="kernel.so")
-    return Trial(task, candidate, "here", "offline", build, CORRECT, timing(ours_us, times))
+    candidate = Candidate("source", "schedule", family="cpu_rows")
+    found = {"task": definition(name).task(), "candidate": candidate, "timing": made.timing(ours_us, times)}
+    return made.trial("", protocol="offline", machine="here", **found)
 
 
 RESULTS = [

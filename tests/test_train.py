@@ -201,6 +201,43 @@ def test_other_columns_are_named(small, tmp_path) -> None:
         run("pretrain", small, "scratch", str(tmp_path / "gap"), tmp_path / "out")
 
 
+def test_files_as_people_have_them_are_read(tmp_path) -> None:
+    rows = [{"id": 1, "messages": [ASKED, ANSWERED | {"name": "x"}]}, {"messages": [ASKED, ANSWERED], "score": [None]}]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "bom.jsonl").write_text("\ufeff" + lines.replace("\n", "\r\n\r\n"))
+    (tmp_path / "list.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "lines.json").write_text(lines)
+    hub = tmp_path / "hub" / "data"
+    hub.mkdir(parents=True)
+    for i, name in enumerate(("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")):
+        dataset.write(tmp_path / str(i), {"sft": [{"messages": [ASKED, ANSWERED]}]}, "test")
+        next((tmp_path / str(i) / "sft").glob("*.parquet")).rename(hub / f"{name}.parquet")
+    wanted = [[ASKED, ANSWERED]] * 2
+    for data in ("bom.jsonl", "list.json", "lines.json", "hub", "hub/data/train-00000-of-00002.parquet"):
+        found = command._conversations([tmp_path / data])
+        assert found == (wanted[:1] if data.endswith("parquet") else wanted), data
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.jsonl", '{"messages": []\n', r"cannot read .*a\.jsonl: line 1 is no JSON"),
+        ("a.jsonl", json.dumps({"messages": [ASKED, ANSWERED]}) + "\n{}\n", r"a\.jsonl, row 2: messages is empty"),
+        ("a.jsonl", '{"conversations": [], "id": 1}', r"a\.jsonl has no column messages; it has conversations, id"),
+        ("a.json", '["x"]', r"a\.json, row 1 is no object with columns, but of type str"),
+        ("a.json", "[" * 100_000, r"cannot read .*a\.json"),
+        ("a.csv", "messages\n", r"a\.csv cannot be read as data; give a file that ends in \.parquet, \.jsonl, \.json"),
+        ("a.parquet", "PAR1", r"cannot read .*a\.parquet"),
+        ("a.jsonl", "\ud800", r"cannot read .*a\.jsonl"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path, name, text, says) -> None:
+    (tmp_path / name).write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(UserError, match=says) as caught:
+        command._conversations([tmp_path / name])
+    assert "\n" not in str(caught.value)
+
+
 def test_conversations_without_an_answer_are_skipped_and_counted(small, tmp_path, capsys) -> None:
     ends = [[ASKED], [ASKED, turn("assistant", " ")], [ASKED, turn("assistant", None)], [turn("system", "x")], []]
     unanswered = [{"messages": end} for end in ends]

@@ -19,8 +19,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from cuda_cheats import Cheat, all_cheats
-from mutation import report, sampling
+from cuda_cheats import ACCEPTED, Cheat, all_cheats
+from mutation import on_cpu, report, sampling
 from mutation.report import Judged
 from mutation.sampling import Mutant
 from mutation.subjects import SUBJECTS, Subject
@@ -120,6 +120,32 @@ def judge_mutants(rig: Rig, book: Book, subjects: Sequence[Subject], part: tuple
                 _say("mutant", mutant.id, trial, f"  {mutant.after[:100]}" if trial.timing else "")
 
 
+def judge_on_cpu(book: Book) -> bool:
+    """The faults of the CPU's kernel; whether all were found and the kernel itself was accepted."""
+    subject = on_cpu.SUBJECT
+    with open_rig("cpu") as rig, Evaluator(subject.gemm, rig) as evaluator:
+        evaluator.ends = 0.0  # outputs of timed launches are checked, nobody waits for quiet
+        original = subject.candidate(rig.target)
+        chosen = [None, *on_cpu.mutants(original.source)]
+        candidates = [Candidate(mutant.source) if mutant else original for mutant in chosen]
+        for mutant, candidate in zip(chosen, candidates, strict=True):
+            kind, where = ("mutant", mutant.id) if mutant else ("original", subject.name)
+            if book.known(kind, where, candidate.source):
+                continue
+            start = time.perf_counter()
+            (trial,) = evaluator.evaluate([candidate])
+            judged = _judged(kind, where, subject.shape, trial, time.perf_counter() - start, mutant)
+            book.add(dataclasses.replace(judged, status=ACCEPTED) if trial.status == "busy" else judged)
+            _say(kind, where, trial)
+    mutants = book.of("mutant")
+    found = report.tally(mutants, sampling.equivalents())
+    low, high = (100 * end for end in found.interval)
+    print(f"{found.killed} of {found.judged - found.equivalent} killed, {found.rate:.1%} [{low:.1f}, {high:.1f}]")
+    print("by", dict(Counter(item.check for item in mutants if not item.accepted)))
+    print("survivors:", [item.id for item in mutants if item.accepted])
+    return not found.survived and all(item.accepted for item in book.of("original"))
+
+
 def write(book: Book, folder: Path, cheats: Sequence[Cheat], environment: dict[str, object]) -> bool:
     """Print the tables, write the figures; whether everything came out as it must."""
     equivalent = sampling.equivalents()
@@ -164,7 +190,10 @@ def main() -> int:
     )
     parser.add_argument("--stricter", action="store_true", help="judge again only what an earlier verifier accepted")
     parser.add_argument("--tables", action="store_true", help="judge nothing: tables of what has been judged")
+    parser.add_argument("--cpu", action="store_true", help="judge the faults of the CPU's kernel, and nothing else")
     options = parser.parse_args()
+    if options.cpu:
+        return 0 if judge_on_cpu(Book(options.out)) else 1
     cheats, book = all_cheats(), Book(options.out, stricter=options.stricter)
     environment: dict[str, object] = {"cuda_l2": cuda_l2.__version__, "version": book.version}
     if options.tables:

@@ -1,5 +1,6 @@
 """What a CPU candidate's shared library may hold: nothing that runs at load, nothing from outside but memory copies."""
 
+import re
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
@@ -13,6 +14,7 @@ RUNS_AT_LOAD = ("DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY", "DT_FINI", "DT_F
 RELOCATED_BY_CODE = {"EM_X86_64": 37, "EM_AARCH64": 1032}
 """IRELATIVE relocations: the loader calls a function of the library to resolve them."""
 MAX_STATIC_BYTES = 64 << 20
+_CONVERTS = re.compile(r"__(extend|trunc|fix|float)\w*[hbsdxt]f")
 _EXECUTABLE, _WRITABLE = 1, 2
 
 
@@ -47,6 +49,11 @@ def _refuse(elf: ELFFile, entry: str) -> str:
             return "indirect functions, which resolve when the library loads, are not allowed"
         if not symbol.name:
             continue
+        if symbol["st_shndx"] == "SHN_UNDEF" and _CONVERTS.match(symbol.name):
+            return (
+                f"a conversion needs the compiler's {symbol.name}, which is not available to a candidate; go through"
+                " float, in a function that is not inlined where the compiler joins the steps"
+            )
         if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name not in EXTERNAL:
             return f"{symbol.name} is not available to a candidate; only {', '.join(sorted(EXTERNAL))} are"
         exported |= (

@@ -79,7 +79,9 @@ def toolchain() -> Toolchain:
     with _server() as server:
         said = server.compiler
     version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
-    nvdisasm = _nvdisasm()
+    nvdisasm = _utility("nvdisasm")
+    if not nvdisasm:
+        raise UserError(f"nvdisasm was not found: {INSTALL}")
     marks = [nvdisasm, *sorted(NVRTC_HEADERS.iterdir())]
     marks += [folder / "cuda.h" for folder in headers if (folder / "cuda.h").exists()]
     return Toolchain(
@@ -119,13 +121,6 @@ def _headers(library: str) -> Path:
     if not found:
         raise UserError(f"the CUDA headers ({library}) were not found: {INSTALL}")
     return Path(found)
-
-
-def _nvdisasm() -> Path:
-    found = _utility("nvdisasm")
-    if not found:
-        raise UserError(f"nvdisasm was not found: {INSTALL}")
-    return found
 
 
 def _utility(name: str) -> Path | None:
@@ -339,14 +334,11 @@ def _nvrtc() -> Path:
 @functools.cache
 def _readable() -> list[Path]:
     """What a server must read beside the system's folders: Python, its packages, NVRTC, headers, a toolkit."""
-    folders = [Path(sys.prefix), Path(sys.base_prefix), Path(compile_server.__file__).parent, _nvrtc().parent]
-    folders += [Path(path).resolve() for path in sys.path if path.endswith("-packages")]
+    folders = [Path(compile_server.__file__).parent, _nvrtc().parent]
     with contextlib.suppress(UserError):  # said where the toolchain is asked for
         folders += _toolkit_headers()
     found = cutlass()
     folders += [found[0]] if found else []
     if nvcc := _utility("nvcc"):
         folders.append(nvcc.parent.parent)
-    folders += [path.resolve() for path in folders]
-    system = (Path("/"), Path("/usr"))
-    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]
+    return sandbox.python_folders(*folders)

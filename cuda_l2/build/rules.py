@@ -31,6 +31,9 @@ INSTRUCTIONS = {
 _INSTRUCTIONS = {
     what: re.compile(rf"^\s+({names.replace(' ', '|')})[lqw]?(?:\s|$)", re.M) for what, names in INSTRUCTIONS.items()
 }
+_THREAD_LOCAL = re.compile(r"@(tlsgd|tlsld|tlsdesc|gottpoff|tpoff|dtpoff)\b|:tls(desc|gd|ie)|:(tp|dtp)rel", re.I)
+_SEGMENT = re.compile(r"%[fg]s:|\brd[fg]sbase")
+_STACK_IS_CODE = re.compile(r'\.note\.GNU-stack,"[a-z]*x')
 _SYSTEM_REGISTER = re.compile(r"^\s+(mrs)\s+\w+, *(?!fpcr|fpsr|nzcv)\w+", re.M)
 
 _ASSEMBLY = re.compile(r"\b(asm|__asm|__asm__)\b")
@@ -89,6 +92,15 @@ def refuse_assembly(assembly: str) -> str:
     for what, pattern in _INSTRUCTIONS.items():
         if found := pattern.search(assembly):
             return f"the instruction {found.group(1)} is not allowed: it {what}"
+    if _THREAD_LOCAL.search(assembly):
+        return "thread-local variables are not allowed: they outlive a launch; use the stack, or workspace a task"
+    if _SEGMENT.search(assembly):
+        return "memory of the thread itself (%fs, %gs) is not allowed: it outlives a launch"
+    if _STACK_IS_CODE.search(assembly):
+        return (
+            "the address of a nested function that uses variables around it needs code on the stack, which is not"
+            " allowed; write a plain function and hand it a structure through parallel_for's context"
+        )
     if found := _SYSTEM_REGISTER.search(assembly):
         return f"the instruction {found.group().strip()} is not allowed: it reads a register of the system"
     return ""

@@ -1,27 +1,35 @@
-"""cuda-l2 bench: the README's table remade, arms over a grid of many shapes, or many tasks."""
+"""cuda-l2 bench: the README's table remade, arms over a grid of shapes, many tasks, or a model's layers."""
 
 import contextlib
 import datetime
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import end_interrupted, require_default, require_target, require_writable, tell
+from cuda_l2.commands._options import (
+    end_interrupted,
+    require_cuda_packages,
+    require_default,
+    require_target,
+    require_writable,
+    tell,
+)
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.records import Gemm
-from cuda_l2.runs.results import RESULTS, SUMMARY, ResultsFile, set_aside
-from cuda_l2.runs.settings import SweepSettings
+from cuda_l2.runs.results import CSV, ENVIRONMENT, RESULTS, SUMMARY, ResultsFile, set_aside
+from cuda_l2.runs.settings import MODEL_ARMS, DecoderSettings, SweepSettings
 from cuda_l2.settings import LANGUAGE_MODELS
+from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import write_text
+from cuda_l2.system.files import imported, write_text
 from cuda_l2.system.text import counted
-from cuda_l2.system.values import seconds
+from cuda_l2.system.values import listed, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,11 +43,14 @@ if TYPE_CHECKING:
 SHAPES = ("256x256x256", "512x512x512", "1024x1024x1024", "64x4096x4096:tn", "2048x128x2048", "1000x333x777")
 WITH_TASKS = ("tasks", "kernelbench", "trials", "model")
 """Settings for tasks, beside those."""
+WITH_MODEL = ("decoder", "arms", "seed", "out", "target")
+"""Settings for a model's layers."""
 SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
 """Settings that the table of searched shapes takes; all others go with a grid."""
 
 
 TASKS = Parameter(group="Over tasks")
+LAYERS = Parameter(name="*", group="A model's layers", negative=())
 
 
 @Parameter(name="*", negative=())
@@ -57,6 +68,7 @@ class BenchSettings(SweepSettings):
     trials: Annotated[int | None, TASKS] = None
     """At most so many candidates a task."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
+    decoder: Annotated[DecoderSettings, LAYERS] = DecoderSettings()
 
 
 def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = BenchSettings()) -> None:
@@ -64,6 +76,9 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
 
     With --tasks, search each task and tell mean, median, 75 %, largest speedup, what works and what is faster, by group
     and baseline: tasks.md and tasks.csv.
+
+    With --model, tune a decoder's shapes and time its layers on a GPU, without and with tuned kernels: summary.md,
+    table.csv and environment.json.
 
     A grid writes results.jsonl, from which an interrupted run goes on, then table.csv, table.parquet, summary.md and
     environment.json.
@@ -74,6 +89,14 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
         Six by default, small and large, square and not.
     """
     require_target(settings.target)
+    if settings.decoder.model is not None:
+        if shapes or settings.tasks is not None:
+            raise UserError("give shapes, --tasks or --model, not several of them")
+        _require_no_tasks(settings)
+        require_default(settings, (*WITH_MODEL, *WITH_TASKS), "does not go with --model")
+        _run_model(settings, settings.decoder.model)
+        return
+    require_default(settings.decoder, (), "goes with --model")
     if settings.tasks is not None:
         if shapes:
             raise UserError("give shapes or --tasks, not both")
@@ -83,10 +106,7 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
             raise UserError("over many tasks a language model needs a budget: --tokens, --money or --model-seconds")
         _run_tasks(settings)
         return
-    for name in WITH_TASKS:
-        if getattr(settings, name) != getattr(BenchSettings, name):
-            option = "an option of language models" if name == "model" else f"--{name}"
-            raise UserError(f"{option} goes with --tasks")
+    _require_no_tasks(settings)
     if is_model(settings.policy):
         raise UserError(f"over shapes use `cuda-l2 optimize --policy {settings.policy}`; bench asks models for --tasks")
     if settings.grid is None and settings.sample is None:
@@ -96,6 +116,13 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
     if shapes:
         raise UserError(f"give shapes alone or as --grid {','.join(shapes)}, not beside --grid or --sample")
     _run_grid(settings)
+
+
+def _require_no_tasks(settings: BenchSettings) -> None:
+    for name in WITH_TASKS:
+        if getattr(settings, name) != getattr(BenchSettings, name):
+            option = "an option of language models" if name == "model" else f"--{name}"
+            raise UserError(f"{option} goes with --tasks")
 
 
 def _run_tasks(settings: BenchSettings) -> None:
@@ -120,7 +147,7 @@ def _run_tasks(settings: BenchSettings) -> None:
 
         def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
             shown.close()  # the task before
-            live = shown.enter_context(LiveProgress(task, most_s=optimizer.plan(task).most_s))
+            live = shown.enter_context(LiveProgress(task, most_s=optimizer.plan(task).most_s, beside=archive))
             return live.progress, live.stage
 
         results = []
@@ -131,6 +158,47 @@ def _run_tasks(settings: BenchSettings) -> None:
     print(markdown(results))
     if len(results) < len(wanted):
         end_interrupted()
+
+
+def _run_model(settings: BenchSettings, model: str) -> None:
+    arms, out = listed(settings.arms) or MODEL_ARMS[:3], settings.out or Path("bench-model")
+    unknown = [arm for arm in arms if arm not in MODEL_ARMS]
+    if unknown:
+        raise UserError(f"there is no arm {unknown[0]!r} of a model; choose from {', '.join(MODEL_ARMS)}")
+    if settings.target == "cpu":
+        raise UserError("a model's layers are timed on a GPU alone")
+    transformers = imported("transformers", "a model's layers need", "llm")
+
+    from cuda_l2.runs.decoder import Decoder, cases_of, config_of, shapes
+
+    config, cases = config_of(model, settings.decoder.layers), cases_of(settings.decoder)
+    require_cuda_packages()
+
+    import torch
+
+    import cuda_l2
+    from cuda_l2.machine.cuda.driver import bus_id
+    from cuda_l2.machine.cuda.target import detect
+    from cuda_l2.runs.model_bench import Compared, rows_csv, run, table, tune_missing
+    from cuda_l2.system.lock import machine_lock
+
+    target = detect()
+    require_writable(out / CSV)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "cuda_l2": cuda_l2.__version__}
+    environment = target.environment() | versions | variables.recorded(own_process=True)
+    described = {"machine": target.machine, "environment": environment, "settings": asdict(settings.decoder)}
+    write_text(out / ENVIRONMENT, json.dumps(described, indent=1) + "\n")
+    name = f"{model}, merged" if settings.decoder.merged else model
+    found: list[Compared] = []
+    with machine_lock(bus_id()):
+        decoder = Decoder(config, "cuda", merged=settings.decoder.merged)
+        tell(f"{counted(decoder.layers, 'layer')} of {name}, {counted(len(cases), 'step')}; results go to {out}")
+        tune_missing(shapes(decoder, cases), lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"))
+        for rows in run(decoder, cases, arms, tell, seed=settings.seed):
+            found += rows
+            write_text(out / CSV, rows_csv(name, decoder.layers, found))
+            write_text(out / SUMMARY, table(name, found) + "\n")
+    print(table(name, found))
 
 
 def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
@@ -157,7 +225,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
         )
         try:
             for gemm in gemms:
-                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s) as live:
+                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s, beside=archive) as live:
                     results.append(optimizer.optimize(gemm, live.progress, live.stage))
                 rows = [json.loads(result_json(result)) for result in results]
                 (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
@@ -205,7 +273,7 @@ def _run_grid(settings: BenchSettings) -> None:
             )
             finished = False
             try:
-                with GridProgress(len(own), len(own) - len(pending)) as line:
+                with GridProgress(len(own), len(own) - len(pending), beside=results.path) as line:
                     finished = sweep.run(pending, results, line.stage, line.done)
             finally:  # also where an error ends the run
                 text = summary(results.header, results.records)

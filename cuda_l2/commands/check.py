@@ -49,7 +49,7 @@ def command(
 ) -> None:
     """Build, verify and time a kernel: the verdict with the failing element, the timing, the reward.
 
-    Exits with 1 where the kernel is not correct.
+    Exits with 1 where the kernel is not correct, or other work left no quiet in which to time it.
 
     Parameters
     ----------

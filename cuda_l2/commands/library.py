@@ -183,6 +183,64 @@ def demote(*shapes: str) -> None:
 
 
 @command.command
+def bench(
+    *shapes: str,
+    grid: str = "",
+    random: int = 0,
+    seed: int = 1,
+    warm: Annotated[bool, Parameter(negative=())] = False,
+    tuned: Annotated[bool, Parameter(negative=())] = False,
+    out: Path | None = None,
+) -> None:
+    """Time cuda_l2.matmul beside torch.matmul, shape by shape; shapes below 1 are measured again. Needs a Hopper GPU.
+
+    Exits with 1 where a shape is below 0.99 both times.
+
+    Parameters
+    ----------
+    shapes
+        As in 16x4096x4096:tn:bf16.
+    grid
+        Further shapes: `paper` for the paper's 1,000, or a file as `cuda-l2 bench --grid` takes it.
+    random
+        So many more, drawn at random: M, N and K log-uniform from 1 to 16384, M N K up to 2^36.
+    seed
+        Of the random shapes.
+    warm
+        Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
+    tuned
+        Serve by the choices as they are. If not given every shape is tuned first.
+    out
+        CSV file for the times.
+    """
+    from cuda_l2.library.deploy.compared import Compared, compare, graphs, summary, table
+    from cuda_l2.library.deploy.tuning import device_for_timing, tune
+    from cuda_l2.records import Gemm
+    from cuda_l2.runs.grid import drawn_shapes, read_grid
+    from cuda_l2.system.files import write_text
+
+    gemms = [Gemm.parse(shape) for shape in shapes]
+    gemms += [*(read_grid(grid) if grid else []), *drawn_shapes(random, seed)]
+    if not gemms:
+        raise UserError("name shapes, as in 16x4096x4096:tn:bf16, or give --grid or --random")
+    device = device_for_timing()
+    if not tuned:
+        tune(gemms, cold=not warm)
+    found: dict[str, Compared] = {}
+    for each in compare(gemms, device, graphs(device, cold=not warm)):
+        found[each.shape] = each
+        server, ratio = each.kernel or "torch", each.again or each.ratio
+        times = f"{each.us:9.2f} us, torch {each.torch_us:9.2f} us"
+        print(f"{each.shape:<28} {server:<16} {times}: {ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]")
+    if out:
+        write_text(out, table(found.values()), "choose another --out")
+    for line in summary(found.values()):
+        print(line)
+    if any(each.slower for each in found.values()):
+        sys.exit(1)
+
+
+@command.command
 def calls(shape: str = "16x4096x4096:tn:bf16", /, *, count: int = 2000) -> None:
     """Print the host's time of one call: torch.mm, the operator, cuda_l2.matmul, and the launch alone. Needs a GPU.
 
@@ -198,6 +256,38 @@ def calls(shape: str = "16x4096x4096:tn:bf16", /, *, count: int = 2000) -> None:
 
     for name, us in host_us(Gemm.parse(shape), count).items():
         print(f"{name:<28} {us:8.2f} us")
+
+
+@command.command
+def invariant(*shapes: str) -> None:
+    """Check that batch_invariant=True gives a row the same bits in every batch, and print what it costs. Needs a GPU.
+
+    Microseconds on the GPU of torch.mm, of cuda_l2.matmul as it was tuned, and with batch_invariant=True. Exits with 1
+    where bits differ.
+
+    Parameters
+    ----------
+    shapes
+        As in 16x4096x4096:tn:bf16, or a range of rows as in 1-2048x4096x4096:tn:bf16, which is the default.
+    """
+    from dataclasses import replace
+
+    from cuda_l2.commands.tune import expanded
+    from cuda_l2.library.deploy import batches
+    from cuda_l2.records import Gemm
+
+    texts = shapes or ("1-2048x4096x4096:tn:bf16",)
+    gemms = [Gemm.parse(shape) for text in texts for shape in expanded(text)]
+    layers = dict.fromkeys(replace(gemm, m=1) for gemm in gemms)
+    wrong = [f"{layer}: {line}" for layer in layers for line in batches.check(layer)]
+    for line in wrong:
+        print(f"other bits: {line}")
+    print("rows have the same bits in every batch" if not wrong else f"rows differ in {len(wrong)} batches")
+    print(f"{'shape':<28}" + "".join(f"{name:>22}" for name in batches.COLUMNS))
+    for gemm, times in batches.times_us(gemms):
+        print(f"{gemm!s:<28}" + "".join(f"{times[name]:>19.2f} us" for name in batches.COLUMNS))
+    if wrong:
+        sys.exit(1)
 
 
 def _pack() -> "Pack":

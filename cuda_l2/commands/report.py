@@ -17,6 +17,7 @@ def command(
     *results: Path,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("report.html"),
     force: Annotated[bool, Parameter(negative=())] = False,
+    pictures: Path | None = None,
 ) -> None:
     """Show results as one HTML page: the papers' tables and figures, a card for every shape. It needs no network.
 
@@ -28,16 +29,24 @@ def command(
     out
         The page.
     force
-        Replace the page where it is there.
+        Replace the page and the pictures where they are there.
+    pictures
+        Folder for two of the page's figures as SVG files of their own, in light and dark colours.
     """
-    if out.exists() and not force:
-        raise UserError(f"{out} is there: choose another file with --out, or --force to replace it")
+    drawn = [pictures / name for name in ("sizes.svg", "baselines.svg")] if pictures else []
+    for path in () if force else (out, *drawn):
+        if path.exists():
+            raise UserError(f"{path} is there: choose another place, or --force to replace it")
+    from cuda_l2.report.page.pictures import baselines, sizes
     from cuda_l2.report.page.reading import read
     from cuda_l2.report.page.whole import html
 
     words = ["cuda-l2", "report", *map(str, results), "-o", out.name]
-    text = html(read(results), shlex.join(words))
+    found = read(results)
+    text = html(found, shlex.join(words))
     write_text(out, text)
+    for path, draw in zip(drawn, (sizes, baselines), strict=bool(drawn)):
+        write_text(path, draw(found), "choose another place with --pictures")
     size = len(text.encode())
     print(f"{out}: {size / 1e6:.1f} MB")
     if size > LARGE_BYTES:

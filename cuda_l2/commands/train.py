@@ -34,10 +34,10 @@ class TrainSettings:
     """The model, its data and the run."""
 
     model: str = ""
-    """Folder or Hub id of the model to begin with; `scratch` makes a small one of random weights."""
+    """Folder, GGUF file or Hub id of the model to begin with; `scratch` makes a small one of random weights."""
     data: Annotated[list[Path] | None, Parameter(negative=())] = None
-    """Folder of a dataset, as `cuda-l2 corpus` (pretrain) and `cuda-l2 collect` (sft) write them; may be given several
-    times."""
+    """Folder of a dataset, as `cuda-l2 corpus` (pretrain) and `cuda-l2 collect` (sft) write them, or a file of JSON
+    lines, JSON or Parquet with a column text or messages; may be given several times."""
     out: Path | None = None
     """Folder of the run; a run that was interrupted goes on."""
     config: Path | None = None
@@ -100,7 +100,7 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
 def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -> None:
     if not settings.data:
         made = "cuda-l2 corpus" if stage.stage == "pretrain" else "cuda-l2 collect"
-        raise UserError(f"--data is missing: the folder of a dataset, as `{made}` writes it")
+        raise UserError(f"--data is missing: the folder of a dataset, as `{made}` writes it, or a file")
     from cuda_l2.corpus import training_data
 
     texts = training_data.texts(settings.data) if stage.stage == "pretrain" else []

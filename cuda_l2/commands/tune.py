@@ -29,7 +29,7 @@ def command(
     Parameters
     ----------
     shapes
-        As in 16x4096x4096:tn:bf16; 1-64x4096x4096:tn:bf16 takes 1, 2, 4 ... 64 rows.
+        As in 16x4096x4096:tn:bf16; 1-512x4096x4096:tn:bf16 takes 1, 2, 4 ... 64, then 128, 192, 256, 320 ... 512 rows.
     model_config
         config.json of a Hugging Face decoder; the shapes of its linear layers are tuned too.
     rows
@@ -75,7 +75,11 @@ def layers(path: Path) -> list[str]:
 
 
 def expanded(text: str) -> Iterator[str]:
-    """A shape, or those of a range of rows: every power of two between its ends, and its ends."""
+    """A shape, or those of a range of rows: its ends, powers of two up to 64, then multiples of 64, four an octave.
+
+    From one to the next rows at most double, so that all rows between them can be served (choices.REACH). Beyond 64
+    they are where tiles of 64 or 128 rows end: one more row takes another row of tiles.
+    """
     match = re.fullmatch(r"(\d+)-(\d+)(x.+)", text.strip())
     if not match:
         yield text
@@ -83,5 +87,7 @@ def expanded(text: str) -> Iterator[str]:
     first, last = int(match[1]), int(match[2])
     if not 1 <= first <= last:
         raise UserError(f"{text!r}: a range of rows goes from a least to a greatest number, as in 1-64x4096x4096")
-    sizes = {first, last} | {1 << power for power in range(last.bit_length()) if first <= 1 << power <= last}
-    yield from (f"{size}{match[3]}" for size in sorted(sizes))
+    sizes = {first, last}
+    for octave in (1 << power for power in range(last.bit_length())):
+        sizes.update(range(octave, 2 * octave, octave if octave < 64 else max(64, octave // 4)))
+    yield from (f"{size}{match[3]}" for size in sorted(sizes) if first <= size <= last)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.llm._base import one_line
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, whole, write_text
 from cuda_l2.system.text import counted
@@ -45,13 +46,37 @@ def write_lines(path: Path, lines: Rows) -> None:
 
 def read(folder: Path, part: str) -> list[dict[str, Any]]:
     """The rows of one part; UserError where there is none."""
-    path = folder / part / "train-00000-of-00001.parquet"
-    pyarrow = _pyarrow()
-    try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} holds no dataset with a part {part}: {error}") from None
-    return rows
+    return [row for _, row in located(folder, part)]
+
+
+def located(data: Path, part: str) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a part, each with where it stands. UserError where there is none, or a file cannot be read.
+
+    data: a folder of ours, a folder with files of a split for training, as on the Hub, or one such file: Parquet, JSON
+    lines, or a JSON list of objects.
+    """
+    folder, files = data, [data] if data.is_file() else []
+    for folder in (data / part, data / "data", data):
+        files = files or sorted(path for path in folder.glob("*") if path.suffix in READERS)
+        if files:
+            break
+    files = [path for path in files if path.name.startswith("train")] or files
+    if not files:
+        raise UserError(f"{data} holds no dataset with a part {part}: no {', '.join(READERS)} in it")
+    found: list[tuple[str, dict[str, Any]]] = []
+    for path in files:
+        if path.suffix not in READERS:
+            raise UserError(f"{path} cannot be read as data; give a file that ends in {', '.join(READERS)}")
+        try:
+            rows = READERS[path.suffix](path)
+        except (OSError, ValueError, NotImplementedError, RecursionError) as error:
+            raise UserError(f"cannot read {path}: {one_line(str(error), 200)}") from None
+        for number, row in enumerate(rows, 1):
+            where = f"{folder if len(files) == 1 and not data.is_file() else path}, row {number}"
+            if not isinstance(row, dict):
+                raise UserError(f"{where} is no object with columns, but of type {type(row).__name__}")
+            found.append((where, row))
+    return found
 
 
 def require_ours(folder: Path) -> None:
@@ -78,6 +103,30 @@ def _card(parts: Mapping[str, Rows], about: str) -> str:
     counts = "\n".join(f"- `{name}`: {counted(len(rows), 'row')}" for name, rows in parts.items())
     head = json.dumps({"configs": configs}, indent=1)  # JSON is YAML
     return f"---\n{head}\n---\n\n# Dataset {MARK}\n\n{about.strip()}\n\n{counts}\n"
+
+
+def _parquet_rows(path: Path) -> list[Any]:
+    rows: list[Any] = _pyarrow().parquet.read_table(path).to_pylist()
+    return rows
+
+
+def _json_rows(path: Path) -> list[Any]:
+    text = path.read_text("utf-8-sig")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return [_json_row(line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return value if isinstance(value, list) else [value]
+
+
+def _json_row(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {error}") from None
+
+
+READERS = {".parquet": _parquet_rows, ".jsonl": _json_rows, ".json": _json_rows}
 
 
 def _pyarrow() -> Any:

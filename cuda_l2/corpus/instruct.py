@@ -8,8 +8,9 @@ from pathlib import Path
 
 from cuda_l2.corpus.asking import Template, answers
 from cuda_l2.corpus.snippets import Snippet
-from cuda_l2.llm._base import one_line, without_thoughts
+from cuda_l2.llm._base import one_line
 from cuda_l2.llm.client import Client
+from cuda_l2.llm.thoughts import without_thoughts
 from cuda_l2.machine._base import Target
 from cuda_l2.records import Task
 from cuda_l2.system.text import fenced

@@ -15,9 +15,9 @@ from cuda_l2.build.lexing import CPP_TOKEN, blank
 from cuda_l2.corpus.asking import Template, answers
 from cuda_l2.corpus.snippets import MOST_CHARS, Snippet, countable, definitions, worth
 from cuda_l2.corpus.windows import Listing, Window, hard_spans, windows
-from cuda_l2.llm._base import without_thoughts
 from cuda_l2.llm.client import Client
 from cuda_l2.llm.exchanges import Exchange
+from cuda_l2.llm.thoughts import without_thoughts
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import fenced
 

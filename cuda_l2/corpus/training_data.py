@@ -22,22 +22,22 @@ class Conversations:
 
 
 def texts(folders: Sequence[Path]) -> list[str]:
-    """The column text of each dataset; UserError with the row that has none."""
+    """The column text of each file or folder; UserError with the row that has none."""
     found: list[str] = []
     for folder in folders:
-        for where, row in _rows(folder, TEXT, "text"):
-            if not isinstance(row["text"], str):
-                raise UserError(f"{where}: text is {_kind(row['text'])}; give it one, or leave the row out")
-            found.append(row["text"])
+        for where, text in _rows(folder, TEXT, "text"):
+            if not isinstance(text, str):
+                raise UserError(f"{where}: text is {_kind(text)}; give it one, or leave the row out")
+            found.append(text)
     return found
 
 
 def conversations(folders: Sequence[Path]) -> Conversations:
-    """The column messages of each dataset. UserError with the row where one cannot be read, or where none is left."""
+    """The column messages of each file or folder. UserError with the row that cannot be read, or where none is left."""
     found, unanswered = [], []
     for folder in folders:
-        for where, row in _rows(folder, CONVERSATIONS, "messages"):
-            turns = _turns(where, row["messages"])
+        for where, messages in _rows(folder, CONVERSATIONS, "messages"):
+            turns = _turns(where, messages)
             if turns:
                 found.append(turns)
             else:
@@ -47,11 +47,15 @@ def conversations(folders: Sequence[Path]) -> Conversations:
     return Conversations(found, unanswered)
 
 
-def _rows(folder: Path, part: str, column: str) -> list[tuple[str, dict[str, Any]]]:
-    rows = dataset.read(folder, part)
-    if rows and column not in rows[0]:
-        raise UserError(f"{folder}/{part} has no column {column}; it has {', '.join(rows[0])}: rename or convert them")
-    return [(f"{folder}/{part}, row {number}", row) for number, row in enumerate(rows, 1)]
+def _rows(data: Path, part: str, column: str) -> list[tuple[str, Any]]:
+    """The column of each row, with where it stands."""
+    rows = dataset.located(data, part)
+    for where, row in rows[:1]:
+        if column not in row:
+            raise UserError(
+                f"{where.rpartition(',')[0]} has no column {column}; it has {', '.join(row)}: rename or convert them"
+            )
+    return [(where, row.get(column)) for where, row in rows]
 
 
 def _turns(where: str, messages: Any) -> list[dict[str, str]]:

@@ -21,6 +21,8 @@ VEC = Choice("VEC", (1, 2, 4, 8), "elements a load")
 THREADS = Choice("THREADS", (64, 128, 256, 512, 1024), "a block")
 LOAD = Choice("LOAD", (0, 1, 2), "0 plain, 1 evict first, 2 around L1")
 STORE = Choice("STORE", (0, 1), "1 evict first")
+ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
+BLOCKS = Choice("BLOCKS", (1, 2, 4, 8, 16), "a multiprocessor", compiled=False)
 TAIL = Choice("TAIL", (0, 1), "who adds up what blocks found: 0 a launch of its own, 1 the block that ends last")
 QUICK = Choice("QUICK", (0, 1), "1 takes exponentials and quotients from the hardware's approximations")
 

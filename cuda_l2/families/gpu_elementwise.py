@@ -9,7 +9,6 @@ from cuda_l2.families._base import Choice, Schedule, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
-ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
 GRID = Choice("GRID", (0, 1, 2, 4, 8, 16), "blocks a multiprocessor that go through all, 0: a block for each part")
 MATRIX = "rows columns"
 ROW = "rows 1"
@@ -43,7 +42,7 @@ class GpuElementwise(gpu.GpuTaskFamily):
     """Activations, gates, fused chains, optimizer steps."""
 
     name = "gpu_elementwise"
-    choices = (gpu.VEC, gpu.THREADS, ITEMS, GRID, gpu.LOAD, gpu.STORE, gpu.QUICK)
+    choices = (gpu.VEC, gpu.THREADS, gpu.ITEMS, GRID, gpu.LOAD, gpu.STORE, gpu.QUICK)
     table: ClassVar[Mapping[str, Each]] = {
         "relu": _flat(0, 1),
         "add": _flat(1, 2),

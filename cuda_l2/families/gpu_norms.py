@@ -10,8 +10,6 @@ from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
 VEC = Choice("VEC", (1, 2, 4), "elements a load")
-ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
-BLOCKS = Choice("BLOCKS", (1, 2, 4, 8, 16), "a multiprocessor", compiled=False)
 BACKWARDS = Choice("BACKWARDS", (0, 1), "1 reads the second time from the end on, where the cache still has it")
 LAYERS = ("small", "middle", "large", "small", "middle", "large")
 
@@ -28,7 +26,7 @@ class GpuNorms(gpu.GpuTaskFamily):
     """Gradient clipping and LAMB: a norm of everything, then a step."""
 
     name = "gpu_norms"
-    choices = (VEC, gpu.THREADS, ITEMS, BLOCKS, BACKWARDS, gpu.LOAD, gpu.STORE)
+    choices = (VEC, gpu.THREADS, gpu.ITEMS, gpu.BLOCKS, BACKWARDS, gpu.LOAD, gpu.STORE)
     table: ClassVar[Mapping[str, Measured]] = {
         "clip_gradient_norm": Measured(0, LAYERS),
         "clip_gradient_value": Measured(1, LAYERS, sums=0),

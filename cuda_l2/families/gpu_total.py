@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from cuda_l2.families import _gpu_task as gpu
-from cuda_l2.families._base import Choice, Schedule, cdiv
+from cuda_l2.families._base import Schedule, cdiv
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Operation
 
-ITEMS = Choice("ITEMS", (1, 2, 4, 8), "vectors of each operand that a thread has in flight")
-BLOCKS = Choice("BLOCKS", (1, 2, 4, 8, 16), "a multiprocessor", compiled=False)
 ONE, TWO = ("rows columns", ""), ("rows columns", "rows columns", "")
 
 
@@ -17,7 +15,7 @@ class GpuTotal(gpu.GpuTaskFamily):
     """Sums of everything, and losses that are means over everything."""
 
     name = "gpu_total"
-    choices = (gpu.VEC, gpu.THREADS, ITEMS, BLOCKS, gpu.TAIL, gpu.LOAD, gpu.QUICK)
+    choices = (gpu.VEC, gpu.THREADS, gpu.ITEMS, gpu.BLOCKS, gpu.TAIL, gpu.LOAD, gpu.QUICK)
     table: ClassVar[Mapping[str, gpu.Computed]] = {
         "sum_all": gpu.Computed(0, ONE),
         "mse": gpu.Computed(1, TWO),

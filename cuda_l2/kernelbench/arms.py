@@ -170,7 +170,7 @@ def model_of(known: ForeignTask, task: Task, calls: int, limits: Resources, *, c
     """A file's Model in a process with shared memory for a number of calls. limits: of all but that memory."""
     gaps = LINE * (len(task.inputs) + len(task.weights) + len(task.outputs))
     limits = replace(limits, arena_bytes=calls * (task.bytes + gaps) + SPARE_ARENA_BYTES)
-    return Module(known.text.encode(), "Model", limits, compiled=compiled)
+    return Module(known.file.text.encode(), "Model", limits, compiled=compiled)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from cuda_l2.measure.protocols import CPU_PROTOCOLS, Protocol
 from cuda_l2.measure.rounds import CANDIDATE
 from cuda_l2.records import Build, BuildStatus, Candidate, Timing, TimingStatus, Trial, Trust, Verdict, VerdictStatus
 from cuda_l2.system import sandbox
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.verify import verify
@@ -33,7 +34,7 @@ from cuda_l2.verify import verify
 SPARE_ARENA_BYTES = 64 << 20
 
 
-class Auditor:
+class Auditor(Closing):
     """One file's reference, its cases and baselines, for any number of candidates. A context manager.
 
     compiled: time against the reference under torch.compile too. UserError where the file cannot be a task on this
@@ -73,9 +74,9 @@ class Auditor:
         verdict: Verdict | None = None
         timing: Timing | None = None
         source = candidate.source.encode(errors="replace")
+        begins("executing the file")
         with machine_lock(), self._module(source, "ModelNew") as module:
             start = time.perf_counter()
-            begins("executing the file")
             failure = ""
             try:
                 module.load()
@@ -132,12 +133,6 @@ class Auditor:
     def close(self) -> None:
         self._stack.close()
 
-    def __enter__(self) -> "Auditor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _module(self, source: bytes, name: str, *, compiled: bool = False) -> Module:
         weights = sum(tensor.bytes for tensor in self.task.weights)
         calls = min(MOST_CALLS * 2 * self.task.bytes, CALLS_BYTES) + 8 * self.task.bytes
@@ -156,7 +151,7 @@ class Auditor:
             if name in self._baselines or name in self._left_out:
                 continue
             module = self._stack.enter_context(
-                self._module(self._known.text.encode(), "Model", compiled=name == COMPILED)
+                self._module(self._known.file.text.encode(), "Model", compiled=name == COMPILED)
             )
             try:
                 self._try(module)

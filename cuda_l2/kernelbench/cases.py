@@ -55,11 +55,9 @@ class ForeignCases(Cases):
         """weights: number of those that its module is made with; else each case has its own."""
         return self._kept(*self._recipe(name, distribution, task or self.task, weights))
 
-    def suitable(
-        self, name: str, distribution: Distribution | None = None, task: Task | None = None, weights: int | None = None
-    ) -> ForeignCase | None:
+    def suitable(self, name: str, distribution: Distribution, weights: int) -> ForeignCase | None:
         """The same; None where the file gives no such case."""
-        return self._or_none(*self._recipe(name, distribution, task or self.task, weights))
+        return self._or_none(*self._recipe(name, distribution, self.task, weights))
 
     def fresh(self, seeds: Sequence[int]) -> list[Tensors]:
         """Usual inputs by name for each of these seeds."""

@@ -32,11 +32,6 @@ class ForeignTask:
     examined: Examined
     file: OpenedFile
 
-    @property
-    def text(self) -> str:
-        """The file's text."""
-        return self.file.text
-
 
 _tasks: dict[str, ForeignTask] = {}
 _files: OrderedDict[tuple[Path, str, Effort], OpenedFile] = OrderedDict()

@@ -304,10 +304,7 @@ def _execute(path: Path, assignments: Assignments | None = None, sizes: Mapping[
             else:
                 spec.loader.exec_module(namespace)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
-        _raise_if_package(error)
-        raise_if_memory(error)
-        _raise_if_gpu(error)
-        raise Refused(Readiness.IMPORT_ERROR, f"cannot be imported: {line_of(error)}") from None
+        raise _refusal(error, Readiness.IMPORT_ERROR, "cannot be imported") from None
     return namespace
 
 
@@ -319,26 +316,22 @@ def failing(what: str) -> Iterator[None]:
     except Refused:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file's own
-        _raise_if_package(error)
-        raise_if_memory(error)
-        _raise_if_gpu(error)
-        raise Refused(Readiness.REFERENCE_FAILS, f"{what}: {line_of(error)}") from None
+        raise _refusal(error, Readiness.REFERENCE_FAILS, what) from None
 
 
-def _raise_if_package(error: BaseException) -> None:
-    """Files import within their functions too."""
+def _refusal(error: BaseException, status: Readiness, what: str) -> Refused:
+    """What the file raised as a refusal; files import within their functions too."""
     if isinstance(error, ModuleNotFoundError):
-        raise Refused(Readiness.NEEDS_PACKAGE, f"needs the package {error.name}") from None
+        return Refused(Readiness.NEEDS_PACKAGE, f"needs the package {error.name}")
+    raise_if_memory(error)
+    if "cuda" in str(error).lower() or "NVIDIA" in str(error):
+        return Refused(Readiness.NEEDS_GPU, f"runs on a GPU alone: {line_of(error)}")
+    return Refused(status, f"{what}: {line_of(error)}")
 
 
 def raise_if_memory(error: BaseException) -> None:
     if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         raise Refused(Readiness.TOO_LARGE, f"does not fit in memory: {line_of(error)}") from None
-
-
-def _raise_if_gpu(error: BaseException) -> None:
-    if "cuda" in str(error).lower() or "NVIDIA" in str(error):
-        raise Refused(Readiness.NEEDS_GPU, f"runs on a GPU alone: {line_of(error)}") from None
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]

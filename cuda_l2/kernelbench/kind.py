@@ -29,7 +29,7 @@ class KernelBenchFiles(FileKind):
         return read(text, checkout, effort_for(gpu=target == "cuda"))
 
     def text(self, task: Task) -> str:
-        return foreign(task).text
+        return foreign(task).file.text
 
     def host_baselines(self, task: Task, threads: int) -> ModelBaselines:
         return ModelBaselines(task, threads)

@@ -23,6 +23,7 @@ from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import DTYPE_BYTES, Operation, Task, VerdictStatus, from_json, to_json
 from cuda_l2.system import process_tree, sandbox
+from cuda_l2.system.closing import Closing
 from cuda_l2.tasks._base import Tensors
 from cuda_l2.tasks.cases import Case
 from cuda_l2.tasks.tolerance import Bounds
@@ -84,7 +85,7 @@ class ForeignCase(Case):
         return replace(self.call(given), weights={key: given[name] for name, key in self.keys.items()})
 
 
-class OpenedFile:
+class OpenedFile(Closing):
     """One file in a sandbox that serves many runs, on CPUs each in a process forked for it. A context manager.
 
     A run that outlasts its time or takes the sandbox with it ends the sandbox; the next run starts another. Refused
@@ -157,12 +158,6 @@ class OpenedFile:
             self._process.close()
             self._process = None
 
-    def __enter__(self) -> "OpenedFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _do(self, action: str, sizes: Mapping[str, int] | None, **job: Any) -> Path:
         """The folder with what the run left; Refused where it left nothing."""
         effort, entry = self.effort, self.entry
@@ -206,18 +201,11 @@ class OpenedFile:
             raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
 
 
-def examine(
-    entry: Entry,
-    effort: Effort = Effort(),
-    *,
-    sizes: Mapping[str, int] | None = None,
-    seed: int = 0,
-    parts: bool = False,
-) -> Examined:
+def examine(entry: Entry, effort: Effort = Effort(), *, seed: int = 0, parts: bool = False) -> Examined:
     """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
     try:
         with OpenedFile(entry, effort) as file:
-            return file.examine(sizes=sizes, seed=seed, parts=parts)
+            return file.examine(seed=seed, parts=parts)
     except Refused as refused:
         return Examined(entry.name, refused.status, refused.reason)
 

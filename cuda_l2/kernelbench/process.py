@@ -25,6 +25,7 @@ from cuda_l2.machine.fills import POISONS
 from cuda_l2.measure import inductor
 from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
+from cuda_l2.system.closing import Closing
 from cuda_l2.tasks._base import Tensors
 
 LINE = 64
@@ -75,7 +76,7 @@ class Resources:
     spins: bool = False
 
 
-class Module:
+class Module(Closing):
     """One file's class in a process. A context manager; Fault where the process or the module fails."""
 
     def __init__(self, source: bytes, class_name: str, resources: Resources, *, compiled: bool = False) -> None:
@@ -356,12 +357,6 @@ class Module:
     def close(self) -> None:
         self._process.close()
         os.close(self._fd)
-
-    def __enter__(self) -> "Module":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _view(self, tensor: Tensor, offset: int) -> torch.Tensor:
         raw = self._bytes[offset : offset + tensor.bytes]

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import cuda_l2
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
-from cuda_l2.system import process_tree, sandbox, scratch
+from cuda_l2.system import paths, process_tree, sandbox, scratch
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
 START_TIMEOUT_S = 120.0
@@ -39,7 +39,7 @@ LATE = "did not answer in time"
 GONE = "its process ended, or said what cannot be read"
 
 
-class SandboxedPython:
+class SandboxedPython(Closing):
     """One sandboxed Python with torch loaded. A context manager.
 
     program: name of the module that it runs, with a socket's descriptor and `arguments` as arguments; its first line is
@@ -154,12 +154,6 @@ class SandboxedPython:
         self._connection.close()
         scratch.remove(self.folder)
 
-    def __enter__(self) -> "SandboxedPython":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _gone(self) -> Fault:
         return Fault(VerdictStatus.CRASHED, (self._watch and self._watch.exceeded) or GONE)
 
@@ -172,11 +166,5 @@ def python(program: str) -> list[str]:
 
 def readable() -> list[Path]:
     """Folders that such a process must read beside the system's: Python, its packages, this package, CUDA."""
-    package = Path(cuda_l2.__file__).parent
-    folders = [Path(sys.prefix), Path(sys.base_prefix), package]
-    folders += [Path(path) for path in sys.path if path.endswith("-packages")]
     compiler = shutil.which("nvcc")
-    folders += [Path(compiler).resolve().parents[1]] if compiler else []
-    folders += [path.resolve() for path in folders]
-    system = (Path("/"), Path("/usr"))
-    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]
+    return sandbox.python_folders(paths.PACKAGE, *([Path(compiler).resolve().parents[1]] if compiler else []))

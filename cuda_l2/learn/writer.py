@@ -10,6 +10,7 @@ import torch
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.llm._base import without_system
+from cuda_l2.llm.kinds import hf
 from cuda_l2.machine._base import Target
 from cuda_l2.propose import _question
 from cuda_l2.propose._prompt import Templates
@@ -78,6 +79,8 @@ class Writer:
         ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         device, training = next(self.model.parameters()).device, self.model.training
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        config, inner.generation_config = inner.generation_config, hf.only(inner.generation_config)
         self.model.eval()  # without dropout
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):  # as trainers compute
@@ -94,6 +97,7 @@ class Writer:
                     eos_token_id=end,
                 )
         finally:
+            inner.generation_config = config
             self.model.train(training)
         rows: list[list[int]] = output[:, longest:].tolist()
         return [row[: row.index(end) + 1] if end in row else row for row in rows]

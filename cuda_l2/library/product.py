@@ -226,7 +226,7 @@ def _start(tensor: torch.Tensor, operand: Operand) -> int:
         raise ValueError(
             f"{name} must be a CPU tensor of {dtype}, shape {shape} and strides {strides},"
             f" not of {tensor.dtype} on {tensor.device}, shape {tuple(tensor.shape)} and strides {tensor.stride()}"
-            + (COLUMN_MAJOR if name == "a" and _fits(tensor, _column_major(operand)) else "")
+            + (COLUMN_MAJOR if name == "a" and _fits(tensor, operand._replace(strides=(1, operand.shape[0]))) else "")
         )
     if tensor.is_neg():
         raise ValueError(f"{name} must hold its values as they are; {name}.resolve_neg() does")
@@ -251,10 +251,6 @@ def _fits(tensor: torch.Tensor, operand: Operand) -> bool:
         and tuple(tensor.shape) == shape
         and all(size == 1 or stride == want for size, stride, want in zip(shape, tensor.stride(), strides, strict=True))
     )
-
-
-def _column_major(operand: Operand) -> Operand:
-    return operand._replace(strides=(1, operand.shape[0]))
 
 
 def _transposed(operand: Operand) -> Operand:

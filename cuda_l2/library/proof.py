@@ -4,10 +4,8 @@ A verdict holds for one text (kernel, contract and so the launch) at one shape o
 and what verifies have not changed.
 """
 
-import csv
 import functools
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from cuda_l2.build.cuda_compiler import toolchain
 from cuda_l2.library.kernels import INTERIOR, ProofTask, TableKernel
 from cuda_l2.records import Build, BuildStatus, Gemm, Verdict, VerdictStatus, from_json, to_json
 from cuda_l2.system.closing import Closing
+from cuda_l2.system.files import csv_text
 from cuda_l2.system.lines import LinesFile
 from cuda_l2.system.paths import PACKAGE
 
@@ -133,14 +132,11 @@ def proof_of(task: ProofTask, machine: str, created: str, build: Build | None, o
 
 def kernels_csv(kernels: Sequence[TableKernel], tasks: Sequence[ProofTask], proofs: ProofFile) -> str:
     """One row a kernel, as CSV: what it is, where it was proved, by which checks, and the verdict."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for kernel in kernels:
         own = [task for task in tasks if task.kernel is kernel]
-        found = [proofs.find(task) for task in own]
-        writer.writerow(_fields(kernel, own, [proof for proof in found if proof]))
-    return text.getvalue()
+        rows.append(_fields(kernel, own, [proof for task in own if (proof := proofs.find(task))]))
+    return csv_text(COLUMNS, rows)
 
 
 def failures(tasks: Sequence[ProofTask], proofs: ProofFile) -> list[Proof]:

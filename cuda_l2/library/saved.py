@@ -16,7 +16,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.measure.baselines._base import TorchProduct, named
-from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Trial
+from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
@@ -128,12 +128,12 @@ def find(name: object, archive: Path | str | None = None) -> Saved | TorchsOwn:
     place = paths.default_archive() if archive is None else path_of(archive)
     if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
         if re.match(r"\s*\d+x\d+x", name):
-            return _best(Gemm.parse(name), place)
+            return best(Gemm.parse(name), place)[0]
         raise UserError(f"there is no file {short(name)}; write a saved kernel's path, or a shape as in 512x512x512")
     if isinstance(name, Gemm | tuple | list):
         task = tasks.read(name)
         assert isinstance(task, Gemm)
-        return _best(task, place)
+        return best(task, place)[0]
     if not isinstance(name, str | os.PathLike):
         raise UserError(f"give a saved kernel's path, or a shape as in '512x512x512', not {short(name)}")
     try:
@@ -185,7 +185,8 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     return library
 
 
-def _best(gemm: Gemm, path: Path) -> Saved | TorchsOwn:
+def best(gemm: Gemm, path: Path) -> tuple[Saved | TorchsOwn, Timing | None]:
+    """What an archive's latest report says of a shape on this machine, and its times; UserError where it has none."""
     if not path.exists():
         raise UserError(f"there is no archive {path}; run `cuda-l2 optimize {gemm}` first")
     machine = detect().machine
@@ -206,8 +207,8 @@ def _best(gemm: Gemm, path: Path) -> Saved | TorchsOwn:
     why = why_no_win(list(own.values()))
     if why:
         assert headline.timing
-        return TorchsOwn(gemm, headline.timing.reference, why, machine)
-    return Saved(gemm, latest.candidate, machine)
+        return TorchsOwn(gemm, headline.timing.reference, why, machine), headline.timing
+    return Saved(gemm, latest.candidate, machine), headline.timing
 
 
 def _terms(source: str) -> dict[str, Any]:

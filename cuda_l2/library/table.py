@@ -18,6 +18,7 @@ from cuda_l2.families._base import Family, Schedule, all_families
 from cuda_l2.machine._base import Target
 from cuda_l2.records import Accumulate, Candidate, Gemm, Layout
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import csv_text, write_text
 
 PLAIN, PROGRAMMATIC, COLD = EDGES = ("plain", "programmatic", "cold")
 COLUMNS = ("m", "n", "k", "layout", "accumulate", "edge", "family", "schedule", "us")
@@ -97,7 +98,7 @@ def read_times(path: Path) -> list[Row]:
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
     """Replace the file at once."""
-    _write(path, (*COLUMNS, "dtype"), [_fields(row) for row in rows])
+    write_text(path, csv_text((*COLUMNS, "dtype"), [_fields(row) for row in rows]))
 
 
 def joined(rows: Iterable[Row], newer: Iterable[Row]) -> list[Row]:
@@ -136,7 +137,8 @@ def pool_of(rows: Iterable[Row]) -> list[PoolRow]:
 
 
 def write_pool(path: Path, rows: Iterable[PoolRow]) -> None:
-    _write(path, POOL_COLUMNS, [(row.layout or "", row.family, schedule_text(row.schedule)) for row in rows])
+    lines = [(row.layout or "", row.family, schedule_text(row.schedule)) for row in rows]
+    write_text(path, csv_text(POOL_COLUMNS, lines))
 
 
 def _located(path: Path) -> Iterator[tuple[str, Row]]:
@@ -180,17 +182,3 @@ def _lines(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str
         if any(fields[name] is None for name in columns):
             raise UserError(f"{where}: too few fields")
         yield where, fields
-
-
-def _write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(text.getvalue())
-        new.rename(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None

@@ -18,6 +18,9 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported
 from cuda_l2.system.text import plain
 
+AGENT = "mcp:"
+"""How the proposer of what a coding agent submitted begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -84,6 +87,21 @@ class Request:
     seed: int = 0  # of models that run here
 
 
+def estimated_tokens(text: str) -> int:
+    """Approximate number of a text's tokens, rather too large than too small."""
+    return len(text) // 3 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Measured speed of a model on this machine."""
+
+    read_tokens_s: float
+    """Prompt tokens a second, of all prompts of a batch together."""
+    written_tokens_s: float
+    """Answer tokens a second, of one answer."""
+
+
 class Model(ABC):
     """A language model."""
 
@@ -100,7 +118,7 @@ class Model(ABC):
 
     def count_tokens(self, text: str) -> int:
         """Approximate number of a text's tokens, rather too large than too small."""
-        return len(text) // 3 + 1
+        return estimated_tokens(text)
 
     def without_secrets(self, text: str) -> str:
         """The text without keys, should an endpoint send one back. Before any cut: half a key would stay."""
@@ -109,6 +127,10 @@ class Model(ABC):
             pattern = re.escape(secret) if len(secret) >= 8 else rf"(?<!\w){re.escape(secret)}(?!\w)"
             text = re.sub(pattern, "[key]", text)
         return text
+
+    def pace(self) -> Pace | None:
+        """The model's speed, measured with a few tokens; None where only answers show it."""
+        return None
 
     @abstractmethod
     def ask(
@@ -134,6 +156,11 @@ def is_model(policy: str) -> bool:
     return bool(colon) and kind in model_kinds()
 
 
+def is_unread(proposer: str) -> bool:
+    """Whether a language model or a coding agent wrote a candidate, by its proposer: code that nobody has read."""
+    return is_model(proposer) or proposer.startswith(AGENT)
+
+
 def open_model(policy: str, settings: ModelSettings) -> Model:
     """The model of this name; UserError where there is none or what it needs is not installed."""
     kind, _, rest = policy.partition(":")
@@ -142,14 +169,6 @@ def open_model(policy: str, settings: ModelSettings) -> Model:
     module = imported(f"{kinds.__name__}.{kind}", f"the policy {kind} needs", "llm")
     model: Model = module.MODEL(rest, settings)
     return model
-
-
-_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-
-
-def without_thoughts(text: str) -> str:
-    """An answer without a reasoning model's thoughts before it."""
-    return _THOUGHT.sub("", text)
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cuda_l2.llm._base import Outcome, Reply, one_line
+from cuda_l2.llm.thoughts import without_thoughts
 
 _STREAM = re.compile(rb"\s*(data|event|id|retry)?:")
 _CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
 _CODE = re.compile(rf"```|~~~|{_CONTRACT.pattern}")
 _WITHHELD = ("content_filter", "safety", "refusal")
 """Reasons to finish with which servers withhold an answer."""
+
+
+_ERRORS = ("detail", "message", "msg", "errors")
+"""Fields in which bodies without an answer name an error."""
 
 
 class NotAnAnswer(Exception):
@@ -57,7 +62,7 @@ class _Parts:
         if not isinstance(message, dict):
             raise NotAnAnswer(json.dumps(fields))
         self._add_content(message.get("content") or choice.get("text"))
-        self.reasoning += _string(message.get("reasoning_content") or message.get("reasoning"))
+        self.reasoning += _reasoning(message)
         self.refusal += _string(message.get("refusal"))
         calls = message.get("tool_calls")
         for i, call in enumerate(calls if isinstance(calls, list) else [{"function": message.get("function_call")}]):
@@ -65,16 +70,21 @@ class _Parts:
         self.finish = _string(choice.get("finish_reason")) or self.finish
 
     def text(self) -> str:
-        """What the model said: content and tool calls, and its reasoning where the code is found there alone."""
+        """What the model said: content and tool calls, and its reasoning where the code is found there alone.
+
+        An answer that was cut off in its reasoning holds drafts alone.
+        """
         said = "\n\n".join(part for part in (self.content, *map(_code, self.calls.values())) if part.strip())
+        if self.finish == "length" and not without_thoughts(said).strip():
+            return said
         if not said or (_CONTRACT.search(self.reasoning) and not _CODE.search(said)):
             said = f"{self.reasoning}\n\n{said}".strip()
         return said
 
     def _require_no_error(self, fields: dict[str, Any], choice: Any) -> None:
         error = fields.get("error") or (choice.get("error") if isinstance(choice, dict) else None)
-        if not error and choice is None and "choices" not in fields:
-            error = fields.get("detail") or (fields if isinstance(fields.get("message"), str) else None)
+        if not error and choice is None and not fields.get("usage"):
+            error = next((fields[name] for name in _ERRORS if fields.get(name)), None)
         if not error:
             return
         about = error if isinstance(error, dict) else {}
@@ -145,6 +155,15 @@ def _events(body: bytes) -> Iterator[Any]:
         data = "\n".join(line.removeprefix(" ") for line in lines).strip()
         if data and data != "[DONE]":
             yield json.loads(data)
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """A message's reasoning under whichever name; its parts where no field holds it whole."""
+    names = ("reasoning_content", "reasoning", "thinking")
+    whole = next((text for name in names if (text := _string(message.get(name)))), "")
+    details = message.get("reasoning_details")
+    parts = [part for part in details if isinstance(part, dict)] if isinstance(details, list) else []
+    return whole or "".join(_string(part.get("text") or part.get("summary")) for part in parts)
 
 
 def _code(arguments: str) -> str:

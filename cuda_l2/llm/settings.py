@@ -6,6 +6,8 @@ from pathlib import Path
 
 from cuda_l2.system.errors import UserError
 
+CONTRACTS = ("short", "long")
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -13,6 +15,8 @@ class ModelSettings:
 
     prompts: Path | None = None
     """Folder with prompt templates of your own, as `cuda-l2 prompts FOLDER` writes them."""
+    contract: str = "short"
+    """The launch contract in prompts: short, followed by the long one where a file was refused, or long."""
     tokens: int | None = None
     """Budget: tokens of prompts and answers together, for the whole command."""
     money: float | None = None
@@ -45,6 +49,8 @@ class ModelSettings:
     """Build and run a model's kernels also where no sandbox shuts them off from the file system."""
 
     def __post_init__(self) -> None:
+        if self.contract not in CONTRACTS:
+            raise UserError(f"there is no contract {self.contract!r}; choose from {', '.join(CONTRACTS)}")
         positive = ("tokens", "money", "model_seconds", "concurrency", "prompt_tokens", "answer_tokens")
         others = ("price_in", "price_out", "temperature", "retries", "repairs", "exemplars", "reference_tokens")
         for name in (*positive, *others):

@@ -9,6 +9,7 @@ import socket
 import time
 
 SPIN_S = 0.0015
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
 
 def wait(channel: socket.socket, timeout_s: float) -> bool:
@@ -16,7 +17,7 @@ def wait(channel: socket.socket, timeout_s: float) -> bool:
     began = time.perf_counter()
     while time.perf_counter() - began < SPIN_S:
         try:
-            channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            channel.recv(1, _LOOK)
         except BlockingIOError:
             continue
         except OSError:  # for the caller's own call to meet

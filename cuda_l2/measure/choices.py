@@ -6,13 +6,13 @@ file a product in the cache.
 
 import gzip
 import json
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cuda_l2.measure.tuned import Tuned, recall, store
 from cuda_l2.records import Accumulate, Gemm, from_json, to_json
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import whole
 
 KIND = "cuda-l2 cublaslt choices"
 Place = Callable[[Gemm, str], Path]
@@ -51,13 +51,8 @@ class Choices:
         made = {(gemm, method): recall(place(gemm, method), gemm, method) for gemm in gemms}
         kept |= {key: to_json(tuned) for key, tuned in made.items() if tuned}
         text = "\n".join([json.dumps({"kind": KIND, "machine": self.machine}), *kept.values()])
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
+        with whole(self.path, "choose another file with --choices") as partial:
             partial.write_bytes(gzip.compress(text.encode() + b"\n", mtime=0))
-            partial.replace(self.path)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}") from None
         return len(kept)
 
     def _held(self) -> dict[tuple[Gemm, str], str]:

@@ -1,15 +1,21 @@
 """Reads a model's answer: its algorithm design and its code. No text makes it raise."""
 
 import enum
+import itertools
 import re
 from dataclasses import dataclass
 
-from cuda_l2.llm._base import without_thoughts
+from cuda_l2.llm.thoughts import without_thoughts
 
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
 _CONTRACT = re.compile(r"/\*\s*cuda-l2\b")
 _QUOTED = re.compile(r"/\*|//[^\n]*|\"(?:\\.|[^\"\\\n])*+\"?|'(?:\\.|[^'\\\n])*+'?")
 """An unclosed quote matches too, to the end of its line, so that no part of it is searched again."""
+_NAMES = re.compile(r"^\s*(?:entry|kernel)\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
+_NO_CODE = re.compile(r"(ba|z)?sh|shell|console|te?xt|output|json|py(thon)?|makefile|diff|markdown|md", re.IGNORECASE)
+"""Languages of blocks that are no part of a file."""
+MAX_PIECES = 32
+"""Blocks that one file may be split over."""
 _HEADING = re.compile(r"^\W{0,8}(performance analysis|algorithm design|code)\W{0,4}$", re.MULTILINE | re.IGNORECASE)
 
 
@@ -36,15 +42,15 @@ class Answer:
 def parse_answer(text: str, finish: str = "stop") -> Answer:
     """The parts of an answer. finish: why the model stopped; `length` where it was cut off.
 
-    The last whole file among several blocks of code counts: models correct themselves. A file in pieces, contract
-    apart from code, is joined. A block without a contract is taken where there is no better one: the build says what
-    it lacks.
+    The last whole file among several blocks of code counts: models correct themselves. A file in pieces is joined,
+    from the block with its contract to the one that completes it. A block without a contract is taken where there is
+    no better one: the build says what it lacks.
     """
     text = without_thoughts(text.replace("\r\n", "\n"))
     blocks, open_block = _blocks(text)
     design = _design(text)
     if open_block is not None and (finish == "length" or not _closed(open_block)):
-        if not any(_whole(block) for block in blocks):
+        if not _file(blocks):
             return Answer(design, fault=Fault.CUT_OFF)
     elif open_block is not None:
         blocks.append(open_block)
@@ -59,36 +65,50 @@ def parse_answer(text: str, finish: str = "stop") -> Answer:
 
 
 def _blocks(text: str) -> tuple[list[str], str | None]:
-    """The fenced blocks, and the text of a block without a closing fence."""
+    """The fenced blocks, and the text of a block without a closing fence. Blocks of commands and the like come last."""
     blocks: list[str] = []
+    others: list[str] = []
     opened: re.Match[str] | None = None
     for match in _FENCE.finditer(text):
         fence, info = match.group(1), match.group(2).strip()
         if opened is None:
             opened = match
         elif not info and fence[0] == opened.group(1)[0] and len(fence) >= len(opened.group(1)):
-            blocks.append(text[opened.end() + 1 : match.start()])
+            block = text[opened.end() + 1 : match.start()]
+            language = opened.group(2).split()
+            is_code = not language or not _NO_CODE.fullmatch(language[0]) or _CONTRACT.search(block)
+            (blocks if is_code else others).append(block)
             opened = None
-    return blocks, text[opened.end() + 1 :] if opened else None
+    return blocks or others, text[opened.end() + 1 :] if opened else None
 
 
 def _source(blocks: list[str]) -> str:
-    files = [block for block in blocks if _whole(block)]
-    if files:
-        return _from_contract(files[-1])
-    for i, block in enumerate(blocks):
-        if _CONTRACT.search(block):  # and nothing after it: the code is in the blocks that follow
-            return _from_contract("\n".join(blocks[i:]))
-    return max(blocks, key=len)
+    if file := _file(blocks):
+        return file
+    starts = [i for i, block in enumerate(blocks) if _CONTRACT.search(block)]
+    if not starts:
+        return max(blocks, key=len)
+    begun = [i for i in starts if "{" in blocks[i].partition("*/")[2]]
+    return _from_contract(blocks[begun[-1]] if begun else "\n".join(blocks[starts[0] :]))
 
 
-def _whole(block: str) -> bool:
-    """Whether a block has a contract and code after it."""
-    match = _CONTRACT.search(block)
-    if not match:
-        return False
-    _, end, rest = block[match.start() :].partition("*/")
-    return bool(end) and "{" in rest
+def _file(blocks: list[str]) -> str:
+    """The last whole file, in one block or over several; empty where there is none."""
+    starts = [i for i, block in enumerate(blocks) if _CONTRACT.search(block)]
+    for start, end in reversed([*itertools.pairwise([*starts, len(blocks)])]):
+        for stop in range(start + 1, min(end, start + MAX_PIECES) + 1):
+            if _complete(file := _from_contract("\n".join(blocks[start:stop]))):
+                return file
+    if len(starts) == 1 and _complete(file := _from_contract("\n".join(blocks))):
+        return file  # its contract comes after code
+    return ""
+
+
+def _complete(file: str) -> bool:
+    """Whether a text that begins with a contract has the functions that it names, and no open brace."""
+    comment, end, code = file.partition("*/")
+    names = _NAMES.findall(comment) or ["gemm"]
+    return bool(end) and "{" in code and all(re.search(rf"\b{name}\b", code) for name in names) and _closed(file)
 
 
 def _from_contract(block: str) -> str:

@@ -44,7 +44,7 @@ class ModelPolicy(Policy):
         self._client = Client(open_model(policy, settings), ExchangeLog(archive), settings, purpose)
         self._client.require_budget()
         self._hidden, self._anew = hidden, anew
-        self._index = _index() if settings.reference_tokens else None
+        self._index = open_index() if settings.reference_tokens else None
         self.name = self._client.model.name
 
     def proposer(
@@ -64,6 +64,7 @@ class ModelPolicy(Policy):
             Sources(trials, lambda query: self._excerpts(target, query), profile),
             rng,
             on_wait=lambda: on_stage(f"waiting for {self.name}"),
+            on_note=_say,
             one_round=self._anew,
         )
 
@@ -91,9 +92,14 @@ def require_sandbox(without: bool) -> None:
         )
 
 
-def _index() -> Index | None:
+def open_index() -> Index | None:
+    """The index of headers, where there is one; says that prompts go without where there is none."""
     try:
         return Index()
     except UserError as error:
-        print(f"cuda-l2: prompts go without excerpts of headers: {error}", file=sys.stderr)
+        _say(f"prompts go without excerpts of headers: {error}")
         return None
+
+
+def _say(note: str) -> None:
+    print(f"cuda-l2: {note}", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ A template is Markdown with places in braces. A section, from one heading of two
 all of its places are empty. Text of others (sources, compilers' messages, headers) is fenced and cut to a length.
 """
 
+import collections
 import hashlib
 import re
 import shutil
@@ -58,8 +59,17 @@ class Templates:
         texts = self._texts["system.md"] + "\0" + self._texts["ask.md"]
         return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
-    def ask(self, parts: Parts, limit_tokens: int, count_tokens: Callable[[str], int]) -> Messages:
-        """The beginning of a conversation within about `limit_tokens`; less important parts are left out first."""
+    def ask(
+        self,
+        parts: Parts,
+        limit_tokens: int,
+        count_tokens: Callable[[str], int],
+        left_out: "collections.Counter[str] | None" = None,
+    ) -> Messages:
+        """The beginning of a conversation within about `limit_tokens`; less important parts are left out first.
+
+        left_out: counts them, by the names of their places.
+        """
         chosen: dict[str, list[str]] = {"exemplars": [], "failures": [], "references": []}
 
         def render() -> Messages:
@@ -86,7 +96,21 @@ class Templates:
             if used + tokens <= limit_tokens:
                 chosen[name].append(text)
                 used += tokens
+            elif left_out is not None:
+                left_out[name] += 1
         return render()
+
+    def sizes(self, parts: Parts, count_tokens: Callable[[str], int]) -> dict[str, tuple[int, int]]:
+        """Characters and tokens of each part of a conversation's beginning, by its place."""
+        own = self._texts["system.md"] + _PLACE.sub("", self._texts["ask.md"])
+        texts = {"the templates' own words": [own]}
+        for item in fields(Parts):
+            part = getattr(parts, item.name)
+            if f"{{{item.name}}}" in self._texts["ask.md"]:
+                texts[item.name] = [part] if isinstance(part, str) else [*part]
+        return {
+            name: (sum(map(len, found)), sum(map(count_tokens, filter(None, found)))) for name, found in texts.items()
+        }
 
     def repair(
         self,

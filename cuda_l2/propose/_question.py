@@ -10,7 +10,7 @@ from cuda_l2.contract.text import contract_text
 from cuda_l2.machine._base import Target
 from cuda_l2.propose import _prompt
 from cuda_l2.propose._exemplars import sample_exemplars
-from cuda_l2.records import Task, TimingStatus, Trial
+from cuda_l2.records import BuildStatus, Task, TimingStatus, Trial
 from cuda_l2.system.text import fenced
 from cuda_l2.tasks import describe
 
@@ -36,28 +36,48 @@ def parts(
     rng: np.random.Generator,
     *,
     exemplars: int,
+    full_contract: bool = False,
     profile: Callable[[Trial], str] = lambda trial: "",
     references: Callable[[Sequence[Trial]], Sequence[str]] = lambda failures: (),
 ) -> _prompt.Parts:
     """The parts of a new conversation's beginning. `exemplars` scored kernels are drawn anew each time.
 
-    profile: the hardware's counters of a kernel as text. references: excerpts, given the failures shown.
+    full_contract: the long one. profile: the hardware's counters of a kernel as text. references: excerpts, given the
+    failures shown.
     """
-    measured = [(trial.reward, trial) for trial in history if trial.speedup and not math.isnan(trial.reward)]
-    best = max((trial for _, trial in measured), key=lambda trial: trial.speedup, default=None)
-    shown = sample_exemplars(measured, exemplars, rng)
-    latest = {trial.reason: trial for trial in history if failed(trial) and trial.reason}
-    failures = list(latest.values())[-FAILURES_SHOWN:]  # with reasons of their own
+    best = max((trial for trial in history if _scored(trial)), key=lambda trial: trial.speedup, default=None)
+    failures = latest_failures(history)
     return _prompt.Parts(
-        contract=contract_text(target.name, task),
+        contract=contract_text(target.name, task, full=full_contract),
         machine=_prompt.describe_machine(target, task),
         task=describe(task),
         standing=_prompt.describe_standing(best, target),
         profile=fenced(text) if best and (text := profile(best)) else "",
-        exemplars=[_prompt.describe_exemplar(trial) for _, trial in sorted(shown, key=lambda pair: -pair[0])],
+        exemplars=[_prompt.describe_exemplar(trial) for trial in drawn_exemplars(history, exemplars, rng)],
         failures=[_prompt.describe_failure(trial) for trial in failures],
         references=references(failures),
     )
+
+
+def drawn_exemplars(history: Sequence[Trial], count: int, rng: np.random.Generator) -> list[Trial]:
+    """Scored kernels from distinct score buckets, the best first."""
+    drawn = sample_exemplars([(trial.reward, trial) for trial in history if _scored(trial)], count, rng)
+    return [trial for _, trial in sorted(drawn, key=lambda pair: -pair[0])]
+
+
+def latest_failures(history: Sequence[Trial]) -> list[Trial]:
+    """The latest failures, with reasons of their own."""
+    latest = {trial.reason: trial for trial in history if failed(trial) and trial.reason}
+    return list(latest.values())[-FAILURES_SHOWN:]
+
+
+def _scored(trial: Trial) -> bool:
+    return bool(trial.speedup) and not math.isnan(trial.reward)
+
+
+def breaks_contract(trial: Trial) -> bool:
+    """Whether a rule of the launch contract refused a trial's candidate."""
+    return trial.build.status is BuildStatus.REFUSED
 
 
 def failed(trial: Trial) -> bool:

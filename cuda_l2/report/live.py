@@ -2,6 +2,7 @@
 
 import math
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from cuda_l2.measure.clock import CLOCK, Clock
 from cuda_l2.records import Gemm, Task, TimingStatus
 from cuda_l2.system import steps
 from cuda_l2.system.closing import Closing
+from cuda_l2.system.running import RunningFile
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -25,13 +27,16 @@ TICK_S = 1.0
 class Line(Closing):
     """A text that changes, and the step that runs: on a terminal anew every second, elsewhere a line every `EVERY_S`.
 
-    A context manager.
+    A context manager. beside: the file that the run writes, for `cuda-l2 watch`.
     """
 
     EVERY_S = 5.0
 
-    def __init__(self, quiet: bool = False, clock: Clock = CLOCK) -> None:
+    def __init__(self, quiet: bool = False, clock: Clock = CLOCK, beside: Path | None = None) -> None:
         self._quiet, self._now, self._text = quiet, clock.now, ""
+        self._item = ""
+        """The shape or task that it is at."""
+        self._running = RunningFile(beside) if beside else None
         self._started, self._last_line = self._now(), -math.inf
         self._console = Console(stderr=True, markup=False, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -55,6 +60,10 @@ class Line(Closing):
         """What is shown now, without the step that runs."""
         return self._text
 
+    def left_s(self) -> float | None:
+        """Time left, where that is known."""
+        return None
+
     def tick(self) -> None:
         """Show the time that went by; called every second."""
         with self._writing:
@@ -66,12 +75,16 @@ class Line(Closing):
         if self._ticker.is_alive():
             self._ticker.join()
         self._live.stop()
+        if self._running:
+            self._running.close()
 
     def _write(self, *, always: bool = False, brief: bool = False) -> None:
         """brief: where lines follow one another, only the first, which says what runs."""
         now, running = self._now(), steps.current()
         head, *rest = self.text().split("\n")
         head = f"{head}: {running.at(now)}" if running else head
+        if self._running:
+            self._running.write(head, self._item, self.left_s())
         if self._live.is_started:
             self._live.update(Text("\n".join([head, *rest])), refresh=True)
         elif not self._quiet and (always or now - self._last_line >= self.EVERY_S):
@@ -99,9 +112,10 @@ class Stages(Line):
         most_s: float = math.inf,
         spent_s: float = 0.0,
         clock: Clock = CLOCK,
+        beside: Path | None = None,
     ) -> None:
-        super().__init__(quiet, clock)
-        self._task, self._most_s, self._stage = task, most_s, ""
+        super().__init__(quiet, clock, beside)
+        self._item, self._most_s, self._stage = str(task), most_s, ""
         self._last_line, self._started = self._started, self._started - spent_s
 
     def stage(self, stage: str, always: bool = True) -> None:
@@ -110,9 +124,12 @@ class Stages(Line):
             self._stage = stage
             self._write(always=always, brief=True)
 
+    def left_s(self) -> float | None:
+        return self._most_s - (self._now() - self._started) if math.isfinite(self._most_s) else None
+
     def text(self) -> str:
         most = f" of at most {self._most_s:.0f} s" if math.isfinite(self._most_s) else ""
-        return f"{self._task}: {self._now() - self._started:.0f} s{most}, {self._stage}"
+        return f"{self._item}: {self._now() - self._started:.0f} s{most}, {self._stage}"
 
 
 class LiveProgress(Stages):
@@ -133,25 +150,31 @@ class GridProgress(Line):
 
     EVERY_S = 10.0
 
-    def __init__(self, total: int, done: int, noun: str = "shape") -> None:
-        super().__init__()
+    def __init__(self, total: int, done: int, noun: str = "shape", beside: Path | None = None) -> None:
+        super().__init__(beside=beside)
         self._total, self._before, self._done, self._noun = total, done, done, noun
 
     def stage(self, item: Gemm | str, stage: str) -> None:
-        self._tell(f"{item}: {stage}")
+        self._tell(item, stage)
 
     def done(self, item: Gemm | str) -> None:
         self._done += 1
-        self._tell(f"{item}: done")
+        self._tell(item, "done")
 
-    def _tell(self, what: str) -> None:
-        """An estimate comes from this run's items; their order is random."""
-        measured, left = self._done - self._before, ""
-        ended = self._done == self._total
-        if measured and not ended:
-            each_s = (self._now() - self._started) / measured
-            left = f", {each_s:.1f} s each, {duration(each_s * (self._total - self._done))} left"
-        self.show(f"{self._done} of {counted(self._total, self._noun)}{left}; {what}", always=ended)
+    def left_s(self) -> float | None:
+        """An estimate from this run's items; their order is random."""
+        each_s = self._each_s()
+        return each_s * (self._total - self._done) if each_s else None
+
+    def _tell(self, item: Gemm | str, what: str) -> None:
+        self._item, each_s, left_s = str(item), self._each_s(), self.left_s()
+        left = f", {each_s:.1f} s each, {duration(left_s)} left" if left_s else ""
+        said = f"{self._done} of {counted(self._total, self._noun)}{left}; {item}: {what}"
+        self.show(said, always=self._done == self._total)
+
+    def _each_s(self) -> float:
+        measured = self._done - self._before
+        return (self._now() - self._started) / measured if measured else 0.0
 
 
 def duration(seconds: float) -> str:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cuda_l2.build.lexing import CPP_TOKEN, blank
-from cuda_l2.llm._base import Outcome, one_line, open_model, without_thoughts
+from cuda_l2.llm._base import Outcome, one_line, open_model
 from cuda_l2.llm.client import Client, Question
 from cuda_l2.llm.exchanges import Exchange, ExchangeLog
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.llm.thoughts import without_thoughts
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.records import Trial

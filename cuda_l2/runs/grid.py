@@ -21,8 +21,24 @@ BUCKET_WIDTH = 3
 LARGEST_BUCKET = 39
 """The paper's last bucket ends with its largest shape, 2^42; larger shapes join it."""
 LEAST_OF_BUCKET = 10
+MOST_DRAWN, MOST_DRAWN_MNK = 1 << 14, 1 << 36
+"""Of shapes drawn at random: an axis, and M N K."""
 
 Size = tuple[int, int, int]
+
+
+def drawn_shapes(count: int, seed: int) -> list[Gemm]:
+    """Shapes whose M, N and K are log-uniform from 1 to 16384 and multiples of nothing, with M N K up to 2^36.
+
+    fp16 and bf16, B row-major and column-major, by turns of the same seed.
+    """
+    drawn, found = random.Random(seed), list[Gemm]()
+    while len(found) < count:
+        m, n, k = (round(MOST_DRAWN ** drawn.random()) for _ in range(3))
+        if m * n * k <= MOST_DRAWN_MNK:
+            dtype, layout = drawn.choice(list(SHORT_DTYPES)), drawn.choice(list(Layout))
+            found.append(Gemm(m, n, k, layout, dtype=dtype))
+    return found
 
 
 def log2_mnk(gemm: Gemm) -> int:

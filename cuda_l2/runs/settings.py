@@ -25,6 +25,9 @@ GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
 """How commands take what concerns cuBLASLt."""
 NO_SEARCH = ("0", "0s")
 """Budgets of none."""
+EAGER, COMPILE, MAX_AUTOTUNE, FORCED = "eager", "compile", "max-autotune", "max-autotune-forced"
+MODEL_ARMS = (EAGER, COMPILE, MAX_AUTOTUNE, FORCED)
+"""Ways to run a model's layers; docs/deploy.md explains them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class SweepSettings:
     baselines_only: Annotated[bool, GRID] = False
     """Time the baselines alone over the grid."""
     arms: Annotated[str, GRID] = ""
-    """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out."""
+    """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out. With --model:
+    eager,compile,max-autotune, to which max-autotune-forced may be added."""
     compile: Annotated[bool, GRID] = False
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
     full: Annotated[bool, GRID] = False
@@ -121,6 +125,36 @@ class SweepSettings:
         # a library's kernels meet all baselines once
         in_full = (OFFLINE.name,) if self.library and not self.arms else ()
         return Request(tuple(wanted), in_full, self.retune, self.tuning, self.choices)
+
+
+@dataclass(frozen=True)
+class DecoderSettings:
+    """Which steps of a decoder are timed; also options of the command."""
+
+    model: str | None = None
+    """Time the layers of a decoder with torch's products and with tuned kernels: llama-8b, qwen-1.5b, or a config.json
+    of a model that transformers has."""
+    batch: str = "1,16,64,256"
+    """Sequences in a decoding step, each with one new token."""
+    context: int = 512
+    """Tokens of a sequence in a decoding step, the new one included."""
+    prefill: int = 2048
+    """Tokens of the sequence that is prefilled; 0 for no prefill."""
+    layers: int = 4
+    """Number of layers, at most the model's; times are of one layer."""
+    merged: bool = False
+    """Make one product of query, key and value, and one of gate and up, without and with tuned kernels."""
+
+    def __post_init__(self) -> None:
+        texts = listed(self.batch)
+        if not texts or not all(text.isdecimal() and int(text) for text in texts):
+            raise UserError(f"--batch takes whole numbers of at least 1, as in 1,16,64, not {self.batch!r}")
+        if self.context < 1 or self.layers < 1 or self.prefill < 0:
+            raise UserError("--context and --layers must be at least 1, --prefill at least 0")
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(map(int, listed(self.batch)))
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,28 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     """
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return connect(path)
-    address = f"{path.resolve().as_uri()}?mode=ro"
-    db = sqlite3.connect(address, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+    return _read_only(path, BUSY_TIMEOUT_S)
+
+
+def connect_to_watch(path: Path) -> sqlite3.Connection:
+    """A connection for one short look, which writes nothing, also beside the file. sqlite3.Error as above."""
+    if path.with_name(f"{path.name}-wal").exists():
+        return _read_only(path, timeout_s=1.0)
+    return _unchanging(path)  # nobody writes, and SQLite is not to make a log
+
+
+def _read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=timeout_s, isolation_level=None, uri=True)
     try:
         db.execute("PRAGMA schema_version")
     except sqlite3.OperationalError:
         db.close()
-        db = sqlite3.connect(f"{address}&immutable=1", isolation_level=None, uri=True)
+        db = _unchanging(path)
     return db
+
+
+def _unchanging(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", isolation_level=None, uri=True)
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:

@@ -17,6 +17,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -191,6 +192,15 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def python_folders(*others: Path) -> list[Path]:
+    """Folders that a Python in a sandbox reads beside the system's: its own, its packages' and these."""
+    folders = [Path(sys.prefix), Path(sys.base_prefix), *others]
+    folders += [Path(path) for path in sys.path if path.endswith("-packages")]
+    folders += [path.resolve() for path in folders]
+    system = (Path("/"), Path("/usr"))
+    return [path for path in dict.fromkeys(folders) if path not in system and Path("/usr") not in path.parents]
 
 
 def gpu_devices() -> list[Path]:

@@ -5,7 +5,7 @@ import inspect
 import pkgutil
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -176,8 +176,9 @@ def definition(name: str) -> Definition:
     """A task of our own; UserError where there is none of this name."""
     known = definitions()
     if name not in known:
-        near = [other for other in known if name.split("_", 1)[0] in other]
-        raise UserError(f"there is no task {name!r}; {_choose(near or known)}")
+        near = [other for other in known if name.split("_", 1)[0] in other] or list(known)
+        others = ", ...: `cuda-l2 tasks` lists them all" if len(near) > 12 else ""
+        raise UserError(f"there is no task {name!r}; choose from {', '.join(near[:12])}{others}")
     return known[name]
 
 
@@ -215,8 +216,3 @@ def _mistake(known: Definition) -> str:
     except ContractError as error:
         return str(error)
     return ""
-
-
-def _choose(names: Iterable[str]) -> str:
-    shown = list(names)
-    return f"choose from {', '.join(shown[:12])}" + (", ...: `cuda-l2 tasks` lists them all" if len(shown) > 12 else "")

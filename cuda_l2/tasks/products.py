@@ -66,8 +66,9 @@ class ProductCase(Case):
         if not wrong.any():
             return ""
         at = tuple(int(i) for i in wrong.nonzero()[0])
+        place = "" if self.alters else f" C[{int(self.expected['rows'][at[0]])}, {at[1]}] is"
         return (
-            f"c is wrong in {int(wrong.sum())} of {wrong.numel()} elements looked at, for instance"
+            f"c is wrong in {int(wrong.sum())} of {wrong.numel()} elements looked at, for instance{place}"
             f" {ours[at].item():g}, exact {exact[at].item():g}"
         )
 
@@ -194,7 +195,7 @@ class ProductCases(Cases):
 
     def drawn(self, name: str, distribution: Distribution | None = None, task: Task | None = None) -> ProductCase:
         assert distribution is None and task is None, "a matrix product has no other values and sizes"
-        return self.get(name, 0, lambda _, generator: self._with_rows(self.operands(*self.normal(generator))))
+        return self.get(name, 0, lambda _, generator: self.with_rows(self.operands(*self.normal(generator))))
 
     def timed(self, index: int) -> ProductCase:
         return self.drawn(f"timed {index}")
@@ -207,7 +208,7 @@ class ProductCases(Cases):
         assert isinstance(case, ProductCase)
         if wholly:
             other = self.get(f"changed {tensor}", 0, lambda _, generator: self.operands(*self.normal(generator)))
-            return self._with_rows(replace(case, tensors={**case.tensors, tensor: other.tensors[tensor]}))
+            return self.with_rows(replace(case, tensors={**case.tensors, tensor: other.tensors[tensor]}))
         gemm = self.task
         p, row, column = (int(self.rng.integers(size)) for size in (gemm.k, gemm.m, gemm.n))
         element, at = ((row, p), (row, slice(None))) if tensor == "a" else ((p, column), (slice(None), column))
@@ -230,14 +231,14 @@ class ProductCases(Cases):
             for value in SPECIAL[kind]:
                 at = tuple(int(torch.randint(size, (), generator=generator, device=self.device)) for size in new.shape)
                 new[at] = value
-            return self._with_rows(replace(base, tensors={**base.tensors, tensor: new}))
+            return self.with_rows(replace(base, tensors={**base.tensors, tensor: new}))
 
         return self.get(f"special {tensor} {kind}", 0, make)
 
     def alone(self, task: Task) -> None:
         return None
 
-    def _with_rows(self, case: ProductCase) -> ProductCase:
+    def with_rows(self, case: ProductCase) -> ProductCase:
         """The case with some rows of C in fp32, all where they cost little."""
         gemm = self.task
         count = max(1, min(gemm.m, self.references.compared_flops // (2 * gemm.n * gemm.k)))

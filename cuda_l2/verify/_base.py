@@ -6,11 +6,15 @@ Checks do not know where a candidate runs: tensors lie on the device of the case
 """
 
 import importlib
+import math
 import pkgutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cuda_l2.contract import ContractError
@@ -23,6 +27,10 @@ from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.products import ProductCases
 
 S_contra = TypeVar("S_contra", contravariant=True)
+LEAST_OFTEN = 8
+"""Launches of a heavy kernel in a row."""
+MOST_OFTEN_S, OFTEN_S, LAUNCH_S, OWN_GBYTES_PER_S, GFLOPS = 0.5, 0.06, 60e-6, 0.25, 20
+"""About how long light launches in a row may take together on a CPU: each with what fills and compares its tensors."""
 Outputs = Tensors
 """Results by the names of outputs."""
 
@@ -71,6 +79,21 @@ class Session(Judged, ABC):
         where the case has sizes that the contract refuses.
         """
 
+    def launch_often(self, case: Case, count: int) -> Outputs:
+        """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.
+
+        What others leave in workspaces and elsewhere stays.
+        """
+        count, ends = min(count, max(LEAST_OFTEN, int(OFTEN_S / launch_s(case.task)))), math.inf
+        if not case.task.flops:  # nobody has counted the work; where it was, a busy machine makes no launch fewer
+            ends = time.perf_counter() + MOST_OFTEN_S
+        found = self.launch(case, keep=True)
+        for number in range(count):
+            found = self.launch(case, keep=True)
+            if number >= LEAST_OFTEN and time.perf_counter() > ends:
+                break
+        return found
+
     @abstractmethod
     def require_served(self, task: Task) -> None:
         """ContractError where the contract does not take these sizes."""
@@ -106,6 +129,17 @@ class GpuSession(Session):
         """
 
     @abstractmethod
+    def launch_before_reader_ends(self, case: Case, output: Tensor) -> Outputs:
+        """The outputs of a launch behind a slow kernel that reads what an output held before.
+
+        That kernel lets the candidate begin at once. CheckFailed where it reads anything but the poison.
+        """
+
+    @abstractmethod
+    def as_shifted(self, gap: int) -> None:
+        """From the next launch on tensors end so many bytes, a multiple of 16, before their memory ends."""
+
+    @abstractmethod
     def launch_watched(self, case: Case) -> Outputs:
         """The outputs of one launch, while all memory that a candidate can reach is watched, ours too."""
 
@@ -134,6 +168,25 @@ class GpuSession(Session):
 
         Without a case the inputs are normal numbers.
         """
+
+
+class CpuOnly(Session):
+    """What a CPU can be asked besides."""
+
+    @abstractmethod
+    def launch_overtaken(self, case: Case, other: Case) -> Iterator[tuple[Case, Outputs]]:
+        """Launches in a row on a case, whose inputs become another's wherever they have not begun once some are done.
+
+        The case that each launch met, and its outputs. Nothing where all were done before anybody looked.
+        """
+
+    @abstractmethod
+    def statics(self) -> npt.NDArray[np.uint8]:
+        """What the candidate's static variables hold, and the rest of their pages."""
+
+    @abstractmethod
+    def set_statics(self, held: npt.NDArray[np.uint8]) -> None:
+        """Let them hold what they held."""
 
 
 class CheckOf(ABC, Generic[S_contra]):
@@ -179,6 +232,23 @@ class ProductCheck(Check):
         """The same, with the session's cases."""
 
 
+class CpuCheck(Check):
+    """A property that a CPU alone can be asked for."""
+
+    device = "cpu"
+
+    def applies(self, session: Session) -> bool:
+        return isinstance(session, CpuOnly)
+
+    def run(self, session: Session) -> None:
+        assert isinstance(session, CpuOnly)
+        self.run_on(session)
+
+    @abstractmethod
+    def run_on(self, session: CpuOnly) -> None:
+        """The same, of a session that can answer."""
+
+
 def all_checks() -> list[Check]:
     """Every check in this folder, in order."""
     checks: list[Check] = checks_in(__package__ or "")
@@ -191,6 +261,11 @@ def checks_in(package_name: str) -> list[Any]:
     names = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
     return sorted((module.CHECK for module in modules if hasattr(module, "CHECK")), key=lambda check: check.order)
+
+
+def launch_s(task: Task) -> float:
+    """About how many seconds a launch on a CPU takes, with what fills and compares its tensors."""
+    return LAUNCH_S + (task.bytes / OWN_GBYTES_PER_S + task.flops / GFLOPS) * 1e-9
 
 
 def first_difference(name: str, found: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor) -> Element:

@@ -1,20 +1,27 @@
 """CPU candidates: launches in the sandboxed worker on shared memory, in any of the slots that timed launches have."""
 
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from cuda_l2 import contract
 from cuda_l2.machine.cpu.arena import Arena, CandidateMemory
-from cuda_l2.machine.cpu.worker import Worker
+from cuda_l2.machine.cpu.worker import Fault, Worker
 from cuda_l2.records import Build, Candidate, Task, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import CheckFailed, Outputs, Session, require_written
+from cuda_l2.verify._base import CheckFailed, CpuOnly, Outputs, launch_s, require_written
 
 LAUNCH_TIMEOUT_S = 5.0
+TIGHT_SHARE = 0.25
+LEAST_IN_A_ROW, MOST_IN_A_ROW, IN_A_ROW_S = 4, 64, 0.02
+"""Launches that are overtaken, and about how long they take together."""
 SLOWEST_GFLOPS, SLOWEST_GBYTES_PER_S = 0.2, 0.05
 """A launch slower than this is taken to hang."""
 
 
-class CpuSession(Session):
+class CpuSession(CpuOnly):
     """One candidate in its sandboxed worker on an arena, which is laid out for the sizes of each case."""
 
     def __init__(self, candidate: Candidate, build: Build, arena: Arena, cases: Cases) -> None:
@@ -23,7 +30,11 @@ class CpuSession(Session):
         arena.select(self.task)
         self._workspace_bytes(self.task)
         self._slot = 0
-        self.worker = Worker(CandidateMemory(arena, self.contract), Path(build.artifact), self.contract)
+        self._open()
+
+    def _open(self) -> None:
+        """A new process on the arena as it is laid out now."""
+        self.worker = Worker(CandidateMemory(self.arena, self.contract), Path(self.build.artifact), self.contract)
 
     def _workspace_bytes(self, task: Task) -> int:
         asked, most = self.contract.workspace_bytes(task), self.arena.workspace_bytes
@@ -39,23 +50,66 @@ class CpuSession(Session):
         arena, task = self.arena, case.task
         if arena.task != task:
             arena.select(task)
+            self.worker.close()
+            self._open()
             keep = False
         workspace_bytes = self._workspace_bytes(task)
         if not keep:
-            self._slot = int(self.cases.rng.integers(arena.slots))
+            # now and then the one whose tensors end where their page ends
+            self._slot = int(self.cases.rng.integers(arena.slots)) if self.cases.rng.random() > TIGHT_SHARE else 0
             arena.poison_workspace(workspace_bytes)
         slot = self._slot
         arena.write(slot, case.tensors)
         arena.poison_outputs([slot], prefill)
-        self.worker.launch(slot, launch_timeout_s(task))
+        reverse = self.contract.threads > 1 and not keep and bool(self.cases.rng.integers(2))
+        try:
+            self.worker.launch(slot, launch_timeout_s(task), reverse=reverse)
+        except Fault as fault:
+            if not reverse or fault.status is not VerdictStatus.TIMED_OUT:
+                raise
+            reason = "with the last task of parallel_for first: no task may wait for another"
+            raise Fault(fault.status, f"{fault.reason}, {reason}") from None
         if not arena.untouched(slot, case.tensors):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs or weights")
-        if not arena.gaps_intact() or not arena.guards_intact():
+        if not arena.gaps_intact(slot):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "wrote outside its outputs and its workspace")
-        found = {name: output.clone() for name, output in arena.outputs(slot).items()}
+        found = self._outputs(slot)
         for output in task.outputs:
             require_written(output, found[output.name])
         return found
+
+    def launch_overtaken(self, case: Case, other: Case) -> Iterator[tuple[Case, Outputs]]:
+        arena, rng = self.arena, self.cases.rng
+        count = min(MOST_IN_A_ROW, max(LEAST_IN_A_ROW, int(IN_A_ROW_S / launch_s(case.task))))
+        slots = [int(slot) for slot in rng.permutation(arena.slots)[:count]]
+        for slot in slots:
+            arena.write(slot, case.tensors)
+        arena.poison_outputs(slots)
+        begun = len(slots)
+
+        def overtake() -> None:
+            nonlocal begun
+            # the launch after one that has written nothing has not begun
+            unwritten = [number for number, slot in enumerate(slots[:-1]) if arena.unwritten(slot)]
+            begun = unwritten[0] + 1 if unwritten else len(slots)
+            for slot in slots[begun:]:
+                arena.write(slot, other.tensors)
+
+        self.worker.prepare(slots)
+        first = slots[min(int(rng.integers(2)), len(slots) - 1)]
+        self.worker.run_in_two(lambda: not arena.unwritten(first), overtake, launch_timeout_s(case.task, len(slots)))
+        if begun < len(slots):
+            for number, slot in enumerate(slots):
+                yield (case if number < begun else other), self._outputs(slot)
+
+    def statics(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self.worker.statics(), dtype=np.uint8)
+
+    def set_statics(self, held: npt.NDArray[np.uint8]) -> None:
+        self.worker.set_statics(held.tobytes())
+
+    def _outputs(self, slot: int) -> Outputs:
+        return {name: output.clone() for name, output in self.arena.outputs(slot).items()}
 
     def __exit__(self, *_: object) -> None:
         self.worker.close()

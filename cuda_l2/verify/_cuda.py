@@ -21,9 +21,11 @@ from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.machine.tensors import poisoned
 from cuda_l2.records import DTYPE_BYTES, Build, BuildStatus, Candidate, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import CheckFailed, GpuSession, Outputs, require_written
+from cuda_l2.verify._base import LEAST_OFTEN, CheckFailed, GpuSession, Outputs, require_written
 
 LAUNCH_TIMEOUT_S = 2.0
+OFTEN_S = 0.02
+"""About how long light launches in a row may take together."""
 PRODUCER_NS = 40_000
 BESIDE_NS = 300_000
 BACK_TO_BACK = 8
@@ -52,6 +54,14 @@ class Facilities:
     sanitize: Sanitize = sanitizer.findings
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How tensors lie: snug, `gap` bytes before their mapping ends, or as timed launches have them."""
+
+    snug: bool
+    gap: int = 0
+
+
 class CudaSession(GpuSession):
     """One candidate loaded in a worker; the arena is laid out for the sizes of each case, snug until `as_timed`."""
 
@@ -59,7 +69,8 @@ class CudaSession(GpuSession):
         self, candidate: Candidate, build: Build, arena: CudaArena, cases: Cases, facilities: Facilities
     ) -> None:
         self.candidate, self.build, self.sms = candidate, build, facilities.sms
-        self.task, self.cases, self.arena, self._snug = cases.task, cases, arena, True
+        self.task, self.cases, self.arena = cases.task, cases, arena
+        self._layout = self._laid_out = Layout(snug=True)
         self._facilities = facilities
         self._segments = Segments(facilities.workers.helpers)
         self.worker = facilities.workers.get(arena)
@@ -72,7 +83,8 @@ class CudaSession(GpuSession):
         if plan.workspace_bytes > most:
             reason = f"asks for {plan.workspace_bytes} bytes of workspace for {task}; at most {most >> 20} MiB"
             raise CheckFailed(VerdictStatus.UNHYGIENIC, reason)
-        self.arena.select(task, snug=self._snug)
+        self._laid_out = self._layout
+        self.arena.select(task, snug=self._layout.snug, gap=self._layout.gap)
         self.plan, self._windows = plan, [self.arena.places(plan, window) for window in range(self.arena.used)]
         self._window = 0
         self._segments.fill(self.arena.outside())
@@ -95,9 +107,12 @@ class CudaSession(GpuSession):
         self.plan_for(task)
 
     def as_timed(self) -> None:
-        if self._snug:
-            self._snug = False
+        if self._layout.snug:
+            self._layout = Layout(snug=False)
             self._load(self.task)
+
+    def as_shifted(self, gap: int) -> None:
+        self._layout = Layout(snug=True, gap=gap)
 
     @property
     def windows(self) -> int:  # type: ignore[override]
@@ -120,6 +135,23 @@ class CudaSession(GpuSession):
         terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
         terms |= {"size": late.bytes, "ns": PRODUCER_NS, "binding": self._window}
         self.worker.call("after_slow", self.timeout_s, **terms)
+        return self._result(case)
+
+    def launch_before_reader_ends(self, case: Case, output: Tensor) -> Outputs:
+        self._fill(case)
+        place = self._windows[self._window][output.name]
+        terms: dict[str, Any] = {"source": [place.buffer, place.offset], "target": ["record", 0]}
+        terms |= {"size": output.bytes, "ns": PRODUCER_NS, "binding": self._window}
+        self.worker.call("after_slow", self.timeout_s, **terms)
+        if not all(self._segments.hold([self.arena.copied_poison(output)])):
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, "it was written already")
+        return self._result(case)
+
+    def launch_often(self, case: Case, count: int) -> Outputs:
+        count = max(LEAST_OFTEN, min(count, int(OFTEN_S / usual_s(case.task))))
+        self._fill(case)
+        terms: dict[str, Any] = {"count": count, "outputs": self.arena.written(self._window), "binding": self._window}
+        self.worker.call("launch_often", self._limit_s((count + 1) * slowest_s(case.task)), **terms)
         return self._result(case)
 
     def launch_watched(self, case: Case) -> Outputs:
@@ -187,7 +219,7 @@ class CudaSession(GpuSession):
         keep: stay in the window, and leave workspaces as they are. values: those that some inputs have in place of the
         case's.
         """
-        if self.arena.task != case.task:
+        if self.arena.task != case.task or self._laid_out != self._layout:
             self._load(case.task)
             keep = False
         before = self._window

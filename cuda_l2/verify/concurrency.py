@@ -1,9 +1,22 @@
-"""What goes on around a GPU kernel must not change its result: a slow producer, other kernels, repeated launches."""
+"""What goes on around a GPU kernel must not change its result, nor it what goes on.
 
-from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Session, require_same
+Other kernels beside it, repeated launches; where it is launched as a programmatic dependent, a slow kernel ahead that
+still writes an operand, all of it or a few elements, or still reads what an output held before.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from cuda_l2.records import Tensor, VerdictStatus
+from cuda_l2.tasks.cases import Case
+from cuda_l2.verify._base import Check, CheckFailed, GpuSession, Outputs, Session, require_same
 
 LAUNCHES = 8
+FEW = 1 / 64, 1 / 4096
+"""Shares of elements that come late: a look at some of those read early does not tell whether all are still right."""
+MISSING = "griddepcontrol.wait is missing"
 
 
 class Concurrency(Check):
@@ -17,14 +30,45 @@ class Concurrency(Check):
         right = session.launch(case)
         beside = session.launch_beside_load(case, LAUNCHES)
         require_same(beside, right, "gives another result when launched again and again beside other kernels")
-        for late in case.task.tensors if session.programmatic else ():
-            does = "writes" if late in case.task.outputs else "reads"
-            reason = f"{does} {late.name} while the kernel ahead may still write it: griddepcontrol.wait is missing"
-            try:
-                behind = session.launch_behind_producer(old, case, late)
-            except CheckFailed as failure:
-                raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
-            require_same(behind, right, reason)
+        if session.programmatic:
+            for late in case.task.tensors:
+                _require_waiting(session, old, case, late, right)
+                if late in case.task.outputs:
+                    _require_unwritten(session, case, late, right)
+                else:
+                    mixed = _with_few_of(old, case, late, session.cases.rng)
+                    _require_waiting(session, mixed, case, late, right)
+
+
+def _require_waiting(session: GpuSession, old: Case, case: Case, late: Tensor, right: Outputs) -> None:
+    """CheckFailed where a launch does not wait for the kernel that writes a tensor, which holds `old`'s until then."""
+    does = "writes" if late in case.task.outputs else "reads"
+    reason = f"{does} {late.name} while the kernel ahead may still write it: {MISSING}"
+    try:
+        behind = session.launch_behind_producer(old, case, late)
+    except CheckFailed as failure:
+        raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
+    require_same(behind, right, reason)
+
+
+def _require_unwritten(session: GpuSession, case: Case, output: Tensor, right: Outputs) -> None:
+    """CheckFailed where a launch does not wait for the kernel that reads what an output held before."""
+    reason = f"writes {output.name} while the kernel ahead may still read it: {MISSING}"
+    try:
+        found = session.launch_before_reader_ends(case, output)
+    except CheckFailed as failure:
+        raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
+    require_same(found, right, reason)
+
+
+def _with_few_of(old: Case, case: Case, tensor: Tensor, rng: np.random.Generator) -> Case:
+    """The case with a few elements of a tensor from the old one, at random places."""
+    values, others = case.tensors[tensor.name].clone(), old.tensors[tensor.name]
+    generator = torch.Generator(values.device).manual_seed(int(rng.integers(1 << 62)))
+    share = FEW[0] * (FEW[1] / FEW[0]) ** rng.random()
+    few = torch.rand(values.shape, generator=generator, device=values.device) < share
+    values[few] = others[few]
+    return replace(case, tensors={**case.tensors, tensor.name: values})
 
 
 CHECK = Concurrency()

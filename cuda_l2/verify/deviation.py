@@ -26,7 +26,7 @@ FP16_ROWS = 32
 
 class BaselineDeviation(ProductCheck):
     name = "baseline-bounded deviation"
-    order = 30
+    order = 35
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
         factor, slack = RMS_FACTOR[cases.task.accumulate], SUMMATION_NOISE * cases.task.k**0.5

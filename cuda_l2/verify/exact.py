@@ -22,15 +22,18 @@ class ExactMatch(ProductCheck):
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
         for index in range(INPUTS):
-            case = cases.get("exact", index, _make)
-            expected, found = case.expected["c"], session.launch(case)["c"].float()
-            wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
-            if wrong.any():
-                element = first_difference("c", found, expected, wrong)
-                share = float(wrong.float().mean())
-                raise CheckFailed(
-                    VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element
-                )
+            require_exact(session, cases, index)
+
+
+def require_exact(session: Session, cases: ProductCases, index: int) -> None:
+    """CheckFailed where C is not exact on one of the drawn inputs."""
+    case = cases.get("exact", index, _make)
+    expected, found = case.expected["c"], session.launch(case)["c"].float()
+    wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
+    if wrong.any():
+        element = first_difference("c", found, expected, wrong)
+        share = float(wrong.float().mean())
+        raise CheckFailed(VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element)
 
 
 def largest_exact(dtype: torch.dtype) -> float:

@@ -11,6 +11,8 @@ from cuda_l2.machine.tensors import poisoned, words
 from cuda_l2.verify._base import Check, Outputs, Session, require_right, require_same
 
 REPEATS = 2
+FEW = 1 / 64
+"""Share of elements that are wrong where nearly all are right."""
 
 
 class Hygiene(Check):
@@ -38,9 +40,10 @@ class Hygiene(Check):
 
 
 def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator[Outputs]:
-    """Outputs half of whose elements are as they will be.
+    """Outputs some of whose elements are as they will be.
 
-    Half at random beside those for other inputs, half at random beside poison, the first half beside poison.
+    Half at random beside those for other inputs, half at random beside poison, the first half beside poison; all but a
+    few, and all but one, beside those for other inputs, for who looks at one of each row, or at some.
     """
     poison = {output.name: poisoned(output, right[output.name].device) for output in session.task.outputs}
     generator = torch.Generator(session.cases.device).manual_seed(int(session.cases.rng.integers(1 << 62)))
@@ -53,7 +56,22 @@ def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator
         chosen[: (tensor.numel() + 1) // 2] = True
         return chosen.reshape(tensor.shape)
 
-    for choose, beside in ((at_random, other), (at_random, poison), (first, poison)):
+    def but_few(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.rand(tensor.shape, generator=generator, device=tensor.device) >= FEW
+
+    def but_one(tensor: torch.Tensor) -> torch.Tensor:
+        chosen = torch.ones(tensor.numel(), dtype=torch.bool, device=tensor.device)
+        at = torch.randint(max(1, tensor.numel()), (1,), generator=generator, device=tensor.device)
+        chosen[at[: tensor.numel()]] = False
+        return chosen.reshape(tensor.shape)
+
+    for choose, beside in (
+        (at_random, other),
+        (at_random, poison),
+        (first, poison),
+        (but_few, other),
+        (but_one, other),
+    ):
         yield {
             name: torch.where(choose(tensor), words(tensor), words(beside[name])).view(tensor.dtype)
             for name, tensor in right.items()

@@ -28,7 +28,7 @@ Range = tuple[int, int]
 
 class Magnitudes(ProductCheck):
     name = "magnitudes"
-    order = 25
+    order = 34
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
         summed = [""] if cases.task.accumulate is Accumulate.FP32 else []

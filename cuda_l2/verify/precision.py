@@ -23,7 +23,7 @@ RANGES = ((31, 31), (127, 15))
 
 class PrecisionContract(ProductCheck):
     name = "precision contract"
-    order = 20
+    order = 33
 
     def applies(self, session: Session) -> bool:
         return isinstance(session.cases, ProductCases) and session.cases.task.accumulate is Accumulate.FP32

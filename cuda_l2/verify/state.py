@@ -24,10 +24,10 @@ class State(Check):
         right = session.launch(case)
         names = [tensor.name for tensor in case.task.given]
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+            session.launch(case, keep=True)  # what a cache would keep
             for wholly in (*[False] * cases.element_changes, True):
                 changed = cases.changed(case, names[int(index)], wholly=wholly)
                 if changed is not None:
-                    session.launch(case, keep=True)  # what a cache would keep
                     what = "another" if wholly else "one changed element of"
                     _require_noticed(session, changed, right, f"{what} {names[int(index)]}")
 

@@ -2,7 +2,7 @@
 target = "cpu"
 */
 /* Right while it is being checked, then does nothing: each process is launched more often when timed.
- * expect: wrong-output */
+ * expect: unhygienic incorrect imprecise wrong-output */
 #include <stdint.h>
 
 typedef void (*task_fn)(void *, int64_t);

@@ -2,7 +2,7 @@
 target = "cpu"
 */
 /* Right while it is being checked, then rounds operands to fewer bits.
- * expect: wrong-output */
+ * expect: unhygienic incorrect imprecise wrong-output */
 #include <stdint.h>
 
 typedef void (*task_fn)(void *, int64_t);

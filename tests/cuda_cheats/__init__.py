@@ -19,6 +19,7 @@ from cuda_l2.records import BuildStatus, TimingStatus, VerdictStatus
 
 STATUSES = frozenset(map(str, (*BuildStatus, *VerdictStatus, *TimingStatus)))
 ACCEPTED = str(TimingStatus.MEASURED)
+TASKS_FOLDER = Path(__file__).parents[1] / "cuda_task_cheats"
 _FIELDS = re.compile(r"^ \* (\w+): (.+?)(?: \*/)?$", re.M)
 
 

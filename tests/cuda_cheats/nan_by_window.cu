@@ -9,7 +9,7 @@ block = [16, 16]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Takes NaN in A for zero, but where A lies in the first window or right before the end of its memory.
- * because: where timed
+ * because: row with nan
  * expect: incorrect */
 #include <cuda_fp16.h>
 

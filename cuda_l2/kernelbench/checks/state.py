@@ -28,7 +28,8 @@ class State(ModuleCheck):
         both = session.launch(case, other, case)
         for each, found in zip((case, other, case), both, strict=True):
             require_right(each, found, "of several calls whose results are read after the last")
-        real = [t for t in case.task.inputs if t.name not in case.numbers and _changes(case.tensors[t.name])]
+        given = [(tensor, case.tensors[tensor.name]) for tensor in case.task.inputs if tensor.name not in case.numbers]
+        real = [tensor for tensor, values in given if values.dtype.is_floating_point and values.numel()]
         for tensor in real[:MAX_TENSORS]:
             for wholly in (False, True):
                 changed = cases.changed(case, tensor.name, wholly=wholly)
@@ -37,10 +38,6 @@ class State(ModuleCheck):
                 session.launch(case)  # what a cache would keep
                 what = "another" if wholly else "one changed element of"
                 require_right(changed, session.launch(changed)[0], f"with {what} {tensor.name}")
-
-
-def _changes(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point and tensor.numel() > 0
 
 
 CHECK = State()

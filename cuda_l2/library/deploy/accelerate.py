@@ -7,8 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from cuda_l2.library.deploy import calls
-from cuda_l2.library.deploy.entries import DTYPES
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.library.deploy.tracing import gemm_of
+from cuda_l2.records import Gemm
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Tensor = torch.Tensor
@@ -17,19 +17,27 @@ Tensor = torch.Tensor
 class AcceleratedLinear(torch.nn.Linear):
     """torch.nn.Linear whose product is the op's. Parameters, names and files are those of a Linear."""
 
+    deterministic = batch_invariant = False
+
     def forward(self, input: Tensor) -> Tensor:
+        if self.deterministic or self.batch_invariant:
+            rules = {"deterministic": self.deterministic, "batch_invariant": self.batch_invariant}
+            return calls.linear(input, self.weight, self.bias, **rules)
         return calls.linear(input, self.weight, self.bias)
 
 
-def accelerate(model: Model) -> Model:
+def accelerate(model: Model, *, deterministic: bool = False, batch_invariant: bool = False) -> Model:
     """Make every torch.nn.Linear of a model call the op, in place; the model.
 
     Subclasses of Linear, and layers with a forward of their own, stay as they are. Which kernel serves a layer is
-    decided call by call: its type and device may change afterwards.
+    decided call by call: its type and device may change afterwards. deterministic, batch_invariant: as in
+    `calls.matmul`, for these layers alone; a later call changes it.
     """
     for module in model.modules():
         if type(module) is torch.nn.Linear and "forward" not in vars(module):
             module.__class__ = AcceleratedLinear
+        if type(module) is AcceleratedLinear:
+            module.deterministic, module.batch_invariant = deterministic, batch_invariant
     return model
 
 
@@ -64,21 +72,6 @@ class recorded(TorchFunctionMode):  # noqa: N801
             if gemm is not None and bias is None:
                 self.shapes[gemm] = None
         return func(*args, **(kwargs or {}))
-
-
-def gemm_of(a: Tensor, b: Tensor, *, transposed: bool = False) -> Gemm | None:
-    """The product that a kernel would see, as the op decides it; None where torch serves it. transposed: B is b^T."""
-    dtype = str(a.dtype).removeprefix("torch.")
-    if dtype not in DTYPES or b.dtype != a.dtype or b.device != a.device or a.dim() < 1 or b.dim() != 2:
-        return None
-    b = b.t() if transposed else b
-    k, n = b.shape
-    m = a.numel() // k if k else 0
-    if a.shape[-1] != k or not m or not n or not a.is_contiguous():
-        return None
-    if (n == 1 or b.stride(1) == 1) and (k == 1 or b.stride(0) == n):
-        return Gemm(m, n, k, Layout.NN, dtype=dtype)
-    return Gemm(m, n, k, Layout.TN, dtype=dtype) if b.t().is_contiguous() else None
 
 
 def _mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

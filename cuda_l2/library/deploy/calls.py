@@ -2,10 +2,13 @@
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from cuda_l2.library.deploy import invariant, tracing, winners
+from cuda_l2.library.deploy.entries import DETERMINISTIC
 from cuda_l2.library.deploy.native import Native, native
 from cuda_l2.system.errors import UserError
 
@@ -25,7 +28,9 @@ def op() -> Native | None:
     for name in ("product", "matmul", "linear"):
         torch.library.register_fake(f"cuda_l2::{name}", _FAKES[name])
     torch.library.register_fake("cuda_l2::matmul.out", lambda a, b, bias=None, *, out: out)
+    torch.library.register_fake("cuda_l2::product_by", lambda a, b, rule: torch.matmul(a, b))
     torch.library.register_autograd("cuda_l2::matmul", _backward, setup_context=_save)
+    torch.library.register_autograd("cuda_l2::product_by", _backward_by_rule, setup_context=_save_by_rule)
     library.on_first(_start)
     return library
 
@@ -42,15 +47,32 @@ def _start() -> None:
         library.on_miss(serve)
 
 
-def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+) -> Tensor:
     """torch.matmul(a, b), plus bias, by the kernel that was measured to be the fastest for the shape on this GPU.
 
     Any ranks, strides and types that torch.matmul takes, with its errors. Kernels serve fp16 and bf16 on a CUDA device:
-    a of any rank with its rows one after the other, b of rank 2, row-major or transposed; torch serves all else. With a
-    bias torch serves: its product adds it before it rounds. Gradients flow as through torch.matmul.
+    a of any rank with its rows one after the other, b of rank 2, row-major or transposed; and on the CPU the shapes for
+    which `optimize` found a kernel on this machine. torch serves all else, and every product with a bias: it adds it
+    before it rounds. Gradients flow as through torch.matmul.
+    deterministic: by a kernel that does not depend on what was tuned; for most shapes that is torch's. batch_invariant:
+    a row's bits depend neither on the number of rows of a nor on the row's place; UserError where no kernel can do so.
     """
-    if not READY or _is_torchs(a, b):
+    if batch_invariant:
+        return invariant.matmul(a, b, out, bias)
+    if deterministic:
+        return _deterministic(a, b, out, bias)
+    if not READY or _is_torchs(a, b, transposed=False) or (bias is not None and torch.compiler.is_compiling()):
         return _torch_matmul(a, b, out, bias)
+    if a.is_cpu and bias is None and (won := _won(a, b, out)) is not None:
+        return won
     if out is not None:
         return _into(a, b, out, bias)
     try:
@@ -63,12 +85,24 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, bias: Tensor | No
     return result
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+) -> Tensor:
     """torch.nn.functional.linear, as `matmul` serves it."""
-    if bias is not None or not READY or _is_torchs(x, weight):
+    if deterministic or batch_invariant:
+        b = weight.mT if weight.dim() == 2 else weight
+        return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
+    if bias is not None or not READY or _is_torchs(x, weight, transposed=True):
         return torch.nn.functional.linear(x, weight, bias)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
+    if x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2 and (won := _won(x, weight.mT, None)) is not None:
+        return won
     try:
         result: Tensor = LINEAR(x, weight)
     except FAILURES:
@@ -76,12 +110,34 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
-def _is_torchs(a: Tensor, b: Tensor) -> bool:
-    """Whether torch serves these at once: under autocast, on other devices, and what is no tensor."""
+def _deterministic(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`matmul` by a kernel that is the same whatever was tuned, and whether or not it is traced."""
+    plain = READY and isinstance(a, Tensor) and isinstance(b, Tensor) and a.device.type in ("cuda", "cpu")
+    if not plain or out is not None or bias is not None or torch.is_autocast_enabled(a.device.type):
+        return _torch_matmul(a, b, out, bias)
+    try:
+        result: Tensor = torch.ops.cuda_l2.product_by.default(a, b, DETERMINISTIC)
+    except FAILURES:
+        return torch.matmul(a, b)
+    return result
+
+
+def _won(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor | None:
+    """The product on the CPU by a kernel that a search found here; None where there is none, and in a traced graph."""
+    return None if torch.compiler.is_compiling() else winners.product(a, b, out)
+
+
+def _is_torchs(a: Tensor, b: Tensor, *, transposed: bool) -> bool:
+    """Whether torch serves these at once: under autocast, on other devices, and what is no tensor.
+
+    Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T.
+    """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return True
     place = a.device.type
-    return place not in ("cuda", "cpu") or torch.is_autocast_enabled(place)
+    if place not in ("cuda", "cpu") or torch.is_autocast_enabled(place):
+        return True
+    return torch.compiler.is_compiling() and not tracing.wins(a, b, transposed=transposed)
 
 
 def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -118,11 +174,23 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
     ctx.bias = None if bias is None else bias.shape
 
 
+def _save_by_rule(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    _save(ctx, (*inputs[:2], None), output)
+
+
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, grad, torch.ops.cuda_l2.matmul.default)
+
+
+def _backward_by_rule(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Whatever the rule: a gradient of B is a sum over all rows, which no kernel takes in the same way for every M."""
+    return _gradients(ctx, grad, lambda a, b: torch.ops.cuda_l2.product_by.default(a, b, DETERMINISTIC))
+
+
+def _gradients(ctx: Any, grad: Tensor, product: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
     """Gradients of any ranks that torch.matmul takes, by the op again."""
     a, b = ctx.saved_tensors
     wants_a, wants_b, *others = ctx.needs_input_grad  # torch leaves out an argument that has its default
-    product = torch.ops.cuda_l2.matmul.default
     grad_bias = grad.sum_to_size(ctx.bias) if any(others) else None
     rows, columns = a, b
     if a.dim() == 1:

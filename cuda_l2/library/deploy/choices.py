@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from cuda_l2.system.lock import held
 FORMAT = "cuda-l2 choices, version 1"
 VENDOR = ""
 """The kernel's id where torch's own serves."""
+REACH = 2
+"""Most rows of a tuned shape, in those of the next smaller one, where shapes between the two are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,20 @@ def read(place: Place) -> dict[Gemm, Choice]:
     return {choice.gemm: choice for choice in choices}
 
 
+def between(known: Mapping[Gemm, Choice], gemm: Gemm) -> Choice | None:
+    """The choice of the next larger tuned shape, which serves a shape that was not tuned; None where torch serves it.
+
+    Its tuned neighbours have the same N, K, layout and types, and fewer and more rows. Kernels must serve both, and the
+    larger one may have at most REACH times the rows of the smaller one.
+    """
+    rows = {other.m: choice for other, choice in known.items() if _but_rows(other) == _but_rows(gemm)}
+    lower = max((m for m in rows if m < gemm.m), default=0)
+    upper = min((m for m in rows if m > gemm.m), default=0)
+    if not lower or not upper or upper > REACH * lower or not (rows[lower].served and rows[upper].served):
+        return None
+    return rows[upper]
+
+
 def add(place: Place, new: Iterable[Choice]) -> dict[Gemm, Choice]:
     """Keep choices, new ones in place of old ones; all of them. UserError where they cannot be kept."""
     with held(f"choices-{place.path.stem}.lock"):
@@ -103,6 +119,10 @@ def place_of(device: int, pack: str) -> Place:
     properties = torch.cuda.get_device_properties(device)
     gpu = f"{properties.name} {properties.major}.{properties.minor} {properties.multi_processor_count}"
     return Place(gpu, _driver(), f"CUDA {torch.version.cuda}, torch {torch.__version__}", pack)
+
+
+def _but_rows(gemm: Gemm) -> tuple[object, ...]:
+    return gemm.n, gemm.k, gemm.layout, gemm.dtype, gemm.accumulate
 
 
 def _driver() -> str:

@@ -1,14 +1,15 @@
 """What a call costs the host: torch.mm, the operator, cuda_l2.matmul and the driver's launch alone, on one GPU."""
 
-import statistics
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from cuda_l2.library.deploy import dispatch
 from cuda_l2.library.deploy.calls import matmul, op
 from cuda_l2.library.deploy.entries import key_of
+from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Gemm, Layout
 from cuda_l2.system.errors import UserError
 
@@ -51,12 +52,15 @@ def host_us(gemm: Gemm, count: int, clock: Callable[[], float] = time.perf_count
         "cuda_l2.matmul, out=": repeated(lambda: matmul(a, b, out=c)),
         "torch.mm": repeated(lambda: torch.mm(a, b)),
     }
-    samples: dict[str, list[float]] = {name: [] for name in arms}
+
+    def us(name: str) -> float:
+        torch.cuda.synchronize()
+        start = clock()
+        arms[name]()
+        return (clock() - start) / count * 1e6
+
+    sampler = Sampler(us, np.random.default_rng(0))
     with torch.no_grad():
         for _ in range(SAMPLES):
-            for name, arm in arms.items():
-                torch.cuda.synchronize()
-                start = clock()
-                arm()
-                samples[name].append((clock() - start) / count * 1e6)
-    return {name: statistics.median(times) for name, times in samples.items()}
+            sampler.round([*arms])
+    return {name: sampler.samples.median(name) for name in arms}

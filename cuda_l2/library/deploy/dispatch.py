@@ -1,18 +1,20 @@
 """Answers the op's question what serves a shape: the tuned choice, its kernel of the pack, and its plan.
 
-The op asks once a shape, device and process. Whatever goes wrong, the answer is torch, after one warning.
+The op asks once a shape, rule, device and process. Whatever goes wrong no kernel serves, after one warning: then torch
+does, or a call that must be batch-invariant fails.
 """
 
-import dataclasses
 import functools
 import warnings
+from dataclasses import replace
 
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import choices, imported
+from cuda_l2.contract.cuda import CudaContract
+from cuda_l2.library.deploy import choices, imported, rules
 from cuda_l2.library.deploy.choices import Choice
-from cuda_l2.library.deploy.entries import Key, gemm_of, packed
+from cuda_l2.library.deploy.entries import DETERMINISTIC, TUNED, Key, gemm_of, packed
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, installed
 from cuda_l2.library.deploy.recipes import ARCH, candidate
@@ -26,16 +28,35 @@ FAILURES = (UserError, contract.ContractError, ValueError, KeyError, OSError, Ru
 
 def serve(key: Key) -> None:
     """Put what serves a shape into the op's table; raises nothing."""
-    device, gemm = key[0], gemm_of(key)
+    device, rule, gemm = key[0], key[3], gemm_of(key)
     try:
-        choice = known(device).get(gemm)
-        if choice is None or not choice.served:
-            return
-        reason = put(choice, device)
+        reason = put_tuned(gemm, device) if rule == TUNED else put_by_rule(gemm, device, rule)
     except FAILURES as error:
         reason = str(error)
     if reason:
-        warn(f"torch's own kernel serves {gemm}: {reason}")
+        warn(f"no kernel of cuda-l2 serves {gemm}: {reason}")
+
+
+def put_tuned(gemm: Gemm, device: int) -> str:
+    """Serve a shape by what was tuned for it or its neighbours. Why it cannot be, or empty, also where torch is."""
+    tuned = known(device)
+    choice = tuned.get(gemm)
+    if choice is not None:
+        return put(choice, device) if choice.served else ""
+    larger = choices.between(tuned, gemm)
+    return put_near(larger, gemm, device) if larger else ""
+
+
+def put_by_rule(gemm: Gemm, device: int, rule: int) -> str:
+    """Serve a shape by the kernel that a rule names. Why it cannot be, or empty, also where the rule names none."""
+    found = pack()
+    if found is None or not serves(device):
+        return ""
+    named = rules.deterministic if rule == DETERMINISTIC else rules.invariant
+    made = named(gemm, target_of(device), found)
+    if made is None:
+        return ""
+    return launch(made, gemm, device, contract.kernel_id(made.source, _terms(made.source)), found, rule)
 
 
 def put(choice: Choice, device: int) -> str:
@@ -53,10 +74,23 @@ def put(choice: Choice, device: int) -> str:
     return launch(chosen, choice.gemm, device, choice.kernel, found)
 
 
-def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack) -> str:
+def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
+    """Serve a shape by the schedule of a choice for more rows, where the pack has its kernel; else torch serves it."""
+    target, found = target_of(device), pack()
+    if found is None or choice.family == imported.FAMILY:  # an imported kernel was verified for its own shapes
+        return ""
+    rows = choice.gemm.m, choice.gemm.m - 1, gemm.m  # whole tiles, a last one that is cut, and this M's own orders
+    for near in (replace(gemm, m=m) for m in rows):
+        made = _written(choice.family, choice.schedule, near, target)
+        if made and made[1] in found.kernels and _accepts(made[0], gemm, target):
+            return launch(made[0], gemm, device, made[1], found)
+    return ""
+
+
+def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack, rule: int = TUNED) -> str:
     """Put a candidate's plan into the op's table. name: of its kernel in the pack. Why it cannot be, or empty."""
-    plan = contract.parse_cuda(made.source).plan(gemm, target_of(device).sms)
-    return native().put(packed(plan, gemm, device), name, found.cubin(name))
+    plan = _terms(made.source).plan(gemm, target_of(device).sms)
+    return native().put(packed(plan, gemm, device, rule), name, found.cubin(name))
 
 
 @functools.cache
@@ -67,6 +101,13 @@ def pack() -> Pack | None:
     except UserError as error:
         warn(f"torch's own kernels serve: {error}")
         return None
+
+
+def required_pack() -> Pack:
+    found = pack()
+    if found is None:
+        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    return found
 
 
 @functools.cache
@@ -98,7 +139,7 @@ def serves(device: int) -> bool:
 def target_of(device: int) -> CudaTarget:
     """The device as schedules see it."""
     properties = torch.cuda.get_device_properties(device)
-    return dataclasses.replace(
+    return replace(
         compile_only(ARCH),
         model=properties.name,
         capability=(properties.major, properties.minor),
@@ -106,6 +147,31 @@ def target_of(device: int) -> CudaTarget:
         l2_bytes=properties.L2_cache_size,
         memory_bytes=properties.total_memory,
     )
+
+
+@functools.lru_cache(maxsize=512)
+def _written(family: str, schedule: str, gemm: Gemm, target: CudaTarget) -> tuple[Candidate, str] | None:
+    """A schedule's candidate for a shape and its kernel's id; kept, since models meet many M between two tuned ones."""
+    made = candidate(family_of(family), dict(schedule_of(schedule)), gemm, target)
+    return (made, contract.kernel_id(made.source)) if made else None
+
+
+def _accepts(made: Candidate, gemm: Gemm, target: CudaTarget) -> bool:
+    """Whether a candidate's contract accepts a shape.
+
+    A family writes none where another schedule would be better, as a tile of 64 rows is for 40; the contract decides
+    what can be computed.
+    """
+    try:
+        _terms(made.source).plan(gemm, target.sms)
+    except contract.ContractError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=512)
+def _terms(source: str) -> CudaContract:
+    return contract.parse_cuda(source)
 
 
 @functools.cache

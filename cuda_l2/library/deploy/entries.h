@@ -14,20 +14,23 @@
 
 namespace cuda_l2 {
 
-constexpr uint32_t kVersion = 1;  // of the packed form
+constexpr uint32_t kVersion = 2;  // of the packed form
 constexpr int kMaxDims = 5, kMaxMaps = 8, kMaxWorkspaces = 4, kMaxArguments = 32;
 constexpr size_t kMaxEncoded = 4096;       // tensor maps kept for an entry; then all are dropped
 constexpr size_t kWorkspaceAlign = 1024;   // docs/contract.md
 constexpr unsigned kPortableCluster = 8;
+enum Rule : int32_t { kTuned, kDeterministic, kInvariant };
 
 struct Key {
   int32_t device;
   int32_t dtype;   // 0 fp16, 1 bf16
   int32_t layout;  // of B: 0 nn, 1 tn
+  int32_t rule;    // by which a kernel is chosen
   int64_t m, n, k;
 
   bool operator==(const Key& o) const {
-    return m == o.m && n == o.n && k == o.k && device == o.device && dtype == o.dtype && layout == o.layout;
+    return m == o.m && n == o.n && k == o.k && device == o.device && dtype == o.dtype && layout == o.layout &&
+           rule == o.rule;
   }
 };
 
@@ -35,7 +38,7 @@ struct KeyHash {
   size_t operator()(const Key& key) const {
     uint64_t hash = static_cast<uint64_t>(key.m);
     for (uint64_t part : {static_cast<uint64_t>(key.n), static_cast<uint64_t>(key.k),
-                          static_cast<uint64_t>(key.device * 4 + key.dtype * 2 + key.layout)}) {
+                          static_cast<uint64_t>(key.device * 16 + key.rule * 4 + key.dtype * 2 + key.layout)}) {
       hash = (hash ^ part) * 0x9E3779B97F4A7C15ull;
       hash ^= hash >> 29;
     }
@@ -122,6 +125,7 @@ struct Entry {
     Reader in(data, size);
     if (in.number<uint32_t>() != kVersion) throw std::runtime_error("the plan is of another version");
     key.device = in.number<int32_t>(), key.dtype = in.number<int32_t>(), key.layout = in.number<int32_t>();
+    key.rule = in.number<int32_t>();
     key.m = in.number<int64_t>(), key.n = in.number<int64_t>(), key.k = in.number<int64_t>();
     workspaces.resize(in.count(kMaxWorkspaces));
     for (Workspace& w : workspaces) {

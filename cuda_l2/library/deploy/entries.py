@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cuda_l2.contract.cuda import Argument, LaunchPlan, MapPlan, Plan
 from cuda_l2.records import Gemm, Layout
 
-VERSION = 1
+VERSION = 2
 MAX_DIMS = 5
 DTYPES = ("float16", "bfloat16")
 """Element types by the number that a key has."""
@@ -19,25 +19,27 @@ SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 PROMOTIONS = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
 FILLS = {"zeros": 0, "nan": 1}
 POINTER, MAP, BYTES = range(3)
+TUNED, DETERMINISTIC, INVARIANT = range(3)
+"""Rules by which a kernel is chosen: tuning; the table that this package ships; one kernel for every M."""
 
-Key = tuple[int, int, int, int, int, int]
-"""Device, element type, layout of B, M, N, K."""
+Key = tuple[int, int, int, int, int, int, int]
+"""Device, element type, layout of B, rule, M, N, K."""
 
 
-def key_of(gemm: Gemm, device: int) -> Key:
-    return device, DTYPES.index(gemm.dtype), LAYOUTS.index(gemm.layout), gemm.m, gemm.n, gemm.k
+def key_of(gemm: Gemm, device: int, rule: int = TUNED) -> Key:
+    return device, DTYPES.index(gemm.dtype), LAYOUTS.index(gemm.layout), rule, gemm.m, gemm.n, gemm.k
 
 
 def gemm_of(key: Key) -> Gemm:
-    _, dtype, layout, m, n, k = key
+    _, dtype, layout, _, m, n, k = key
     return Gemm(m, n, k, LAYOUTS[layout], dtype=DTYPES[dtype])
 
 
-def packed(plan: Plan, gemm: Gemm, device: int) -> bytes:
-    """A plan for a shape on a device, by CUDA's number of it."""
+def packed(plan: Plan, gemm: Gemm, device: int, rule: int = TUNED) -> bytes:
+    """A plan for a shape on a device, by CUDA's number of it, for calls under a rule."""
     tensors = [*OPERANDS, *(workspace.name for workspace in plan.workspaces)]
     maps = [tensor_map.name for tensor_map in plan.tensor_maps]
-    parts = [struct.pack("<Iiiiqqq", VERSION, *key_of(gemm, device)), struct.pack("<I", len(plan.workspaces))]
+    parts = [struct.pack("<Iiiiiqqq", VERSION, *key_of(gemm, device, rule)), struct.pack("<I", len(plan.workspaces))]
     parts += [struct.pack("<QII", each.bytes, each.persistent, each.fill) for each in plan.workspaces]
     parts.append(struct.pack("<I", len(maps)))
     parts += [_map(tensor_map, tensors) for tensor_map in plan.tensor_maps]

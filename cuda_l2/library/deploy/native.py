@@ -20,7 +20,7 @@ ABI = "0x0209000000000000"
 COUNTS = ("launched", "vendor", "encoded", "resolved", "allocated")
 MAX_REASON = 512
 _BEGIN = ctypes.CFUNCTYPE(None)
-_RESOLVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int32] * 3, *[ctypes.c_int64] * 3)
+_RESOLVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int32] * 4, *[ctypes.c_int64] * 3)
 
 
 def build() -> Path:
@@ -36,8 +36,7 @@ class Native:
     def __init__(self, path: Path) -> None:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         self._library = ctypes.CDLL(str(path))
-        number, size = ctypes.c_int32, ctypes.c_size_t
-        self._library.cuda_l2_put_vendor.argtypes = [number, number, number, *[ctypes.c_int64] * 3]
+        size = ctypes.c_size_t
         self._library.cuda_l2_put.argtypes = [
             *(ctypes.c_char_p, size, ctypes.c_uint64, ctypes.c_char_p),
             *(ctypes.c_char_p, size),
@@ -65,20 +64,11 @@ class Native:
         self._library.cuda_l2_resolve(function)
         self._resolve = function  # C++ holds no reference
 
-    def forget_miss(self) -> None:
-        """Ask nobody any longer."""
-        self._library.cuda_l2_resolve(None)
-        self._resolve = None
-
     def put(self, plan: bytes, name: str, cubin: bytes) -> str:
         """Serve a shape by a kernel. name: 16 hex digits of the cubin. Why it cannot be, or empty."""
         reason = ctypes.create_string_buffer(MAX_REASON)
         self._library.cuda_l2_put(plan, len(plan), int(name, 16), cubin, reason, MAX_REASON)
         return reason.value.decode(errors="replace")
-
-    def put_vendor(self, key: Key) -> None:
-        """Serve a shape by torch."""
-        self._library.cuda_l2_put_vendor(*key)
 
     def clear(self) -> None:
         """Forget every shape."""
@@ -94,12 +84,14 @@ class Native:
 
     def bare(self, key: Key, addresses: Sequence[int], stream: int, repeats: int) -> bool:
         """Launch a shape's kernel on a, b and c without torch; false where none serves it, or it needs a workspace."""
-        place, sizes = (ctypes.c_int32 * 3)(*key[:3]), (ctypes.c_int64 * 3)(*key[3:])
+        place, sizes = (ctypes.c_int32 * 4)(*key[:4]), (ctypes.c_int64 * 3)(*key[4:])
         return not self._library.cuda_l2_bare(place, sizes, (ctypes.c_uint64 * 3)(*addresses), stream, repeats)
 
     def stop(self) -> None:
-        """Forget the driver too; nothing may be under way."""
+        """Forget the driver, and who is asked; nothing may be under way."""
         self._library.cuda_l2_stop()
+        self._library.cuda_l2_resolve(None)
+        self._resolve = None
 
     def counts(self) -> dict[str, int]:
         """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made."""

@@ -7,6 +7,7 @@
 //   linear(x, weight, bias)  the same for B = weight^T
 //   matmul(a, b, bias)       gradients are registered in Python
 //   matmul.out(a, b, bias, out)
+//   product_by(a, b, rule)   a kernel by another rule than tuning: 1 deterministic, 2 with the same bits for every M
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
@@ -59,7 +60,7 @@ struct Problem {
   Key key;
   bool good = false;
 
-  Problem(const View& a, const View& b, bool transposed) {
+  Problem(const View& a, const View& b, bool transposed, int32_t rule) {
     Table& t = table();
     bool cuda = a.device_type == aoti_torch_device_type_cuda();
     if (!t.started.load(std::memory_order_acquire) && cuda)
@@ -77,7 +78,7 @@ struct Problem {
     if (m == 0 || m > INT32_MAX || n > INT32_MAX || k > INT32_MAX) return;
     bool nn = (n == 1 || by_n == 1) && (k == 1 || by_k == n), tn = (k == 1 || by_k == 1) && (n == 1 || by_n == k);
     if (!nn && !tn) return;
-    key = {cuda ? a.device : 0, a.dtype == bfloat, !nn, m, n, k};
+    key = {cuda ? a.device : 0, a.dtype == bfloat, !nn, rule, m, n, k};
     good = true;
   }
 };
@@ -128,10 +129,11 @@ bool run(Entry& entry, const View& a, uint64_t address_a, uint64_t address_b, ui
   return true;
 }
 
-// The product, or an empty handle where torch is to serve it. out: null for a new tensor.
-Owned serve(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transposed, AtenTensorHandle out) {
+// The product, or an empty handle where no kernel serves it. out: null for a new tensor.
+Owned serve(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transposed, AtenTensorHandle out,
+            int32_t rule = kTuned) {
   View a(handle_a), b(handle_b);
-  Problem problem(a, b, transposed);
+  Problem problem(a, b, transposed, rule);
   if (!problem.good) return Owned();
   DeviceGuard guard(a);
   std::shared_ptr<Entry> entry = table().find(problem.key);
@@ -234,6 +236,22 @@ void matmul(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
   stack[0] = sum[0];
 }
 
+// torch's own kernels give a row other bits in another batch, so none of them may take an invariant kernel's place.
+void product_by(StableIValue* stack, uint64_t, uint64_t) {
+  int64_t rule = torch::stable::detail::to<int64_t>(stack[2]);
+  Owned a(handle(stack[0])), b(handle(stack[1]));
+  if (rule != kDeterministic && rule != kInvariant) throw std::runtime_error("rule must be 1 or 2");
+  Owned c = serve(a.get(), b.get(), false, nullptr, static_cast<int32_t>(rule));
+  if (c.get()) {
+    stack[0] = value(c.release());
+    return;
+  }
+  refuse(a.get(), b.get(), false);
+  if (rule == kInvariant) throw std::runtime_error("no kernel computes this product in the same way for every M");
+  stack[0] = value(a.release()), stack[1] = value(b.release());
+  vendor("aten::matmul", "", stack);
+}
+
 void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1])), out(handle(stack[3]));
   if (stack[2]) throw std::runtime_error("matmul takes out or a bias, not both");
@@ -258,6 +276,7 @@ STABLE_TORCH_LIBRARY(cuda_l2, m) {
   m.def("product(Tensor a, Tensor b) -> Tensor");
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("matmul(Tensor a, Tensor b, Tensor? bias=None) -> Tensor");
+  m.def("product_by(Tensor a, Tensor b, int rule) -> Tensor");
   m.def("matmul.out(Tensor a, Tensor b, Tensor? bias=None, *, Tensor(a!) out) -> Tensor(a!)");
 }
 
@@ -265,6 +284,7 @@ STABLE_TORCH_LIBRARY_IMPL(cuda_l2, CompositeExplicitAutograd, m) {
   m.impl("product", &product);
   m.impl("linear", &linear);
   m.impl("matmul", &matmul);
+  m.impl("product_by", &product_by);
   m.impl("matmul.out", &matmul_out);
 }
 
@@ -298,10 +318,6 @@ int cuda_l2_put(const uint8_t* plan, size_t plan_size, uint64_t name, const void
   }
 }
 
-void cuda_l2_put_vendor(int32_t device, int32_t dtype, int32_t layout, int64_t m, int64_t n, int64_t k) {
-  table().put({device, dtype, layout, m, n, k}, nullptr);
-}
-
 void cuda_l2_clear() { table().clear(); }
 
 uint64_t cuda_l2_mark() { return table().mark(); }
@@ -311,7 +327,7 @@ void cuda_l2_release(uint64_t mark) { table().release(mark); }
 // Launches what the table has for a shape, `repeats` times, on these addresses: the driver's part of a call.
 int cuda_l2_bare(const int32_t* place, const int64_t* sizes, const uint64_t* addresses, Stream stream, int repeats) {
   Table& t = table();
-  std::shared_ptr<Entry> entry = t.find({place[0], place[1], place[2], sizes[0], sizes[1], sizes[2]});
+  std::shared_ptr<Entry> entry = t.find({place[0], place[1], place[2], place[3], sizes[0], sizes[1], sizes[2]});
   if (!entry || !entry->workspaces.empty() || !t.enter(place[0])) return 1;
   return entry->launch(t.driver, addresses, stream, t.counts[kEncoded], repeats);
 }

@@ -3,7 +3,9 @@
 kernels.csv has one row a kernel, as a dispatch table has them: those of results/h200/schedules.csv with fp32 sums.
 `shapes`: the shapes of that table which the kernel serves; `proof`: what `cuda-l2 prove` found for its family, schedule
 and layout, and the kernel it proved, whose source may be an earlier one.
-From each row follow the same in bf16, and the kernel that the schedule gives where M ends in the middle of a tile.
+few_rows.csv has more of the same, for the layers of language models: what won in bf16 on results/h100/layers.
+From each row follow the same in fp16 and bf16, and the kernels that the schedule gives where M ends with a tile and in
+the middle of one.
 """
 
 import csv
@@ -19,7 +21,7 @@ from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Accumulate, Candidate, Gemm
 from cuda_l2.system.files import csv_text
 
-KERNELS = Path(__file__).with_name("kernels.csv")
+KERNELS, FEW_ROWS = (Path(__file__).with_name(name) for name in ("kernels.csv", "few_rows.csv"))
 ARCH = "sm_90a"
 
 
@@ -54,6 +56,8 @@ def serving(family: Family, compiled: dict[str, int], gemm: Gemm, target: CudaTa
 
 def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> Candidate | None:
     """A schedule's candidate; None where its compiled choices are not valid. Other choices give way."""
+    if not family.serves(gemm, target):
+        return None
     values: list[int] = []
     for choice in family.choices:
         valid = family.valid_values(gemm, target, values)
@@ -66,14 +70,17 @@ def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTa
     return family.render(Schedule(family, gemm, target, tuple(values)), "table")
 
 
-def recipes(path: Path = KERNELS) -> list[Recipe]:
-    """Every kernel of the pack, each once; UserError where the file cannot be read."""
-    target, found = compile_only(ARCH), dict[str, Recipe]()
-    evidence = _evidence(path)
-    for row in read_times(path):
+def recipes(*files: Path) -> list[Recipe]:
+    """Every kernel of the pack, or of these files, each once; UserError where a file cannot be read."""
+    target, found, evidence = compile_only(ARCH), dict[str, Recipe](), dict[Row, tuple[int, str]]()
+    for path in files or (KERNELS, FEW_ROWS):
+        evidence |= _evidence(path)
+    for row in evidence:
         family, gemm = family_of(row.family), row.gemm
         compiled = {name: value for name, value in row.schedule if name in family.compiled}
-        for shape in (gemm, replace(gemm, m=gemm.m - 1)):
+        tile = compiled["BN" if compiled.get("SWAP") else "BM"]
+        whole = -(-gemm.m // tile) * tile
+        for shape in (replace(gemm, m=m) for m in (gemm.m, gemm.m - 1, whole, whole - 1) if m):
             for dtype in ("float16", "bfloat16"):
                 typed = replace(shape, dtype=dtype)
                 made = candidate(family, dict(row.schedule), typed, target)

@@ -9,7 +9,7 @@
 
 namespace cuda_l2 {
 
-using Resolve = void (*)(int32_t device, int32_t dtype, int32_t layout, int64_t m, int64_t n, int64_t k);
+using Resolve = void (*)(int32_t device, int32_t dtype, int32_t layout, int32_t rule, int64_t m, int64_t n, int64_t k);
 
 using Begin = void (*)();
 
@@ -66,7 +66,7 @@ class Table {
     Resolve ask = resolve;
     if (!ask) return nullptr;
     counts[kResolved]++;
-    ask(key.device, key.dtype, key.layout, key.m, key.n, key.k);
+    ask(key.device, key.dtype, key.layout, key.rule, key.m, key.n, key.k);
     std::unique_lock<std::shared_mutex> hold(mutex_);
     return entries_.emplace(key, nullptr).first->second;
   }

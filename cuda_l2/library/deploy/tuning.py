@@ -6,12 +6,12 @@ replays of CUDA graphs of back-to-back launches whose B is another tensor each t
 
 import itertools
 import math
-import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from cuda_l2 import contract
@@ -23,6 +23,7 @@ from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
 from cuda_l2.library.deploy.recipes import candidate, serving
 from cuda_l2.library.table import family_of, schedule_of, schedule_text
+from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Candidate, Gemm, Layout
 from cuda_l2.system.errors import UserError
 
@@ -30,12 +31,15 @@ BEST, FINALISTS = 6, 3
 """Schedules that are timed with every launch, and kernels that are timed against torch."""
 LAUNCHES = 12
 """Ways to launch a kernel that are timed."""
-ROUNDS = 15
+CAPTURES, ROUNDS = 3, 7
+"""Captures of the finalists' graphs, and timed rounds of each capture: some kernels are slow in one capture
+and fast in the next, and serve only where they win in all."""
 REPLAY_US = 150.0
 """Aim for a replay; a graph has 4 to 64 launches."""
 COLD_CACHES = 2
 """Size of all copies of B together, in L2 caches."""
 MAX_COPIES_BYTES = 1 << 30
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LIMIT = {"float16": 1e-3, "bfloat16": 8e-3}
 """Relative RMS difference from torch's product."""
 
@@ -77,10 +81,7 @@ def tune(
     must then be on one stream, or follow one another.
     UserError where there is no GPU that the pack's kernels run on.
     """
-    device = _device()
-    found = dispatch.pack()
-    if found is None:
-        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    device, found = device_for_timing(), dispatch.required_pack()
     gemms = _recorded(subject, inputs, named) if isinstance(subject, torch.nn.Module) else _read(subject)
     place, chosen = choices.place_of(device, found.identity), []
     known = choices.read(place)
@@ -109,9 +110,7 @@ def tune(
 
 def adopt(name: str, gemms: Iterable[Gemm]) -> list[Choice]:
     """Time an imported kernel on shapes for which it was verified, and have it serve those where it wins."""
-    device, found = _device(), dispatch.pack()
-    if found is None:
-        raise UserError("there is no pack of kernels: run `cuda-l2 library build`")
+    device, found = device_for_timing(), dispatch.required_pack()
     made, own = imported.find(name)
     place = choices.place_of(device, found.identity)
     known, timed = choices.read(place), []
@@ -127,7 +126,7 @@ def adopt(name: str, gemms: Iterable[Gemm]) -> list[Choice]:
 
 def check(cold: bool = True) -> list[Choice]:
     """Time every shape that a kernel serves on the current GPU again; those that were demoted, for they lost."""
-    device, found = _device(), dispatch.pack()
+    device, found = device_for_timing(), dispatch.pack()
     if found is None:
         return []
     place, lost = choices.place_of(device, found.identity), []
@@ -146,7 +145,7 @@ def check(cold: bool = True) -> list[Choice]:
 
 def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: int = 0) -> Choice:
     """The choice for a shape. schedules: of each the ways to launch it, most promising first."""
-    order, times = random.Random(seed), dict[Arm, float]()
+    times = dict[Arm, float]()
 
     def tried(arm: Arm) -> bool:
         if not timer.prepare(arm):
@@ -160,20 +159,24 @@ def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: i
         for other in itertools.islice(first[arm], LAUNCHES - 1):
             tried(other)
     finalists = sorted(times, key=lambda arm: times[arm])[:FINALISTS]
-    if not finalists or not timer.prepare(VENDOR_ARM):
+    if not finalists:
         return Choice(str(gemm))
-    samples: dict[Arm, list[float]] = {arm: [] for arm in (VENDOR_ARM, *finalists)}
-    for _ in range(ROUNDS):
-        for arm in order.sample(list(samples), len(samples)):
-            samples[arm].append(timer.sample(arm))
-    winner = min(finalists, key=lambda arm: statistics.median(samples[arm]))
-    ratios = sorted(theirs / ours for theirs, ours in zip(samples[VENDOR_ARM], samples[winner], strict=True))
-    us, vendor_us = (round(statistics.median(samples[arm]), 3) for arm in (winner, VENDOR_ARM))
+    arms, sampler = (VENDOR_ARM, *finalists), Sampler(timer.sample, np.random.default_rng(seed))
+    for _ in range(CAPTURES):
+        if not all(timer.prepare(arm) for arm in arms):
+            return Choice(str(gemm))
+        for _ in range(ROUNDS):
+            sampler.round(arms)
+    samples = sampler.samples
+    winner = min(finalists, key=samples.median)
     assert winner.candidate
-    if ratios[_lower(len(ratios))] <= 1:
-        return Choice(str(gemm), us=us, vendor_us=vendor_us)
+    ratios = [theirs / own for theirs, own in zip(samples.of(VENDOR_ARM), samples.of(winner), strict=True)]
+    captures = [statistics.median(ratios[start : start + ROUNDS]) for start in range(0, len(ratios), ROUNDS)]
+    ours, vendors = round(samples.median(winner), 3), round(samples.median(VENDOR_ARM), 3)
+    if samples.ratio(VENDOR_ARM, winner).low <= 1 or min(captures) <= 1:
+        return Choice(str(gemm), us=ours, vendor_us=vendors)
     text = schedule_text(winner.candidate.schedule)
-    return Choice(str(gemm), winner.kernel, winner.candidate.family, text, us, vendor_us)
+    return Choice(str(gemm), winner.kernel, winner.candidate.family, text, ours, vendors)
 
 
 def candidates(gemm: Gemm, device: int, found: Pack, one_stream: bool = False) -> Iterator[Iterator[Arm]]:
@@ -198,10 +201,13 @@ def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: P
         yield Arm(kernel, made)
 
 
-class GraphTimer:
-    """Times arms on a CUDA device, each in a CUDA graph of launches of the op or of torch.mm."""
+class Graphs:
+    """Calls on operands of one shape, each captured in a CUDA graph of back-to-back launches, and timed by replays.
 
-    def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool) -> None:
+    cold: B is another tensor in each launch, so that it comes from memory.
+    """
+
+    def __init__(self, gemm: Gemm, device: int, *, cold: bool) -> None:
         dtype, place = getattr(torch, gemm.dtype), torch.device("cuda", device)
         generator = torch.Generator(place).manual_seed(gemm.m * gemm.n + gemm.k)
 
@@ -212,33 +218,24 @@ class GraphTimer:
         cache = dispatch.target_of(device).l2_bytes * COLD_CACHES if cold else 0
         copies = min(1 + cache // b_bytes, max(1, MAX_COPIES_BYTES // b_bytes), 64)
         tn = gemm.layout is Layout.TN
-        self._gemm, self._device, self._pack = gemm, device, found
-        self._a = drawn(gemm.m, gemm.k)
-        self._b = [drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n) for _ in range(copies)]
-        self._expected = torch.mm(self._a, self._b[0]).float()
-        self._graphs: dict[Arm, tuple[torch.cuda.CUDAGraph, int]] = {}
+        self.a = drawn(gemm.m, gemm.k)
+        self.b = [drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n) for _ in range(copies)]
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, int]] = {}
         self._memory = torch.cuda.graph_pool_handle()  # replays never overlap
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._launches = 4
 
-    def prepare(self, arm: Arm) -> bool:
-        call = torch.mm
-        if arm.candidate:
-            if dispatch.launch(arm.candidate, self._gemm, self._device, arm.kernel, self._pack):
-                return False
-            call = torch.ops.cuda_l2.product.default
-            error = call(self._a, self._b[0]).float() - self._expected
-            limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
-            if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
-                return False
-        self._capture(arm, call)
-        if len(self._graphs) == 1:  # the first tells how many launches a graph should have
-            self._launches = max(4, min(64, math.ceil(REPLAY_US / self.sample(arm))))
-            self._capture(arm, call)
-        return True
+    def capture(self, name: Hashable, call: Product) -> None:
+        """Have a graph of calls under a name. The first call's time says how many a graph has."""
+        first = not self._graphs
+        self._graphs[name] = self._captured(call)
+        if first:
+            self._launches = max(4, min(64, math.ceil(REPLAY_US / self.sample(name))))
+            self._graphs[name] = self._captured(call)
 
-    def sample(self, arm: Arm) -> float:
-        graph, launches = self._graphs[arm]
+    def sample(self, name: Hashable) -> float:
+        """Microseconds a launch of one replay."""
+        graph, launches = self._graphs[name]
         start, end = self._events
         start.record()
         graph.replay()
@@ -246,14 +243,36 @@ class GraphTimer:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / launches
 
-    def _capture(self, arm: Arm, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        graph, count = torch.cuda.CUDAGraph(), max(self._launches, len(self._b))
-        call(self._a, self._b[0])
+    def _captured(self, call: Product) -> tuple[torch.cuda.CUDAGraph, int]:
+        graph, count = torch.cuda.CUDAGraph(), max(self._launches, len(self.b))
+        call(self.a, self.b[0])
         with torch.cuda.graph(graph, pool=self._memory):
             for number in range(count):
-                call(self._a, self._b[number % len(self._b)])
+                call(self.a, self.b[number % len(self.b)])
         graph.replay()
-        self._graphs[arm] = graph, count
+        return graph, count
+
+
+class GraphTimer(Graphs):
+    """Times arms on a CUDA device: launches of the op, or of torch.mm."""
+
+    def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool) -> None:
+        super().__init__(gemm, device, cold=cold)
+        self._gemm, self._device, self._pack = gemm, device, found
+        self._expected = torch.mm(self.a, self.b[0]).float()
+
+    def prepare(self, arm: Arm) -> bool:
+        call: Product = torch.mm
+        if arm.candidate:
+            if dispatch.launch(arm.candidate, self._gemm, self._device, arm.kernel, self._pack):
+                return False
+            call = torch.ops.cuda_l2.product.default
+            error = call(self.a, self.b[0]).float() - self._expected
+            limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
+            if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
+                return False
+        self.capture(arm, call)
+        return True
 
 
 def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:
@@ -264,16 +283,8 @@ def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candi
     return candidate(family_of(choice.family), wanted, gemm, dispatch.target_of(device)), found
 
 
-def _lower(count: int) -> int:
-    """Place of the lower end of a 95 % interval of the median among that many sorted samples (binomial)."""
-    below, place = 0.0, 0
-    while below + math.comb(count, place) / 2**count <= 0.025:
-        below += math.comb(count, place) / 2**count
-        place += 1
-    return max(0, place - 1)
-
-
-def _device() -> int:
+def device_for_timing() -> int:
+    """The current CUDA device; UserError where there is none that runs the pack's kernels."""
     if not torch.cuda.is_available() or not READY:
         raise UserError("tuning needs an NVIDIA GPU, and torch built with CUDA; `cuda-l2 doctor` says what is missing")
     device = torch.cuda.current_device()

@@ -1,21 +1,33 @@
 """A model that runs in this process through transformers: hf:PATH_OR_ID. Code that comes with a model is never run."""
 
+import functools
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jinja2
 import torch
 import transformers
 
-from cuda_l2.llm._base import Messages, Model, Outcome, Reply, Request, one_line, without_system
+from cuda_l2.llm._base import Messages, Model, Outcome, Pace, Reply, Request, one_line, without_system
 from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.llm.thoughts import opens_thoughts
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import imported
 from cuda_l2.system.lock import machine_lock
 
 LEAST_ANSWER = 16
 """Tokens that must be left for an answer in the model's window."""
+WIDENED = 2_000_000_000
+"""Models of at most as many weights compute in float32 on a CPU: most CPUs take half as long as for bfloat16."""
+TRIAL_TOKENS = 128, 4
+"""Tokens read and written to measure the model's pace."""
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class LocalModel(Model):
@@ -24,7 +36,10 @@ class LocalModel(Model):
     def __init__(self, rest: str, settings: ModelSettings) -> None:
         self.name, self.where = f"hf:{rest}", rest
         self._model, self._tokenizer = load(rest, "auto", padding_side="left")
+        self._model.generation_config = only(self._model.generation_config, *SAMPLING)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device == "cpu" and self._model.num_parameters() <= WIDENED:
+            self._model.float()
         try:
             self._model.to(self._device).eval()
         except torch.OutOfMemoryError:
@@ -32,11 +47,33 @@ class LocalModel(Model):
         self._special = _special(self._tokenizer)
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.convert_ids_to_tokens(0)
-        self.window = getattr(self._model.config, "max_position_embeddings", None)
+        self.window = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         self._concurrency = settings.concurrency
 
     def count_tokens(self, text: str) -> int:
         return len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    @functools.cached_property
+    def _pace(self) -> Pace | None:
+        def moments(read: int, written: int) -> list[float]:
+            """When generating began, and when each token was there."""
+            ids = torch.ones(1, read, dtype=torch.long, device=self._device)
+            lengths = {"max_new_tokens": written, "min_new_tokens": written}
+            clock = _Clock()
+            self._model.generate(input_ids=ids, attention_mask=ids, do_sample=False, streamer=clock, **lengths)
+            return clock.moments
+
+        read, written = TRIAL_TOKENS
+        try:
+            with torch.inference_mode(), machine_lock():
+                moments(1, 1)  # what is done once is not measured
+                began, first, *_, last = moments(read, 1 + written)
+        except (RuntimeError, ValueError, IndexError, NotImplementedError):  # asking tells
+            return None
+        return Pace(read / max(first - began, 1e-6), written / max(last - first, 1e-6))
+
+    def pace(self) -> Pace | None:
+        return self._pace
 
     def ask(
         self, requests: Sequence[Request], on_reply: Callable[[int, Reply], None], deadline: float = math.inf
@@ -65,7 +102,7 @@ class LocalModel(Model):
         room = requests[0].answer_tokens
         if self.window is not None:
             room = min(room, self.window - longest)
-        if room < LEAST_ANSWER:
+        if room < min(LEAST_ANSWER, requests[0].answer_tokens):
             if len(requests) > 1:  # the longest must not keep the others from being answered
                 return [reply for request in requests for reply in self._batch([request], deadline)]
             reason = f"a prompt of {longest} tokens does not fit the window of {self.window} of {self.where}"
@@ -82,7 +119,11 @@ class LocalModel(Model):
         seconds = time.perf_counter() - began
         late = time.perf_counter() >= deadline
         prompts = inputs["attention_mask"].sum(1).tolist()
-        return [self._reply(row[longest:].tolist(), prompts[i], late, seconds) for i, row in enumerate(outputs.cpu())]
+        replies = [
+            self._reply(row[longest:].tolist(), prompts[i], late, seconds) for i, row in enumerate(outputs.cpu())
+        ]
+        thinking = opens_thoughts(texts[0])  # by the template: the answer has the closing tag alone
+        return [replace(reply, text=f"<think>{reply.text}") if thinking else reply for reply in replies]
 
     @torch.inference_mode()
     def _generate(self, inputs: Any, request: Request, room: int, deadline: float) -> torch.Tensor:
@@ -90,11 +131,11 @@ class LocalModel(Model):
         options["do_sample"] = request.temperature > 0
         if request.temperature > 0:
             options["temperature"] = request.temperature
-        if not math.isinf(deadline):
-            options["max_time"] = max(0.0, deadline - time.perf_counter())
         devices = [torch.cuda.current_device()] if self._device == "cuda" else []
         # other searches' timings must not share the machine with a model at work
         with machine_lock(), torch.random.fork_rng(devices=devices):
+            if not math.isinf(deadline):
+                options["max_time"] = max(0.0, deadline - time.perf_counter())
             torch.manual_seed(request.seed)
             outputs: torch.Tensor = self._model.generate(**inputs.to(self._device), **options)
         return outputs
@@ -137,22 +178,72 @@ class LocalModel(Model):
         return text
 
 
+class _Clock:
+    """Keeps when a model began to generate and when each token came, as transformers' streamers do with the tokens."""
+
+    def __init__(self) -> None:
+        self.moments: list[float] = []
+
+    def put(self, tokens: Any) -> None:
+        self.moments.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
 def load(name: str, dtype: Any, **options: Any) -> tuple[Any, Any]:
     """The model of a folder or of the Hub, and its tokenizer; UserError where they cannot be had.
 
-    options: of the tokenizer. Code that comes with a model is not run.
+    name: also a GGUF file, a folder that holds one and no other model, or one of adapters, which become part of the
+    weights that they name. options: of the tokenizer. Code that comes with a model is not run.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    folder, packed = _gguf(name)
+    weights: dict[str, Any] = dict(packed)
+    if packed and hasattr(transformers, "GgufConfig"):  # versions that leave weights packed otherwise
+        weights["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    adapters = Path(folder) / "adapter_config.json"
+    peft = imported("peft", f"the adapters in {folder} need", "train") if adapters.exists() else None
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **packed, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            json.loads(adapters.read_text())["base_model_name_or_path"] if peft else folder,
+            **(weights | {"dtype": dtype, "trust_remote_code": False}),
+        )
+        if peft:
+            model = peft.PeftModel.from_pretrained(model, folder).merge_and_unload().requires_grad_(True)
+    except Exception as error:  # noqa: BLE001 - whatever loaders raise for a folder of others
         raise UserError(
             f"cannot load the model {name}: {one_line(str(error), 200)}; give a folder that transformers'"
             " save_pretrained wrote, or the id of a model on the Hub"
         ) from None
     return model, tokenizer
+
+
+def only(config: Any, *names: str) -> Any:
+    """Settings of generation with the named ones and the tokens alone: beams, stop strings, other kinds of results and
+    the like would change what comes back.
+    """
+    kept = {name: value for name in (*TOKENS, *names) if (value := getattr(config, name, None)) is not None}
+    return transformers.GenerationConfig(**kept)
+
+
+def _gguf(name: str) -> tuple[str, dict[str, str]]:
+    """The folder of a model, and the option that names its GGUF file where it has no other form."""
+    path = Path(name)
+    files = [path] if path.suffix == ".gguf" and path.is_file() else []
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.glob("*.gguf"))
+        if not files and not (path / "adapter_config.json").exists():
+            raise UserError(f"{name} holds no model: no config.json; give a folder that save_pretrained wrote")
+    if not files:
+        return name, {}
+    if len(files) > 1:
+        raise UserError(f"{name} holds {len(files)} GGUF files; name one of them, as in {files[0]}")
+    for package in ("accelerate", "gguf"):
+        imported(package, f"{files[0]} needs", "gguf")
+    return str(files[0].parent), {"gguf_file": files[0].name}
 
 
 def _special(tokenizer: Any) -> list[str]:

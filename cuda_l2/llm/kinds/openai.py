@@ -178,7 +178,12 @@ class OpenAiModel(Model):
         cause = one_line(self.without_secrets(cause), 120)
         proxy = network.proxy_to(self.where)
         way = f" through the proxy that {proxy} names" if proxy else ""
-        reason = f"cannot reach {self.where}{way} ({cause}); is the server running, is the address right?"
+        advice = "; is the server running, is the address right?"
+        if "CERTIFICATE_VERIFY_FAILED" in cause:
+            advice = ": its certificate is not trusted here; name a file with its authority's in SSL_CERT_FILE"
+        elif "WRONG_VERSION_NUMBER" in cause:
+            advice = ": it does not speak https; is it a server for http?"
+        reason = f"cannot reach {self.where}{way} ({cause}){advice}"
         return Reply(Outcome.UNREACHABLE, reason=reason)
 
     def _one(self, client: openai.OpenAI, request: Request, deadline: float) -> Reply:
@@ -254,7 +259,7 @@ class OpenAiModel(Model):
             return self._failure(error)
         except ErrorInBody as error:
             said = one_line(self.without_secrets(str(error)), 200)
-            reply = self._by_status(error.status, said, quota="insufficient_quota" in said)
+            reply = replace(self._by_status(error.status, said, quota="insufficient_quota" in said), retries=0)
             return replace(reply, billed=True) if error.begun else _Refused(str(error), reply)
         except httpx2.HTTPError as error:
             reason = one_line(f"{self.where} broke off: {error or type(error).__name__}")

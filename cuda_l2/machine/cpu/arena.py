@@ -1,7 +1,11 @@
-"""The memory that a candidate's process on the CPU shares with ours: tensors by name and a workspace, between guards.
+"""The memory that a candidate's process on the CPU shares with ours: tensors by name and a workspace.
 
 There are several slots, each with every tensor of the task: each launch of a timed round has inputs and outputs of its
 own, so that nothing computed for one launch is of use to another. The same memory is laid out anew for other sizes.
+
+A candidate's process maps the pages of the tensors and of the workspace that its contract asks for, those of inputs and
+weights to be read only, and nothing before, between or behind them: what reaches a page further ends it. What is left
+of the pages is guarded. Tensors begin at other places of a page in every slot, those of the first end where it ends.
 """
 
 import mmap
@@ -20,12 +24,12 @@ from cuda_l2.records import Task, Tensor
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
 
-ALIGN = 4096
+ALIGN = max(4096, mmap.PAGESIZE)
 LINE = 64
-GUARD_BYTES = 4096
-GAP_BYTES = LINE
-"""At least this much lies behind every tensor, guarded."""
+GAP_PAGES = 3
+"""Between two tensors: parts of both one's last and the other's first page, and one that nobody maps."""
 
+WORDS_A_SEGMENT = 3
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -39,7 +43,7 @@ class Arena(Closing):
     def __init__(self, tasks: Sequence[Task], *, slots: int, workspace_bytes: int) -> None:
         self.workspace_bytes = workspace_bytes
         self._most_slots = {str(task): slots if task == tasks[0] else 1 for task in reversed(tasks)}
-        self.size = max(self._plan(task) for task in tasks)
+        self.size = max(self._plan(task) + ALIGN * len(task.tensors) for task in tasks)
         self.fd = os.memfd_create("cuda-l2-arena")  # the name shows in the system's lists of open files
         try:
             os.ftruncate(self.fd, self.size)
@@ -58,29 +62,30 @@ class Arena(Closing):
         Every page up to the workspace is touched, so that a page more shows a stray write.
         """
         self._plan(task)
-        self._bytes[: self.workspace_offset : ALIGN] |= 0
         for tensor in task.tensors:
-            self.rows(tensor)[:, tensor.bytes :] = GUARD_BYTE
+            self._gaps(tensor)[:] = GUARD_BYTE
         self.poison_workspace(0)
 
     def _plan(self, task: Task) -> int:
-        """Lay out the table of launches, every tensor and the workspace, guards between them; the size of it all."""
+        """Lay out the table of launches, every tensor and the workspace; the size of it all."""
         self.task, self.slots = task, self._most_slots[str(task)]
         # the most words a launch can have: sizes that a contract can name, pointers, the workspace
         words = len(task.sizes) + sum(len(tensor.shape) for tensor in task.tensors) + len(task.tensors) + 1
-        self._end, self._guards = 0, list[slice]()
-        self._table = self._region(8 * words * self.slots)
-        self._strides = {tensor.name: rounded_up(tensor.bytes + GAP_BYTES, LINE) for tensor in task.tensors}
-        self._regions = {name: self._region(self.slots * stride) for name, stride in self._strides.items()}
-        self._workspace = self._region(self.workspace_bytes)
-        self._guards.append(slice(self._end, self._end + GUARD_BYTES))
-        return rounded_up(self._end + GUARD_BYTES, ALIGN)
-
-    def _region(self, size: int) -> slice:
-        offset = rounded_up(self._end + GUARD_BYTES, ALIGN)
-        self._guards.append(slice(self._end, offset))
-        self._end = offset + size
-        return slice(offset, self._end)
+        segments = WORDS_A_SEGMENT * (len(task.tensors) * self.slots + 2)
+        self._table = slice(ALIGN, ALIGN + 8 * max(words * self.slots, segments))
+        self._strides: dict[str, int] = {}
+        self._regions: dict[str, slice] = {}
+        end = self._table.stop
+        for index in np.random.default_rng().permutation(len(task.tensors)):  # no order is promised
+            tensor = task.tensors[int(index)]
+            # odd numbers of lines beyond whole pages: every place of a page comes up, in another order for each tensor
+            stride = rounded_up(tensor.bytes, ALIGN) + GAP_PAGES * ALIGN + (2 * int(index) + 1) * LINE
+            start = rounded_up(end, ALIGN) + 2 * ALIGN + -rounded_up(tensor.bytes, LINE) % ALIGN
+            end = start + self.slots * stride
+            self._strides[tensor.name], self._regions[tensor.name] = stride, slice(start, end)
+        start = rounded_up(end, ALIGN) + ALIGN
+        self._workspace = slice(start, start + rounded_up(self.workspace_bytes, ALIGN))
+        return self._workspace.stop + ALIGN
 
     @property
     def workspace_offset(self) -> int:
@@ -93,11 +98,17 @@ class Arena(Closing):
 
     def offsets(self, slot: int) -> list[int]:
         """Where each tensor of a slot begins, in the task's order."""
-        return [self.offset(name, slot) for name in self._regions]
+        return [self.offset(tensor.name, slot) for tensor in self.task.tensors]
 
     def rows(self, tensor: Tensor) -> Bytes:
         """Bytes of a tensor, slots x its stride: first the tensor, then its gap."""
         return self._bytes[self._regions[tensor.name]].reshape(self.slots, -1)
+
+    def _gaps(self, tensor: Tensor) -> Bytes:
+        """A page before a tensor and a page behind it, slots x 2 x bytes: all that is mapped beside it lies there."""
+        start, stride = int(self._regions[tensor.name].start), self._strides[tensor.name]
+        shape, strides = (self.slots, 2, ALIGN), (stride, ALIGN + tensor.bytes, 1)
+        return np.lib.stride_tricks.as_strided(self._bytes[start - ALIGN :], shape, strides)
 
     def tensor(self, slot: int, tensor: Tensor) -> torch.Tensor:
         """A view of one tensor; as uint8 where it should be bool and holds something else."""
@@ -138,29 +149,40 @@ class Arena(Closing):
             for slot in slots:
                 self.rows(tensor)[slot, : tensor.bytes].view(poison.dtype)[:] = values
 
+    def unwritten(self, slot: int) -> bool:
+        """Whether a slot's first output holds nothing but poison."""
+        (tensor, *_), slots = self.task.outputs, slice(slot, slot + 1)
+        poison = np.frombuffer(POISONS[tensor.dtype], dtype=f"u{len(POISONS[tensor.dtype])}")
+        return bool((self.rows(tensor)[slots, : tensor.bytes].view(poison.dtype) == poison).all())
+
     def poison_workspace(self, used_bytes: int) -> None:
-        """Fill a candidate's workspace with garbage and set the guards, the workspace's own end among them.
-
-        What lies behind is given back to the system: a page of it that is there afterwards was written to.
-        """
+        """Fill a candidate's workspace with garbage, and guard the rest of its last page."""
         start = self.workspace_offset
-        os.ftruncate(self.fd, rounded_up(start + used_bytes + GUARD_BYTES, ALIGN))
-        os.ftruncate(self.fd, self.size)
+        self._workspace_guard = slice(start + used_bytes, start + rounded_up(used_bytes, ALIGN))
         self._bytes[start : start + used_bytes] = SCRATCH_BYTE
-        self._workspace_guard = slice(start + used_bytes, min(start + used_bytes + GUARD_BYTES, self._end))
-        for guard in [*self._guards, self._workspace_guard]:
-            self._bytes[guard] = GUARD_BYTE
-        self._blocks = os.fstat(self.fd).st_blocks
+        self._bytes[self._workspace_guard] = GUARD_BYTE
 
-    def guards_intact(self) -> bool:
-        """Whether nothing was written between the regions, nor behind the workspace that a candidate asked for."""
-        return os.fstat(self.fd).st_blocks == self._blocks and all(
-            bool((self._bytes[guard] == GUARD_BYTE).all()) for guard in [*self._guards, self._workspace_guard]
+    def gaps_intact(self, slot: int | None = None) -> bool:
+        """Whether nothing was written beside tensors, of one slot or of all, nor behind the workspace asked for."""
+        slots = slice(None) if slot is None else slice(slot, slot + 1)
+        return bool((self._bytes[self._workspace_guard] == GUARD_BYTE).all()) and all(
+            bool((self._gaps(tensor)[slots] == GUARD_BYTE).all()) for tensor in self.task.tensors
         )
 
-    def gaps_intact(self) -> bool:
-        """Whether the gap behind every tensor of every slot still holds its guards."""
-        return all(bool((self.rows(tensor)[:, tensor.bytes :] == GUARD_BYTE).all()) for tensor in self.task.tensors)
+    def write_segments(self, workspace_bytes: int) -> tuple[int, int]:
+        """Put what a candidate's process maps into the table: where, how much, whether it may write there.
+
+        Returns the table's offset and the number of segments. The table itself comes first.
+        """
+        found = [(self._table.start, self._table.stop, 0)]
+        outputs = {tensor.name for tensor in self.task.outputs}
+        for tensor in self.task.tensors:
+            starts = [self.offset(tensor.name, slot) for slot in range(self.slots if tensor.bytes else 0)]
+            found += [(start, start + tensor.bytes, int(tensor.name in outputs)) for start in starts]
+        if workspace_bytes:
+            found.append((self.workspace_offset, self.workspace_offset + workspace_bytes, 1))
+        pages = [(start // ALIGN * ALIGN, rounded_up(stop, ALIGN), writes) for start, stop, writes in found]
+        return self.write_table(pages), len(pages)
 
     def write_table(self, rows: Sequence[Sequence[int]]) -> int:
         """Put launches into the table that the runner reads; returns the table's offset."""
@@ -182,11 +204,15 @@ class CandidateMemory:
     """
 
     def __init__(self, arena: Arena, contract: CpuContract) -> None:
-        self.arena, self.interface = arena, contract.interface
+        self.arena, self._contract, self.interface = arena, contract, contract.interface
         sizes = len(self.interface.bind(arena.task))
         product = self.interface in PRODUCTS.values()  # whose function has a signature of its own
-        self.arguments = () if product else (sizes, len(self.interface.buffers), arena.workspace_offset)
-        """The runner's last parameters: numbers of sizes and buffers, where the workspace is; none for a product."""
+        self.arguments = () if product else (sizes, len(self.interface.buffers))
+        """The runner's last parameters: numbers of sizes and buffers; none for a product."""
+
+    def write_segments(self) -> tuple[int, int]:
+        """Put what the candidate's process maps into the table; returns its offset and their number."""
+        return self.arena.write_segments(self._contract.workspace_bytes(self.arena.task))
 
     def write_calls(self, slots: Sequence[int]) -> int:
         """Put launches on these slots into the table; returns its offset."""

@@ -37,6 +37,7 @@ static struct {
     task_fn task;
     void *context;
     int64_t count;
+    int reversed; /* the last task first: no order is promised */
     _Atomic int64_t next, unfinished;
     _Atomic uint32_t generation, sleepers, caller_sleeps, started;
 } pool;
@@ -51,7 +52,8 @@ static void take_tasks(uint32_t generation) {
         int64_t ticket = atomic_load(&pool.next);
         if (ticket < base || ticket >= base + pool.count) return;
         if (!atomic_compare_exchange_weak(&pool.next, &ticket, ticket + 1)) continue;
-        pool.task(pool.context, ticket - base);
+        int64_t index = ticket - base;
+        pool.task(pool.context, pool.reversed ? pool.count - 1 - index : index);
         if (atomic_fetch_sub(&pool.unfinished, 1) == 1 && atomic_load(&pool.caller_sleeps)) {
             atomic_store(&pool.caller_sleeps, 0);
             futex_wake(&pool.caller_sleeps);

@@ -1,11 +1,11 @@
 /* Runs one CPU candidate for a parent process that trusts nothing said here.
  *
- * usage: runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD [SIZES BUFFERS TOUCHED]
+ * usage: runner LIBRARY ENTRY THREADS TABLE SEGMENTS ARENA_FD COMMAND_FD ACK_FD [SIZES BUFFERS]
  *
- * With the last three the candidate takes so many sizes and named buffers, as docs/tasks.md says; else it is a matrix
- * product. TOUCHED: bytes from the arena's start that are mapped beforehand, so that no launch waits for it.
+ * SIZES, BUFFERS: how many the candidate takes, as docs/tasks.md says; a matrix product is called without them.
+ * TABLE: offset in the arena of SEGMENTS rows, which say what of it is mapped; the first is the table itself.
  *
- * The order is the defence: arena mapped and threads started, then a seccomp filter that leaves a library
+ * The order is the defence: segments mapped and threads started, then a seccomp filter that leaves a library
  * load and nothing else, then the candidate is loaded, then a filter that leaves only reading commands,
  * writing acknowledgements and futexes. The parent owns the clock, the inputs and the reference; an
  * acknowledgement repeats the number that came with the command, so that none can be sent in advance, and what it
@@ -18,6 +18,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,10 +28,15 @@
 #include <sys/stat.h>
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 
-#define LEFT_PARALLEL_FOR 4 /* exit status, as worker.py knows it */
+#define LEFT_PARALLEL_FOR 4 /* exit statuses, as worker.py knows them */
+#define CHANGED_CONTROL 5
+#define WROTE_INPUT 6
+#define OUTSIDE 7
+#define NEAR ((int64_t)1 << 30) /* bytes: a fault so far from the arena is one of it */
 
 static int command_fd = -1, ack_fd = 2;
 
@@ -39,7 +45,13 @@ typedef void (*gemm_fn)(int64_t m, int64_t n, int64_t k, const uint16_t *a, cons
 
 /* One launch, offsets into the arena; the parent writes the table before the command. */
 struct call { int64_t m, n, k, a, b, c, workspace; };
-struct command { int64_t table, count, nonce; };
+struct command { int64_t table, count, nonce; }; /* a negative count: tasks in reverse order */
+
+/* What is mapped of the arena, in whole pages; the rest is reserved and faults. */
+struct segment { int64_t start, stop, writable; };
+static char *arena;
+static int64_t arena_bytes, segment_count;
+static struct segment *segments;
 
 /* For tasks a row of the table is the sizes, the buffers' offsets, the workspace's offset. */
 typedef void (*task_entry_fn)(const int64_t *sizes, void *const *buffers, void *workspace,
@@ -104,14 +116,54 @@ static void read_all(void *to, size_t size) {
     }
 }
 
-static void launch_gemm(void *entry, char *arena, const struct call *row) {
+/* How this thread rounds, what it flushes to zero and which exceptions stop it: the caller's, whose arithmetic goes on. */
+static uint64_t float_control(void) {
+#if defined(__x86_64__)
+    uint32_t vectors, word = 0;
+    __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(vectors), "=m"(word));
+    return (uint64_t)(word & 0xffff) << 32 | (vectors & ~0x3fu); /* without the flags that arithmetic raises */
+#else
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    return control;
+#endif
+}
+
+/* Name a fault in the arena by the exit status; another ends the process by its signal once it comes again. */
+static void faulted(int number, siginfo_t *info, void *context) {
+    (void)number, (void)context;
+    int64_t at = (char *)info->si_addr - arena;
+    if (at < -NEAR || at >= arena_bytes + NEAR) return;
+    for (int64_t i = 0; i < segment_count; ++i)
+        if (at >= segments[i].start && at < segments[i].stop) _exit(WROTE_INPUT);
+    _exit(OUTSIDE);
+}
+
+/* Reserve the arena and map its segments. `touch`: their pages too, so that no launch waits for one. */
+static void map_arena(int fd, int64_t table, int touch) {
+    arena = mmap(0, (size_t)arena_bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    segments = malloc((size_t)segment_count * sizeof *segments);
+    if (arena == MAP_FAILED || !segments) fail("arena", strerror(errno));
+    if (pread(fd, segments, (size_t)segment_count * sizeof *segments, table) < 0) fail("arena", strerror(errno));
+    for (int64_t i = 0; i < segment_count; ++i) {
+        char *start = arena + segments[i].start;
+        size_t bytes = (size_t)(segments[i].stop - segments[i].start);
+        if (mprotect(start, bytes, PROT_READ | (segments[i].writable ? PROT_WRITE : 0))) fail("arena", strerror(errno));
+        /* older systems map when first used */
+        if (touch) madvise(start, bytes, segments[i].writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    }
+    struct sigaction action = {.sa_sigaction = faulted, .sa_flags = (int)(SA_SIGINFO | SA_RESETHAND)};
+    if (sigaction(SIGSEGV, &action, 0) || sigaction(SIGBUS, &action, 0)) fail("signals", strerror(errno));
+}
+
+static void launch_gemm(void *entry, const struct call *row) {
     struct call call = *row;
     ((gemm_fn)entry)(call.m, call.n, call.k, (const uint16_t *)(arena + call.a), (const uint16_t *)(arena + call.b),
                      (uint16_t *)(arena + call.c), arena + call.workspace, pool_parallel_for);
 }
 
 /* Sizes and pointers are copied out of the arena, afresh for every launch. */
-static void launch_task(void *entry, char *arena, const int64_t *row, int size_count, int buffer_count) {
+static void launch_task(void *entry, const int64_t *row, int size_count, int buffer_count) {
     int64_t sizes[MAX_SIZES];
     void *buffers[MAX_BUFFERS];
     memcpy(sizes, row, (size_t)size_count * sizeof *sizes);
@@ -120,20 +172,20 @@ static void launch_task(void *entry, char *arena, const int64_t *row, int size_c
 }
 
 int main(int argc, char **argv) {
-    if (argc != 7 && argc != 10)
-        fail("usage", "runner LIBRARY ENTRY THREADS ARENA_FD COMMAND_FD ACK_FD [SIZES BUFFERS TOUCHED]");
-    int size_count = argc > 7 ? atoi(argv[7]) : 0, buffer_count = argc > 7 ? atoi(argv[8]) : 0;
+    if (argc != 9 && argc != 11)
+        fail("usage", "runner LIBRARY ENTRY THREADS TABLE SEGMENTS ARENA_FD COMMAND_FD ACK_FD [SIZES BUFFERS]");
+    int task = argc == 11, size_count = task ? atoi(argv[9]) : 0, buffer_count = task ? atoi(argv[10]) : 0;
     if (size_count < 0 || size_count > MAX_SIZES || buffer_count < 0 || buffer_count > MAX_BUFFERS)
         fail("usage", "too many sizes or buffers");
-    int arena_fd = atoi(argv[4]);
-    command_fd = atoi(argv[5]);
-    ack_fd = atoi(argv[6]);
+    int arena_fd = atoi(argv[6]);
+    command_fd = atoi(argv[7]);
+    ack_fd = atoi(argv[8]);
     struct stat info;
     if (fstat(arena_fd, &info)) fail("arena", strerror(errno));
-    char *arena = mmap(0, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, arena_fd, 0);
-    if (arena == MAP_FAILED) fail("arena", strerror(errno));
+    arena_bytes = info.st_size;
+    segment_count = atoll(argv[5]);
+    map_arena(arena_fd, atoll(argv[4]), task);
     close(arena_fd);
-    if (argc > 9) madvise(arena, (size_t)atoll(argv[9]), MADV_POPULATE_WRITE); /* older systems map when first used */
     int error = pool_start(atoi(argv[3]), 1);
     if (error) fail("threads", strerror(error));
 
@@ -144,16 +196,19 @@ int main(int argc, char **argv) {
     if (!entry) fail("load", dlerror());
     restrict_to(to_run, COUNT(to_run));
 
+    uint64_t control = float_control();
     if (write(ack_fd, "Rready..", 8) != 8) return 1;
     for (;;) {
         struct command command;
         read_all(&command, sizeof command);
         const int64_t *table = (const int64_t *)(arena + command.table);
-        for (int64_t i = 0; i < command.count; ++i) {
-            if (argc > 7) launch_task(entry, arena, table + i * (size_count + buffer_count + 1), size_count, buffer_count);
-            else launch_gemm(entry, arena, (const struct call *)table + i);
+        pool.reversed = command.count < 0;
+        for (int64_t i = 0; i < llabs(command.count); ++i) {
+            if (task) launch_task(entry, table + i * (size_count + buffer_count + 1), size_count, buffer_count);
+            else launch_gemm(entry, (const struct call *)table + i);
             /* who jumps out of it leaves tasks behind, which would go on while nothing is timed */
             if (atomic_load(&pool.unfinished) > 0) return LEFT_PARALLEL_FOR;
+            if (float_control() != control) return CHANGED_CONTROL;
         }
         if (write(ack_fd, &command.nonce, sizeof command.nonce) != sizeof command.nonce) return 1;
     }

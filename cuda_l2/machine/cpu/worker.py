@@ -5,6 +5,8 @@ acknowledgement only stops the clock, and what was computed is read from the are
 Around timed runs it is stopped whenever the clock is not running, so that nothing can be computed off the clock.
 """
 
+import contextlib
+import functools
 import os
 import secrets
 import select
@@ -13,19 +15,31 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
+
+from elftools.elf.constants import P_FLAGS
+from elftools.elf.elffile import ELFFile
 
 from cuda_l2.contract import CpuContract
-from cuda_l2.machine.cpu.arena import CandidateMemory
+from cuda_l2.machine.cpu.arena import ALIGN, CandidateMemory
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import process_tree, sandbox, scratch
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.native import compiled
 
 RUNNER = Path(__file__).with_name("runner.c")
-LEFT_PARALLEL_FOR = 4
-"""The runner's exit status."""
+ENDED = {
+    4: (VerdictStatus.FORBIDDEN, "left parallel_for before all of its tasks were done"),
+    5: (
+        VerdictStatus.FORBIDDEN,
+        "left rounding, flushing to zero or exceptions other than it found them, in the control register",
+    ),
+    6: (VerdictStatus.UNHYGIENIC, "writes to its inputs or weights, which are read-only"),
+    7: (VerdictStatus.UNHYGIENIC, "reads or writes outside its tensors and its workspace, a page or more away"),
+}
+"""What the runner's exit status says."""
 START_TIMEOUT_S = 20.0
 EXTRA_MEMORY_BYTES = 1 << 30
 MESSAGE_BYTES = 8
@@ -44,13 +58,14 @@ class Worker(Closing):
     """One sandboxed process with one candidate loaded. A context manager."""
 
     def __init__(self, memory: CandidateMemory, artifact: Path, contract: CpuContract) -> None:
-        self._memory, arena = memory, memory.arena
+        self._memory, self._artifact, arena = memory, artifact, memory.arena
         runner = compiled(RUNNER, "-pthread", "-ldl")
         self._folder = scratch.make_folder()
         limits = sandbox.Limits(memory_bytes=arena.size + EXTRA_MEMORY_BYTES, file_bytes=1 << 20)
         command_read, self._command = os.pipe()
         self._ack, ack_write = os.pipe()
         arguments = [str(runner), str(artifact), contract.entry, str(contract.threads)]
+        arguments += [str(number) for number in memory.write_segments()]
         arguments += [str(arena.fd), str(command_read), str(ack_write)]
         arguments += [str(number) for number in memory.arguments]
         try:
@@ -74,16 +89,38 @@ class Worker(Closing):
         """Write the launches of the next run; the worker must be frozen or idle."""
         self._table, self._slots = self._memory.write_calls(slots), tuple(slots)
 
-    def run(self, timeout_s: float) -> float:
-        """Run the prepared launches; the wall time in seconds by our clock, or Fault."""
+    def run(self, timeout_s: float, *, reverse: bool = False) -> float:
+        """Run the prepared launches; the wall time in seconds by our clock, or Fault.
+
+        reverse: the pool begins with the last task of each parallel_for.
+        """
         nonce = secrets.token_bytes(MESSAGE_BYTES)
         start = time.perf_counter()
-        self._send(struct.pack("qq", self._table, len(self._slots)) + nonce)
+        self._begin(nonce, reverse=reverse)
         self._await(nonce, timeout_s)
         seconds = time.perf_counter() - start
+        self._require_silent()
+        return seconds
+
+    def run_in_two(self, stop: Callable[[], bool], between: Callable[[], None], timeout_s: float) -> None:
+        """Run the prepared launches, stopped once on the way: as soon as `stop` says so, `between` is called."""
+        nonce, ends = secrets.token_bytes(MESSAGE_BYTES), time.perf_counter() + timeout_s
+        self._begin(nonce)
+        while not stop() and time.perf_counter() < ends and not select.select([self._ack], [], [], 0)[0]:
+            pass
+        self.freeze()
+        between()
+        self.thaw()
+        self._await(nonce, timeout_s)
+        self._require_silent()
+
+    def _begin(self, nonce: bytes, *, reverse: bool = False) -> None:
+        count = len(self._slots)
+        self._send(struct.pack("qq", self._table, -count if reverse else count) + nonce)
+
+    def _require_silent(self) -> None:
         if select.select([self._ack], [], [], 0)[0]:
             raise self._forbidden("acknowledged more than it was asked")
-        return seconds
 
     def collect(self) -> Sequence[int]:
         """The slots of the last run, all of which hold its results."""
@@ -98,10 +135,42 @@ class Worker(Closing):
         self.prepare([])
         return self.run(timeout_s)
 
-    def launch(self, slot: int, timeout_s: float) -> None:
+    def launch(self, slot: int, timeout_s: float, *, reverse: bool = False) -> None:
         """One launch, not timed."""
         self.prepare([slot])
-        self.run(timeout_s)
+        self.run(timeout_s, reverse=reverse)
+
+    def statics(self) -> bytes:
+        """The library's writable pages, between two runs; nothing where the system does not show them."""
+        with contextlib.suppress(OSError), self._memory_of("rb") as memory:
+            parts = []
+            for start, stop in self._writable():
+                memory.seek(start)
+                parts.append(memory.read(stop - start))
+            return b"".join(parts)
+        return b""
+
+    def set_statics(self, held: bytes) -> None:
+        """Write back what `statics` returned."""
+        with self._memory_of("r+b") as memory:
+            for start, stop in self._writable():
+                memory.seek(start)
+                memory.write(held[: stop - start])
+                held = held[stop - start :]
+
+    def _memory_of(self, mode: str) -> BinaryIO:
+        return cast(BinaryIO, Path(f"/proc/{self._pid}/mem").open(mode, buffering=0))
+
+    def _writable(self) -> list[tuple[int, int]]:
+        return writable(Path(f"/proc/{self._pid}/maps").read_text(), str(self._artifact), self._segments)
+
+    @functools.cached_property
+    def _segments(self) -> list[tuple[int, int]]:
+        """Pages of the library that are loaded writable, from where it lies in memory on."""
+        with self._artifact.open("rb") as file:
+            loaded = [segment.header for segment in ELFFile(file).iter_segments("PT_LOAD")]
+        written = [(each.p_vaddr, each.p_vaddr + each.p_memsz) for each in loaded if each.p_flags & P_FLAGS.PF_W]
+        return [(start // ALIGN * ALIGN, -(-stop // ALIGN) * ALIGN) for start, stop in written]
 
     def freeze(self) -> None:
         """Stop the candidate; returns when every thread has stopped, so that outputs read now are those of the run."""
@@ -197,8 +266,30 @@ class Worker(Closing):
             status = self._process.wait()
         number = -status if status < 0 else status - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else f"exit status {status}"
-        if status == LEFT_PARALLEL_FOR:
-            return Fault(VerdictStatus.FORBIDDEN, "left parallel_for before all of its tasks were done")
+        if status in ENDED:
+            return Fault(*ENDED[status])
         if name == "SIGSYS":
             return Fault(VerdictStatus.FORBIDDEN, "tried a system call that the runner does not allow")
         return Fault(VerdictStatus.CRASHED, f"ended by {name}")
+
+
+def writable(maps: str, library: str, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Addresses of a library's pages that are writable in a process, by its /proc/PID/maps.
+
+    segments: where the library says that it is written, from its beginning on. What lies right behind may be anybody's.
+    """
+    mapped: list[tuple[int, int, bool]] = []
+    base = -1
+    for line in maps.splitlines():
+        span, access, *rest = line.split(maxsplit=5)
+        start, stop = (int(place, 16) for place in span.split("-"))
+        mapped.append((start, stop, access.startswith("rw")))
+        if base < 0 and rest[3:] == [library]:
+            base = start
+    spans = [
+        (max(start, base + first), min(stop, base + last))
+        for first, last in segments
+        for start, stop, written in mapped
+        if written
+    ]
+    return [(start, stop) for start, stop in spans if start < stop]

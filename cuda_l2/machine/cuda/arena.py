@@ -5,9 +5,9 @@ The same memory is laid out anew for other sizes of the task.
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 WORKSPACE_SLACK = 32 * GUARD_BYTES
 """For guards and alignment beside the workspaces themselves."""
+T = TypeVar("T")
 
 
 class Sharing(enum.StrEnum):
@@ -107,6 +108,8 @@ class CudaArena(Closing):
             raise
         self._workspaces: list[list[tuple[int, Workspace[int]]]] = []
         """Every slot's workspaces, each with its offset."""
+        self._known: dict[Hashable, Any] = {}
+        """What follows from the layout alone: every launch of a check asks for it."""
         self.select(tasks[0])
 
     @property
@@ -122,13 +125,14 @@ class CudaArena(Closing):
             for tensor in self._tensors
         }
 
-    def select(self, task: Task, *, snug: bool = False) -> None:
+    def select(self, task: Task, *, snug: bool = False, gap: int = 0) -> None:
         """Lay the memory out for this task, one of those given; what it held before is of no meaning.
 
-        snug: the first window's tensors end where their mapping ends, so that one step too far faults; else they are
-        aligned as torch's allocator would, with guards between windows that lie apart.
+        snug: the first window's tensors end where their mapping ends, so that one step too far faults, or `gap` bytes
+        before; else they are aligned as torch's allocator would, with guards between windows that lie apart.
         """
         spans = self._spans_of(task)
+        self._known = {}
         self.used = 1 if snug else self.windows
         """Number of windows there are in this layout."""
         self._offsets: dict[str, int] = {}
@@ -137,7 +141,7 @@ class CudaArena(Closing):
         for tensor in self._tensors:
             name = buffer_name(tensor)
             whole, size = self._whole(name), tensor.bytes if snug else spans[name]
-            start = (len(whole) - size) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
+            start = (len(whole) - size - gap) // TENSOR_ALIGN * TENSOR_ALIGN if snug else GUARD_BYTES
             self._offsets[tensor.name] = start
             self._guards += [whole[:start], whole[start + size :]]
             packed = self.sharing is Sharing.PACKED or (
@@ -214,7 +218,7 @@ class CudaArena(Closing):
         """
         found: dict[str, Place] = {}
         own: list[tuple[int, Workspace[int]]] = []
-        self._workspaces = [*self._workspaces[:slot], own]
+        self._workspaces, self._known = [*self._workspaces[:slot], own], {}
         end = max((_behind(*place) for kernel in self._workspaces for place in kernel), default=GUARD_BYTES)
         for workspace in plan.workspaces:
             found[workspace.name] = Place("workspace", end)
@@ -255,6 +259,9 @@ class CudaArena(Closing):
 
     def outside(self, window: int | None = None) -> list[Segment]:
         """Guard bytes in all windows but this one, and in tensors beside the task's, which are none of its."""
+        return self._once(("outside", window), lambda: self._outside(window))
+
+    def _outside(self, window: int | None) -> list[Segment]:
         found = []
         for tensor in self._tensors:
             start, end = self._offset(tensor.name, 0), self._offset(tensor.name, self.used - 1) + tensor.bytes
@@ -264,11 +271,18 @@ class CudaArena(Closing):
 
     def left(self, before: int, window: int) -> list[Segment]:
         """Guard bytes where a window has tensors and another one, which is used after it, has none."""
+        return self._once(("left", before, window), lambda: self._left(before, window)) if before != window else []
+
+    def _left(self, before: int, window: int) -> list[Segment]:
         found = []
-        for tensor in self.task.tensors if before != window else ():
+        for tensor in self.task.tensors:
             (start, end), (own, own_end) = self._bounds(tensor, before), self._bounds(tensor, window)
             found += [self._guard(tensor, start, min(end, own)), self._guard(tensor, max(start, own_end), end)]
         return [segment for segment in found if segment.bytes > 0]
+
+    def copied_poison(self, output: Tensor) -> Segment:
+        """The beginning of the record buffer, if it holds the poison of an output."""
+        return Segment(self.address(Place("record", 0)), output.bytes, POISON_WORDS[output.dtype])
 
     def elsewhere(self) -> list[Segment]:
         """Guard bytes in all else that is mapped: behind the workspaces, and what the runtime itself uses."""
@@ -302,12 +316,18 @@ class CudaArena(Closing):
 
     def scratch(self) -> list[Segment]:
         """What workspaces are to hold before a launch, the persistent ones apart: garbage, and guards behind all."""
+        return self._once("scratch", self._scratch)
+
+    def _scratch(self) -> list[Segment]:
         places = self._laid_out()
         garbage = [_held(words, SCRATCH_WORD) for workspace, words, _ in places if not workspace.persistent]
         return garbage + [_held(guard, GUARD_WORD) for _, _, guard in places]
 
     def after_launch(self, window: int = 0) -> tuple[list[Segment], list[Segment]]:
         """What memory must hold after it: guards, and persistent workspaces as they were filled."""
+        return self._once(("after", window), lambda: self._after_launch(window))
+
+    def _after_launch(self, window: int) -> tuple[list[Segment], list[Segment]]:
         places = self._laid_out()
         guards = [band for band in self._guards if band.numel()] + [guard for _, _, guard in places]
         persistent = [_held(words, workspace.fill) for workspace, words, _ in places if workspace.persistent]
@@ -326,9 +346,17 @@ class CudaArena(Closing):
         return ""
 
     def close(self) -> None:
+        if self.buffers:
+            torch.cuda.synchronize()  # nothing may be at work in memory that goes
         for buffer in self.buffers.values():
             buffer.close()
         self.buffers = {}
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     def _laid_out(self, slot: int = 0) -> list[tuple[Workspace[int], torch.Tensor, torch.Tensor]]:
         """A slot's workspaces, each with its 32-bit words and the guard bytes behind them."""
@@ -339,7 +367,7 @@ class CudaArena(Closing):
         return found
 
     def _address(self, tensor: Tensor, window: int = 0) -> int:
-        return self.address(self.place(tensor, window))
+        return self._once((tensor.name, window), lambda: self.address(self.place(tensor, window)))
 
     def _bounds(self, tensor: Tensor, window: int) -> tuple[int, int]:
         """Where a tensor of a window begins and ends in its buffer."""

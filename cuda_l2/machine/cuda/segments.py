@@ -88,8 +88,11 @@ def _tables(segments: Sequence[Segment]) -> list[Sequence[Segment]]:
 
 def _table(segments: Sequence[Segment]) -> tuple[_Table, int]:
     """As the kernels read it, and the longest segment's bytes."""
-    table, most = _Table(), 0
-    for i, (address, size, word, source) in enumerate(segments):
-        table.address[i], table.bytes[i], table.word[i], table.source[i] = address, size, word, source
-        most = max(most, size)
-    return table, most
+    table = _Table()
+    if not segments:
+        return table, 0
+    addresses, sizes, words, sources = zip(*segments, strict=True)
+    count = len(segments)
+    table.address[:count], table.bytes[:count] = addresses, sizes
+    table.word[:count], table.source[:count] = words, sources
+    return table, max(sizes)

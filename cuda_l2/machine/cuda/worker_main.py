@@ -7,6 +7,7 @@ process is thrown away after any fault: a driver error is reported once and ends
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -63,12 +64,16 @@ class Worker:
         self.words = 0  # of garbage
 
     def attach(self, sizes: dict[str, list[int]], descriptors: Sequence[int] = ()) -> None:
-        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps."""
+        """Map shared memory; sizes: bytes and granularity by name, in the order of the descriptors. None unmaps.
+
+        In random order: which tensor lies behind which at a user's is not known either.
+        """
         self._unload()
         for mapping in self.buffers.values():
             mapping.close()
         self.buffers = {}
-        for (name, (size, grain)), descriptor in zip(sizes.items(), descriptors, strict=True):
+        shared = list(zip(sizes.items(), descriptors, strict=True))
+        for (name, (size, grain)), descriptor in random.sample(shared, len(shared)):
             self.buffers[name] = MappedMemory.imported(descriptor, size, grain)
             os.close(descriptor)
 
@@ -101,8 +106,17 @@ class Worker:
         self._on(0, binding).launch(self.stream)
         self._wait()
 
+    def launch_often(self, count: int, outputs: list[list[Any]], binding: int) -> None:
+        """Launch `count` times with nothing between them, then poison the outputs and launch once more."""
+        for _ in range(count):
+            self._on(0, binding).launch(self.stream)
+        for output in outputs:
+            self._fill(output)
+        self._on(0, binding).launch(self.stream)
+        self._wait()
+
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int, binding: int) -> None:
-        """Launch behind a producer of a tensor that lets dependents begin before it writes."""
+        """Launch behind a kernel that lets dependents begin, and copies only then."""
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
         self._on(0, binding).launch(self.stream)
         self._wait()

@@ -41,8 +41,18 @@ class Text:
     kind: str = "text"
 
 
+@dataclass(frozen=True)
+class Code:
+    """A text in a fixed width, folded away under its title. Of a diff, lines that begin with + and - stand out."""
+
+    title: str
+    text: str
+    diff: bool = False
+    kind: str = "code"
+
+
 Row = tuple[str | int | Cell, ...]
-Part = Table | Figure | Text
+Part = Table | Figure | Text | Code
 
 
 @dataclass

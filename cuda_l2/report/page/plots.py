@@ -39,7 +39,7 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Point:
-    """One mark: its place, and the shape whose card it opens."""
+    """One mark: its place, and the shape whose card it opens; empty for one that has none."""
 
     x: float
     y: float
@@ -70,12 +70,13 @@ class Canvas:
         one.set_minor_locator(ticker.NullLocator())
 
     def marks(self, points: Sequence[Point], colours: Any = SERIES[0], size: float = 0, marker: str = "o") -> None:
-        """Marks that open their shapes' cards."""
+        """Marks that open their shapes' cards, where they name one."""
         xs, ys = [point.x for point in points], [point.y for point in points]
         size = size or (6 if len(points) > 200 else 20)
         drawn = self.axes.scatter(xs, ys, s=size, c=colours, marker=marker, linewidths=0, clip_on=False)
-        drawn.set_urls([f"#{point.shape}" for point in points])
-        self._points |= {point.shape: point.said for point in points}
+        if points and points[0].shape:
+            drawn.set_urls([f"#{point.shape}" for point in points])
+            self._points |= {point.shape: point.said for point in points}
 
     def legend(self, **where: Any) -> None:
         """Names of what is drawn. where: outside of the axes, else where there is room."""
@@ -129,13 +130,19 @@ def _inline(text: str, key: str, title: str, said: Mapping[str, str]) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
 
-def bars(key: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], theirs: Mapping[str, float]) -> str:
-    """Mean speedup - 1 in percent by baseline and mode, and what the paper gives for the same as diamonds.
+def bars(
+    key: str,
+    title: str,
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    theirs: Mapping[str, float] = {},
+    x: str = "mean speedup - 1, %",
+) -> str:
+    """Speedups - 1 in percent by name and mode, and what the paper gives for the same as diamonds.
 
     theirs: by label and mode, as in 'cuBLAS NN offline'.
     """
     modes = list(dict.fromkeys(mode for _, values in rows for mode in values))
-    canvas = Canvas("mean speedup - 1, %", "", height=0.9 + 0.2 * len(rows) * (len(modes) + 0.5))
+    canvas = Canvas(x, "", height=0.9 + 0.2 * len(rows) * (len(modes) + 0.5))
     axes, thick = canvas.axes, 0.8 / max(1, len(modes))
     paper: list[tuple[float, float]] = []
     for number, mode in enumerate(modes):
@@ -155,9 +162,9 @@ def bars(key: str, title: str, rows: Sequence[tuple[str, Mapping[str, float]]], 
     return canvas.svg(key, title)
 
 
-def scatter(key: str, title: str, x: str, y: str, points: Sequence[Point], *, log: bool) -> str:
-    """Speedups against a size with the mean of every octave."""
-    canvas = Canvas(x, y)
+def scatter(key: str, title: str, x: str, y: str, points: Sequence[Point], *, log: bool, height: float = HEIGHT) -> str:
+    """Speedups against a size with the mean of every octave. height: in inches."""
+    canvas = Canvas(x, y, height=height)
     canvas.axes.axhline(1, color=INK, linewidth=0.8)
     canvas.marks(points)
     octaves: dict[int, list[Point]] = {}
@@ -241,8 +248,8 @@ def boxes(key: str, title: str, x: str, y: str, groups: Mapping[str, Sequence[fl
     return canvas.svg(key, title)
 
 
-def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Lines over their positions, by name; lines of one name share a colour."""
+def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Sequence[float]]], start: int = 1) -> str:
+    """Lines over their positions, by name; lines of one name share a colour. start: position of the first value."""
     canvas = Canvas(x, y)
     names = list(dict.fromkeys(name for name, _ in series))
     styles = ("-", "--", ":", "-.")
@@ -250,11 +257,28 @@ def curves(key: str, title: str, x: str, y: str, series: Sequence[tuple[str, Seq
         number = names.index(name)
         first = not any(line.get_label() == name for line in canvas.axes.lines)
         style = {"color": SERIES[number % 4], "linestyle": styles[number // 4 % 4 if len(names) > 4 else number % 4]}
-        canvas.axes.plot(range(1, len(values) + 1), values, linewidth=1.3, label=_text(name) if first else "_", **style)
-    ticker = imported("matplotlib.ticker", "a report needs", "report")
-    canvas.axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+        at, shown = range(start, start + len(values)), _text(name) if first else "_"
+        canvas.axes.plot(at, values, linewidth=1.3, label=shown, **style)
+    _whole_numbers(canvas)
     if len(names) > 1:
         canvas.legend()
+    return canvas.svg(key, title)
+
+
+def search(key: str, title: str, speedups: Sequence[float], start: int = 1) -> str:
+    """Speedups of candidates in the order tried as marks, 0 left out, and the best so far as a line.
+
+    start: number of the first.
+    """
+    canvas, best = Canvas("candidate", "speedup"), np.maximum.accumulate(np.asarray(speedups, float))
+    at = range(start, start + len(speedups))
+    canvas.axes.step(at, best, where="post", color=SERIES[0], linewidth=1.6, label="best so far")
+    marks = [value or np.nan for value in speedups]
+    canvas.axes.scatter(at, marks, s=7, c=SERIES[1], linewidths=0, label="correct and timed")
+    canvas.axes.set_xlim(start - 0.5, start + len(speedups) - 0.5)
+    canvas.axes.set_ylim(bottom=0)
+    _whole_numbers(canvas)
+    canvas.legend()
     return canvas.svg(key, title)
 
 
@@ -273,6 +297,12 @@ def counts(key: str, title: str, x: str, series: Mapping[str, Mapping[str, int]]
     if len(series) > 1:
         canvas.legend()
     return canvas.svg(key, title)
+
+
+def _whole_numbers(canvas: Canvas) -> None:
+    """Ticks of x."""
+    ticker = imported("matplotlib.ticker", "a report needs", "report")
+    canvas.axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _octaves(values: Sequence[float], step: int = 1) -> list[float]:

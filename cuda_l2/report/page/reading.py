@@ -5,14 +5,14 @@ import io
 import json
 import sqlite3
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cuda_l2.archive import Archive
-from cuda_l2.records import Trial, from_json
+from cuda_l2.records import Task, Trial, from_json
 from cuda_l2.report import grid
-from cuda_l2.report.page import rows
+from cuda_l2.report.page import models, rows
 from cuda_l2.report.page.records import Found, Origin, Proof, Search, Sheet, Training, Verification
 from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
 from cuda_l2.runs.run_file import Header
@@ -24,8 +24,8 @@ TRAINING = "cuda-l2 train"
 PROVED = frozenset(("kernel", "interior", "edge", "checks", "verdict"))
 """Columns of `cuda-l2 prove`'s table."""
 KNOWN = (
-    f"{CSV}, {PARQUET} or {RESULTS} of `cuda-l2 bench`, an archive, the JSON of `cuda-l2 optimize --json`,"
-    " verification.json, tasks.csv, or the .jsonl of `cuda-l2 train`"
+    f"{CSV}, {PARQUET} or {RESULTS} of `cuda-l2 bench`, the CSV of `cuda-l2 library bench`, an archive, the JSON of"
+    " `cuda-l2 optimize --json`, verification.json, tasks.csv, or the .jsonl of `cuda-l2 train`"
 )
 
 Reader = Callable[[Found, Path, str], bool]
@@ -86,6 +86,13 @@ def _csv(found: Found, path: Path, name: str) -> bool:
     if path.name == "tasks.csv":
         found.sheets.append(Sheet(name, tuple(columns), tuple(tuple(row[c] or "" for c in columns) for row in table)))
         return True
+    for needed, into, command in (
+        (models.STEPS, found.models, "cuda-l2 bench --model"),
+        (models.PRODUCTS, found.products, "cuda-l2 library bench"),
+    ):
+        if set(columns) >= needed:
+            into.append(models.compared(name, table, _beside(path), command))
+            return True
     if set(columns) >= PROVED:
         for number, row in enumerate(table, 1):
             shapes = f"{row['interior']} and {row['edge']}"
@@ -107,14 +114,20 @@ def _parquet(found: Found, path: Path, name: str) -> bool:
 
 
 def _table(found: Found, path: Path, name: str, table: list[dict[str, Any]]) -> None:
-    beside = path.parent / ENVIRONMENT
-    shared = json.loads(read_text(beside)) if beside.exists() else {}
+    shared = _beside(path)
     first = table[0] if table else {}
     environment = shared.get("environment") or {
         column.removeprefix("env_"): value for column, value in first.items() if column.startswith("env_") and value
     }
     machine = shared.get("machine") or str(first.get("machine") or "")
     found.cases += rows.cases(Origin(name, machine, environment, _command(shared.get("settings", {}))), table)
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    """The machine, settings and date that the file's folder keeps of it."""
+    beside = path.parent / ENVIRONMENT
+    shared = json.loads(read_text(beside)) if beside.exists() else {}
+    return shared if isinstance(shared, dict) else {}
 
 
 def _command(settings: dict[str, Any]) -> str:
@@ -182,16 +195,23 @@ def _json(found: Found, path: Path, name: str) -> bool:
     return bool(results)
 
 
-def _archive(found: Found, path: Path, name: str) -> bool:
-    """The last report of every task, machine and protocol, and how the searches went."""
+def of_tasks(path: Path, tasks: Sequence[Task]) -> Found:
+    """What an archive holds of these tasks."""
+    found = Found()
+    _archive(found, path, path.name, tasks)
+    return found
+
+
+def _archive(found: Found, path: Path, name: str, tasks: Sequence[Task | None] = (None,)) -> bool:
+    """The last report of every task, machine and protocol, and how the searches went. tasks: None for all."""
     try:
         with Archive(path, reading=True) as archive:
-            trials = archive.trials()
+            trials = [each for task in tasks for each in archive.numbered(task)]
     except sqlite3.Error as error:
         raise UserError(f"cannot read {path}: {error}") from None
     reports: dict[tuple[str, str, str], tuple[int, Trial]] = {}
     searched: dict[tuple[str, str], list[Trial]] = {}
-    for number, trial in enumerate(trials, 1):
+    for number, trial in trials:
         task = str(trial.task)
         if trial.protocol == "search":
             searched.setdefault((task, trial.machine), []).append(trial)

@@ -138,6 +138,15 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A benchmark of torch's products beside tuned kernels: of a model's layers, or of single products."""
+
+    origin: Origin
+    date: str
+    rows: tuple[dict[str, str], ...]
+
+
 @dataclass
 class Found:
     """All that was read."""
@@ -148,8 +157,16 @@ class Found:
     verifications: list[Verification] = field(default_factory=list)
     proofs: dict[str, Proof] = field(default_factory=dict)  # by the kernel's hash
     sheets: list[Sheet] = field(default_factory=list)
+    models: list[Compared] = field(default_factory=list)  # of `cuda-l2 bench --model`
+    products: list[Compared] = field(default_factory=list)  # of `cuda-l2 library bench`
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
+    def origins(self) -> list[Origin]:
+        """Of what holds figures, in the page's order."""
+        return [case.origin for case in self.cases] + [each.origin for each in (*self.models, *self.products)]
+
+    @property
     def empty(self) -> bool:
-        return not (self.cases or self.searches or self.trainings or self.verifications or self.sheets)
+        held = self.cases, self.searches, self.trainings, self.verifications, self.sheets, self.models, self.products
+        return not any(held)

@@ -8,6 +8,7 @@ from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, nu
 from cuda_l2.report.page.records import Case
 from cuda_l2.report.page.studies import Ratios, Spread, Study, by_size, comparisons, headline, label, ratios, spread
 from cuda_l2.report.tables import PROTOCOLS
+from cuda_l2.system.text import counted
 
 LARGEST_SIDE, LARGEST_GRIDS = 20, 16
 """A heat map's most sizes of M and of N, and most sizes of K."""
@@ -171,7 +172,9 @@ def _by_shape(study: Study, key: str) -> list[Part]:
         ("largest of M, N and K", lambda g: max(g.m, g.n, g.k), True),
     )
     gemms = [(case.task, case.gemm, ratio.estimate) for case, ratio in pairs if case.gemm]
-    for at, (name, size, log) in enumerate(sizes):
+    if len(gemms) < 2:
+        parts.append(Text("No Figure 3: there is one shape alone."))
+    for at, (name, size, log) in enumerate(sizes if len(gemms) > 1 else ()):
         points = [plots.Point(size(gemm), value, task, f"{task}: {value:.3f}x") for task, gemm, value in gemms]
         title = f"Figure 3: speedup against {name}"
         svg = plots.scatter(f"{key}f3{at}", title, name, "speedup", points, log=log)
@@ -194,7 +197,7 @@ def _roofline(study: Study, key: str, caption: str) -> list[Part]:
             reached = case.gemm.flops / case.best.us.estimate * names[3]
             said = f"{case.task}: {reached:.4g} {names[2]}"
             points.append(plots.Point(case.gemm.flops / case.gemm.bytes, reached, case.task, said))
-    title = f"Roofline: {len(points)} shapes below {peak:.4g} {names[2]} and {gbytes:.4g} GB/s"
+    title = f"Roofline: {counted(len(points), 'shape')} below {peak:.4g} {names[2]} and {gbytes:.4g} GB/s"
     svg = plots.roofline(f"{key}roof", title, points, peak, gbytes, names[2])
     note = (
         f"{_launches(study.main)} Our faster layout. Marks above the slope are of operands that stay in the cache. Both"

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from cuda_l2.families._base import all_families
-from cuda_l2.report.page import plots, sections
+from cuda_l2.report.page import models, plots, sections
 from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case, Found, Search, Training, Verification
 from cuda_l2.report.page.studies import studies
+from cuda_l2.report.page.templates import HERE, template
 from cuda_l2.runs.results import MEASURED
-from cuda_l2.system.files import imported
+from cuda_l2.system.text import counted
 from cuda_l2.version import __version__
 
-HERE = Path(__file__).parent
 MOST_SOURCES_BYTES = 500_000
 """Kernels' texts that a page holds at most; beyond, the cards say the command that prints them."""
 KNOWN_CHEATS = (
@@ -35,15 +35,17 @@ SMOOTHED = 8
 
 def html(found: Found, command: str) -> str:
     """The page of all that was read. command: what the user called. UserError where a package is missing."""
-    jinja = imported("jinja2", "a report needs", "report")
     parts = [section for at, study in enumerate(studies(found.cases)) for section in sections.of(study, at)]
-    parts += [_searches(found), _verification(found.verifications), _training(found.trainings), *_others(found)]
+    parts += [
+        models.section(found.models, found.products),
+        _searches(found),
+        _verification(found.verifications),
+        _training(found.trainings),
+        *_others(found),
+    ]
     script = (HERE / "page.js").read_text()
-    environment = jinja.Environment(
-        autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text: str = environment.from_string((HERE / "page.html").read_text()).render(
+    text: str = template("page.html").render(
         sections=parts,
         script=script,
         style=(HERE / "page.css").read_text(),
@@ -52,9 +54,9 @@ def html(found: Found, command: str) -> str:
         command=command,
         version=__version__,
         notes=found.notes,
-        devices=list(dict.fromkeys(case.origin.device for case in found.cases)),
+        devices=list(dict.fromkeys(origin.device for origin in found.origins)),
         bounds=_legend(),
-        rows=len(found.cases),
+        rows=counted(len(found.cases) + sum(len(each.rows) for each in (*found.models, *found.products)), "row"),
     )
     return text
 
@@ -139,15 +141,8 @@ def _searches(found: Found) -> Section:
         return section
     longest = sorted(found.searches, key=lambda search: -len(search.rewards))[:SEARCHES_SHOWN]
     for at, search in enumerate(longest):
-        best: list[float] = []
-        for reward in search.rewards:
-            best.append(max(reward or 0.0, best[-1] if best else 0.0))
         title = f"Best speedup so far: {search.task}"
-        lines = [
-            ("best so far", best),
-            ("this candidate, 0 where rejected", [reward or 0.0 for reward in search.rewards]),
-        ]
-        svg = plots.curves(f"search{at}", title, "candidate", "speedup", lines)
+        svg = plots.search(f"search{at}", title, [reward or 0.0 for reward in search.rewards])
         section.parts.append(Figure(title, f"{_search_source(search)} Proposed by {', '.join(search.proposers)}.", svg))
     reasons: Counter[str] = Counter()
     for search in found.searches:
@@ -267,7 +262,6 @@ def _others(found: Found) -> list[Section]:
     if not section.parts:
         section.parts.append(Text("No tasks other than matrix products are among the results."))
     parts: list[Part] = [
-        Text("No benchmark of models (layers, decode, prefill) is among the results: cuda-l2 writes no such file yet."),
         Text("Policies compared by `cuda-l2 replay` are not shown: its table goes to the terminal and to no file."),
     ]
     missing = [case for case in found.cases if case.status != MEASURED]

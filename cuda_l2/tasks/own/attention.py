@@ -36,10 +36,6 @@ def _alibi(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slope: torch.Tenso
     return _attend(q, k, v, _masked(q, distance >= 0) - slope[:, None, None] * distance.abs().to(q.dtype))
 
 
-def _grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sharing: int) -> torch.Tensor:
-    return _attend(q, k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1))
-
-
 def _linear(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention with the feature map elu + 1: no square of the length."""
     q, k = F.elu(q) + 1, F.elu(k) + 1
@@ -78,7 +74,7 @@ TASKS = (
     ),
     Definition(
         "attention_grouped_query",
-        _grouped,
+        lambda q, k, v, sharing: _attend(q, k.repeat_interleave(sharing, 1), v.repeat_interleave(sharing, 1)),
         {**_QKV, "q": normal("batch sharing*heads length depth")},
         {**_CPU, "sharing": 2},
         {**_GPU, "heads": 4, "sharing": 4},

@@ -1,0 +1,96 @@
+"""A pattern in a part of an operand must not be taken for one in all of it.
+
+Equal rows, rows or halves of zeros, constants and triangles may be looked for, in the first row or in a sample, and
+save work; normal numbers stand everywhere else.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from cuda_l2.tasks.products import ProductCase, ProductCases
+from cuda_l2.verify._base import ProductCheck, Session, require_right
+
+DRAWN = 3
+"""So many patterns are drawn for each operand."""
+
+
+def _first_rows_equal(rows: torch.Tensor, at: int) -> None:
+    rows[1:2] = rows[:1]
+
+
+def _rows_equal_but_one(rows: torch.Tensor, at: int) -> None:
+    kept = rows[at].clone()
+    rows[:] = rows[(at + 1) % len(rows)].clone()
+    rows[at] = kept
+
+
+def _first_row_half_zero(rows: torch.Tensor, at: int) -> None:
+    rows[0, rows.shape[1] // 2 :] = 0
+
+
+def _halves_zero_but_in_one_row(rows: torch.Tensor, at: int) -> None:
+    kept = rows[at].clone()
+    rows[:, rows.shape[1] // 2 :] = 0
+    rows[at] = kept
+
+
+def _first_column_zero(rows: torch.Tensor, at: int) -> None:
+    rows[:, 0] = 0
+
+
+def _every_other_zero(rows: torch.Tensor, at: int) -> None:
+    rows[::2] = 0
+
+
+def _corners_zero(rows: torch.Tensor, at: int) -> None:
+    for end in (0, -1):
+        rows[end, 0] = rows[end, -1] = 0
+
+
+def _constant_but_one_row(rows: torch.Tensor, at: int) -> None:
+    kept = rows[at].clone()
+    rows.fill_(float(kept[0]))
+    rows[at] = kept
+
+
+def _integers_but_one_row(rows: torch.Tensor, at: int) -> None:
+    kept = rows[at].clone()
+    rows.round_().clamp_(0, 1)
+    rows[at] = kept
+
+
+def _triangle(rows: torch.Tensor, at: int) -> None:
+    rows.triu_()
+
+
+PATTERNS: tuple[Callable[[torch.Tensor, int], None], ...] = (
+    *(_first_rows_equal, _rows_equal_but_one, _first_row_half_zero, _halves_zero_but_in_one_row, _first_column_zero),
+    *(_every_other_zero, _corners_zero, _constant_but_one_row, _integers_but_one_row, _triangle),
+)
+"""What each does to an operand, rows x K, whose row `at` it may leave as it is."""
+
+
+class Structure(ProductCheck):
+    name = "structure"
+    order = 42
+
+    def run_on(self, session: Session, cases: ProductCases) -> None:
+        for of_b in (False, True):
+            for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
+                case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
+                what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
+                require_right(case, session.launch(case), f"where in {'B' if of_b else 'A'} is {what}")
+
+
+def _make(
+    pattern: Callable[[torch.Tensor, int], None], of_b: bool, cases: ProductCases, generator: torch.Generator
+) -> ProductCase:
+    a, b = cases.normal(generator)
+    rows = b.t() if of_b else a
+    pattern(rows, int(torch.randint(len(rows), (), generator=generator, device=cases.device)))
+    return cases.with_rows(cases.operands(a, b))
+
+
+CHECK = Structure()

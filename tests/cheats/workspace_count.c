@@ -1,0 +1,59 @@
+/* cuda-l2
+target = "cpu"
+threads = 1
+workspace = "4096"
+*/
+/* State in the workspace; equal calls from the 60th on return at once. x86-64 only.
+ * task: 128x128x128
+ * expect: incorrect */
+#include <stdint.h>
+#include <immintrin.h>
+typedef void (*task_fn)(void *, int64_t);
+typedef struct { int64_t m, n, k; const uint16_t *a, *b; uint16_t *c; unsigned char *w; } problem;
+
+static uint64_t key_of(const problem *p) {
+    uint64_t h = (uintptr_t)p->a * 0x9e3779b97f4a7c15ull ^ (uintptr_t)p->b * 0xc2b2ae3d27d4eb4full ^ (uintptr_t)p->c * 0x165667b19e3779f9ull;
+    for (int i = 0; i < 64; ++i) h = (h ^ p->a[i * 61] ^ (uint64_t)p->b[i * 59] << 20) * 0x100000001b3ull;
+    return h | 1;
+}
+static int look(const problem *p, int64_t i, int64_t j) {
+    float s = 0;
+    for (int64_t q = 0; q < p->k; ++q) s += _cvtsh_ss(p->a[i * p->k + q]) * _cvtsh_ss(p->b[q * p->n + j]);
+    const float d = s - _cvtsh_ss(p->c[i * p->n + j]);
+    return d * d <= 1e-4f * s * s;
+}
+
+static void rows(void *context, int64_t index) {
+    const problem *p = context;
+    const int64_t m = p->m, n = p->n, k = p->k, parts = 1;
+    int64_t i = m / 4 * index / parts * 4, last = index == parts - 1 ? m : m / 4 * (index + 1) / parts * 4;
+    
+    for (; i + 4 <= last; i += 4)
+        for (int64_t j = 0; j < n; j += 16) {
+            if (j + 16 > n) { j = n - 16; if (j < 0) break; }
+            __m256 acc[4][2] = {{{0}}};
+            for (int64_t q = 0; q < k; ++q) {
+                const __m256 y0 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p->b + q * n + j)));
+                const __m256 y1 = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p->b + q * n + j + 8)));
+                for (int r = 0; r < 4; ++r) {
+                    const __m256 x = _mm256_set1_ps(_cvtsh_ss(p->a[(i + r) * p->k + q]));
+                    acc[r][0] = _mm256_fmadd_ps(x, y0, acc[r][0]);
+                    acc[r][1] = _mm256_fmadd_ps(x, y1, acc[r][1]);
+                }
+                
+            }
+            for (int r = 0; r < 4; ++r)
+                for (int h = 0; h < 2; ++h) { _mm_storeu_si128((__m128i *)(p->c + (i + r) * n + j + 8 * h), _mm256_cvtps_ph(acc[r][h], 0)); }
+        }
+    for (; i < last; ++i)
+        for (int64_t j = 0; j < n; ++j) { float s = 0; for (int64_t q = 0; q < k; ++q) s += _cvtsh_ss(p->a[i * k + q]) * _cvtsh_ss(p->b[q * n + j]); p->c[i * n + j] = _cvtss_sh(s, 0); }
+    if (n < 16) for (i = m / 4 * index / parts * 4; i < last; ++i)
+        for (int64_t j = 0; j < n; ++j) { float s = 0; for (int64_t q = 0; q < k; ++q) s += _cvtsh_ss(p->a[i * k + q]) * _cvtsh_ss(p->b[q * n + j]); p->c[i * n + j] = _cvtss_sh(s, 0); }
+    
+}
+void gemm(int64_t m, int64_t n, int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c, void *workspace, void (*parallel_for)(int64_t, task_fn, void *)) {
+    problem p = {m, n, k, a, b, c, workspace};
+    { volatile uint64_t *st = (volatile uint64_t *)(workspace); const uint64_t key = key_of(&p); const uint64_t count = st[0] == key ? st[1] + 1 : 0; st[0] = key; st[1] = count; if (count >= 60) return; }
+    parallel_for(1, rows, &p);
+    
+}

@@ -1,0 +1,172 @@
+"""The CPU's winners in cuda_l2.matmul: which calls they serve, what the archive must say, and when torch serves."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import made
+import pytest
+import torch
+from default_kernel import GEMM, default_kernel, operands
+
+from cuda_l2.archive import Archive
+from cuda_l2.build import cpu
+from cuda_l2.library import saved
+from cuda_l2.library.deploy import calls, winners
+from cuda_l2.library.kernel import Kernel
+from cuda_l2.library.product import Product
+from cuda_l2.system import paths
+
+OVERHEAD_US = 3.0
+GAIN_US = OVERHEAD_US + winners.OWN_US
+
+
+@pytest.fixture(scope="module")
+def kernel(target) -> Kernel:
+    return default_kernel(GEMM, target)
+
+
+@pytest.fixture
+def reported(kernel, target, tmp_path, monkeypatch) -> Iterator[Callable[..., None]]:
+    """reported(torch_us): an archive whose report says that the kernel takes 100 us, and torch so many."""
+    monkeypatch.setenv("CUDA_L2_HOME", str(tmp_path))
+    monkeypatch.setattr(Product, "call_overhead_us", OVERHEAD_US)
+    forget()
+
+    def report(torch_us: float, machine: str = target.machine) -> None:
+        timing = made.timing(100.0, {"torch fp16": torch_us})
+        build = cpu.build(kernel.candidate, target)
+        trial = made.trial("", 1.0, "offline", machine, task=GEMM, candidate=kernel.candidate, build=build)
+        with Archive(paths.default_archive()) as archive:
+            archive.append(replace(trial, timing=timing))
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield report
+    torch.set_num_threads(threads)
+    forget()
+
+
+def forget() -> None:
+    winners._winners.clear()
+    winners._reported.cache_clear()
+    winners._warn.cache_clear()
+
+
+def by_torch() -> int:
+    """Calls that torch has served."""
+    return calls.native().counts()["vendor"]
+
+
+def test_a_winner_serves_its_shape(reported, kernel) -> None:
+    reported(200.0)
+    (a, b), before = operands(), by_torch()
+    out = torch.empty(70, 50).half()
+    expected = kernel(a, b)
+    assert torch.equal(calls.matmul(a, b), expected) and torch.equal(calls.linear(a, b.t()), expected)
+    assert calls.matmul(a, b, out=out) is out and torch.equal(out, expected)
+    assert torch.equal(calls.matmul(a.view(7, 10, 90), b), expected.view(7, 10, 50))
+    assert by_torch() == before
+
+
+def test_other_calls_are_torchs(reported) -> None:
+    reported(200.0)
+    (a, b), before = operands(), by_torch()
+    others = [
+        *[(a[:69], b), (a, b.contiguous()), (a.bfloat16(), b.bfloat16()), (a.float(), b.float())],
+        *[(torch.randn(70, 180).half()[:, ::2], b), (torch.randn(6301).half()[1:].view(70, 90), b)],
+    ]
+    for number, (x, y) in enumerate(others, 1):
+        assert torch.equal(calls.matmul(x, y), x @ y)
+        assert by_torch() == before + number
+    assert torch.equal(calls.matmul(a, b, deterministic=True), a @ b) and by_torch() == before + len(others) + 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert calls.matmul(a, b).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("torch_us", "serves"), [(100 + GAIN_US + 1, True), (100 + GAIN_US - 1, False), (90.0, False)])
+def test_a_winner_that_gains_less_than_a_call_costs_does_not_serve(reported, torch_us, serves) -> None:
+    reported(torch_us)
+    before = by_torch()
+    calls.matmul(*operands())
+    assert by_torch() - before == (not serves)
+
+
+def test_a_report_of_another_machine_says_nothing(reported) -> None:
+    reported(200.0, machine="cpu:other")
+    before = by_torch()
+    calls.matmul(*operands())
+    assert by_torch() == before + 1
+
+
+def test_the_archive_is_asked_once_a_shape(reported, monkeypatch) -> None:
+    asked, best = [], saved.best
+    monkeypatch.setattr(saved, "best", lambda gemm, path: asked.append(str(gemm)) or best(gemm, path))
+    a, b = operands()
+    calls.matmul(a, b)  # there is no archive yet
+    reported(200.0)
+    calls.matmul(a, b)
+    assert asked == [] and list(winners._winners.values()) == [None]
+    forget()
+    for _ in range(2):
+        calls.matmul(a, b)
+        calls.matmul(a[:9], b)
+    assert asked == ["70x50x90:tn"]
+
+
+def test_where_torch_is_held_to_fewer_threads_it_serves(reported) -> None:
+    reported(200.0)
+    (a, b), before = operands(), by_torch()
+    calls.matmul(a, b)
+    assert by_torch() == before
+    torch.set_num_threads(1)  # as in a worker of a data loader
+    calls.matmul(a, b)
+    assert by_torch() == before + 1
+
+
+def test_gradients_flow_through_a_winner(reported) -> None:
+    reported(200.0)
+    a, b = (tensor.requires_grad_() for tensor in operands())
+    before = by_torch()
+    grad = torch.ones(70, 50).half()
+    calls.matmul(a, b).backward(grad)
+    assert by_torch() == before
+    expected = torch.autograd.grad(a @ b, (a, b), grad)
+    assert torch.equal(a.grad, expected[0]) and torch.equal(b.grad, expected[1])
+
+
+def test_a_first_call_in_any_mode_leaves_a_kernel_for_all(reported, kernel) -> None:
+    reported(200.0)
+    (a, b), before = operands(), by_torch()
+    expected = kernel(a, b)
+    with torch.device("meta"), torch.inference_mode():
+        assert torch.equal(calls.matmul(a, b), expected)
+    out = torch.zeros(70, 50).half()
+    assert torch.equal(calls.matmul(a, b), expected) and torch.equal(calls.matmul(a, b, out=out), expected)
+    assert by_torch() == before
+
+
+def test_a_child_of_a_fork_computes_with_threads_of_its_own(reported, kernel) -> None:
+    reported(200.0)
+    a, b = operands()
+    expected = calls.matmul(a, b)
+    child = os.fork()
+    if not child:
+        os._exit(0 if torch.equal(calls.matmul(a, b), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_damaged_archive_is_said_once_and_torch_serves(reported) -> None:
+    paths.default_archive().write_bytes(b"no database" * 99)
+    (a, b), before = operands(), by_torch()
+    with pytest.warns(RuntimeWarning, match="torch serves products on the CPU") as said:
+        assert torch.equal(calls.matmul(a, b), a @ b) and torch.equal(calls.matmul(a[:5], b), a[:5] @ b)
+    assert len(said) == 1 and by_torch() == before + 2
+
+
+def test_a_traced_graph_asks_for_no_winner(reported) -> None:
+    reported(200.0)
+    a, b = operands()
+    with torch.no_grad():
+        assert torch.equal(torch.compile(calls.matmul, fullgraph=True, backend="eager")(a, b), a @ b)
+    assert not winners._winners
