@@ -147,6 +147,7 @@ class TimingStatus(enum.StrEnum):
     MEASURED = "measured"
     WRONG_OUTPUT = "wrong-output"  # a timed launch did not produce its own result
     FORBIDDEN = "forbidden"  # tried what the contract forbids
+    UNHYGIENIC = "unhygienic"  # touched what is not its own
     CRASHED = "crashed"
     TIMED_OUT = "timed-out"
     UNSTABLE = "unstable"  # a jump in reward that a second measurement does not confirm
