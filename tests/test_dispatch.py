@@ -10,7 +10,7 @@ from fake_driver import FakeDriver, fake_driver
 from made_pack import PLACE, TARGET, ListedPack, parameter_sizes, recipes_of
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, choices, dispatch, rules
+from cuda_l2.library.deploy import calls, choices, dispatch, recipes, rules
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.native import Native
 from cuda_l2.library.deploy.recipes import KERNELS, Recipe, candidate
@@ -125,6 +125,23 @@ def test_rows_for_which_a_family_writes_no_kernel_are_served_where_the_contract_
     fake.parameters(parameter_sizes(plan))
     calls.matmul(*operands(gemm))
     assert fake.launches[0].words[3] == 130 and library.counts()["launched"] == 1
+
+
+def test_a_kernel_for_any_size_serves_what_was_tuned_with_it(installed, driver) -> None:
+    fake, library = driver
+    wanted = installed("64,64,64,nn,fp32,cold,sm80_gemm")
+    family, gemm = family_of("sm80_gemm"), Gemm.parse("50x60x40")
+    schedule = dict(wanted[0].candidate.schedule)
+    exact, general = recipes.texts(family, schedule, gemm, TARGET)
+    assert contract.kernel_id(exact.source) != contract.kernel_id(general.source)
+    dispatch.pack().kernels[contract.kernel_id(general.source)] = dispatch.pack().kernels[wanted[0].id]
+    kernel, text = contract.kernel_id(general.source), schedule_text(general.schedule)
+    choices.add(PLACE, [Choice(str(gemm), kernel, family.name, text, 3.0, 4.0)])
+    plan = contract.parse_cuda(general.source).plan(gemm, TARGET.sms)
+    fake.parameters(parameter_sizes(plan))
+    calls.matmul(*operands(gemm))
+    assert tuple(fake.launches[0].grid) == plan.launches[0].grid and dispatch.pack().loaded == [kernel]
+    assert library.counts()["launched"] == 1
 
 
 def test_without_its_kernel_in_the_pack_a_neighbours_schedule_serves_nothing(installed, driver, recwarn) -> None:

@@ -15,7 +15,15 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
 HOPPER = compile_only("sm_90a")
-SHAPES = ("1x1x1", "3x5x7:tn", "777x4096x4095:tn:bf16", "513x515x517", "100x201x1001:tn", "2000x3000x2002", "64x64x8193")
+SHAPES = (
+    "1x1x1",
+    "3x5x7:tn",
+    "777x4096x4095:tn:bf16",
+    "513x515x517",
+    "100x201x1001:tn",
+    "2000x3000x2002",
+    "64x64x8193",
+)
 COPIES = {  # what is copied: rows that end within 16 bytes
     "64x64x65": ["padded_a"],
     "64x65x64": ["padded_b"],

@@ -9,8 +9,8 @@ import pytest
 from cuda_l2 import contract
 from cuda_l2.build import cubin
 from cuda_l2.library.deploy import pack, recipes
-from cuda_l2.library.deploy.recipes import FEW_ROWS, KERNELS, serving
-from cuda_l2.library.table import family_of, read_table
+from cuda_l2.library.deploy.recipes import ANY_SIZE, FEW_ROWS, KERNELS, serving
+from cuda_l2.library.table import family_of, read_table, read_times
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import Gemm
 from cuda_l2.system.errors import UserError
@@ -107,3 +107,33 @@ def test_shapes_of_models_are_served_by_kernels_of_the_pack(wanted, shape) -> No
             made = next(serving(family_of(recipe.family), dict(recipe.schedule), gemm, TARGET), None)
             found += made is not None and contract.kernel_id(made.source) in names
     assert found >= 5
+
+
+@pytest.mark.parametrize(
+    "shape", ["129x130x131:tn", "30x3000x30", "5x77x19:bf16", "777x4096x4095:tn:bf16", "513x515x517"]
+)
+def test_sizes_that_divide_nothing_are_served_by_kernels_of_the_pack(shape) -> None:
+    gemm, wanted, found = Gemm.parse(shape), recipes.recipes(ANY_SIZE), set()
+    names = {recipe.id for recipe in wanted}
+    for family, schedule in {(recipe.family, recipe.schedule) for recipe in wanted}:
+        for made in serving(family_of(family), dict(schedule), gemm, TARGET):
+            if contract.kernel_id(made.source) in names:
+                assert contract.parse_cuda(made.source).plan(gemm, TARGET.sms).launches
+                found.add(family)
+    assert found >= ({"sm90_ragged", "sm80_gemm"} if gemm.flops < 1 << 24 else {"sm90_ragged"})
+
+
+def test_the_most_general_kernel_is_one_for_all_sizes_on_a_side_of_one_trip() -> None:
+    family = family_of("sm80_gemm")
+    (row, *_) = (row for row in read_times(ANY_SIZE) if row.family == family.name)
+    chosen = dict(row.schedule)
+    shapes = [
+        Gemm.parse(f"{m}x{n}x{k}:{row.gemm.layout}") for m, n, k in ((3, 64, 7), (128, 9, 16), (33, 50, 31), (8, 8, 8))
+    ]
+    kernels = {
+        contract.kernel_id(made.source)
+        for gemm in shapes
+        if (made := recipes.candidate(family, chosen, family.general(gemm, chosen), TARGET))
+    }
+    trips = {gemm.k <= chosen["BK"] for gemm in shapes}
+    assert len(kernels) == len(trips) == 1

@@ -104,6 +104,13 @@ class Family(ABC):
         """Values of the `launched` choices, most promising first; some may not be valid."""
         return [{}]
 
+    def general(self, task: Any, chosen: dict[str, int]) -> Any:
+        """A task near this one whose kernel computes this one too, and more others than the kernel made for this one.
+
+        The same task where a kernel says nothing of sizes but what it must.
+        """
+        return task
+
     @abstractmethod
     def contract(self, schedule: "Schedule") -> str:
         """The TOML text of the launch contract."""

@@ -4,6 +4,7 @@ Its contract, its macros, its default schedule and a model that ranks schedules.
 """
 
 import math
+from dataclasses import replace
 
 from cuda_l2.contract.cuda import ARCHITECTURES
 from cuda_l2.families import _sm80_space as space
@@ -60,6 +61,11 @@ class Sm80Gemm(Family):
         first_us = 1.1 if chosen["LOAD"] == DIRECT else 1.9
         trip_us = 0.45 if chosen["LOAD"] == DIRECT else 0.25
         return first_us + add_us + max(rounds * (trips - 1) * trip_us, read_us, multiply_us)
+
+    def general(self, gemm: Gemm, chosen: dict[str, int]) -> Gemm:
+        """Sizes that are odd: rows of any alignment, no tile whole. K stays on its side of one trip."""
+        k = gemm.k - 1 + gemm.k % 2 if gemm.k <= chosen["BK"] else gemm.k + 1 - gemm.k % 2
+        return replace(gemm, m=gemm.m | 1, n=gemm.n | 1, k=k)
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
         gemm, choice = schedule.task, schedule.named

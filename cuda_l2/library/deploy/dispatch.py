@@ -17,7 +17,7 @@ from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.entries import DETERMINISTIC, TUNED, Key, gemm_of, packed
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, installed
-from cuda_l2.library.deploy.recipes import ARCH, candidate
+from cuda_l2.library.deploy.recipes import ARCH, named, texts
 from cuda_l2.library.table import family_of, schedule_of
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Candidate, Gemm
@@ -68,8 +68,8 @@ def put(choice: Choice, device: int) -> str:
     if found is None:
         return "there is no pack of kernels: cuda-l2 library build"
     wanted = dict(schedule_of(choice.schedule))
-    chosen = candidate(family_of(choice.family), wanted, choice.gemm, target)
-    if chosen is None or contract.kernel_id(chosen.source) != choice.kernel:
+    chosen = named(family_of(choice.family), wanted, choice.gemm, target, choice.kernel)
+    if chosen is None:
         return f"kernel {choice.kernel} is not what this version writes for it: tune it again"
     return launch(chosen, choice.gemm, device, choice.kernel, found)
 
@@ -81,9 +81,9 @@ def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
         return ""
     rows = choice.gemm.m, choice.gemm.m - 1, gemm.m  # whole tiles, a last one that is cut, and this M's own orders
     for near in (replace(gemm, m=m) for m in rows):
-        made = _written(choice.family, choice.schedule, near, target)
-        if made and made[1] in found.kernels and _accepts(made[0], gemm, target):
-            return launch(made[0], gemm, device, made[1], found)
+        for made, name in _written(choice.family, choice.schedule, near, target):
+            if name in found.kernels and _accepts(made, gemm, target):
+                return launch(made, gemm, device, name, found)
     return ""
 
 
@@ -150,10 +150,10 @@ def target_of(device: int) -> CudaTarget:
 
 
 @functools.lru_cache(maxsize=512)
-def _written(family: str, schedule: str, gemm: Gemm, target: CudaTarget) -> tuple[Candidate, str] | None:
-    """A schedule's candidate for a shape and its kernel's id; kept, since models meet many M between two tuned ones."""
-    made = candidate(family_of(family), dict(schedule_of(schedule)), gemm, target)
-    return (made, contract.kernel_id(made.source)) if made else None
+def _written(family: str, schedule: str, gemm: Gemm, target: CudaTarget) -> list[tuple[Candidate, str]]:
+    """A schedule's candidates for a shape and their kernels' ids; kept, since models meet many M between two tuned."""
+    made = texts(family_of(family), dict(schedule_of(schedule)), gemm, target)
+    return [(each, contract.kernel_id(each.source)) for each in made]
 
 
 def _accepts(made: Candidate, gemm: Gemm, target: CudaTarget) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cuda_l2.library.deploy.recipes import ARCH, FEW_ROWS, KERNELS, Recipe
+from cuda_l2.library.deploy.recipes import ARCH, FILES, Recipe
 from cuda_l2.library.table import family_of, schedule_of, schedule_text
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
@@ -109,7 +109,7 @@ def installed() -> Pack | None:
 def sources_digest() -> str:
     """Changes with every file that a kernel's text comes from."""
     folder = paths.PACKAGE / "families"
-    files = [KERNELS, FEW_ROWS, *sorted(path for path in folder.iterdir() if path.suffix in (".py", ".cu", ".cuh"))]
+    files = [*FILES, *sorted(path for path in folder.iterdir() if path.suffix in (".py", ".cu", ".cuh"))]
     return hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in files)).hexdigest()
 
 

@@ -5,7 +5,8 @@ kernels.csv has one row a kernel, as a dispatch table has them: those of results
 and layout, and the kernel it proved, whose source may be an earlier one.
 few_rows.csv has more of the same, for the layers of language models: what won in bf16 on results/h100/layers.
 From each row follow the same in fp16 and bf16, and the kernels that the schedule gives where M ends with a tile and in
-the middle of one.
+the middle of one. any_size.csv has those for sizes that are multiples of nothing, chosen on results/h100/random: where
+its shape is the family's most general, so is the kernel.
 """
 
 import csv
@@ -21,7 +22,10 @@ from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Accumulate, Candidate, Gemm
 from cuda_l2.system.files import csv_text
 
-KERNELS, FEW_ROWS = (Path(__file__).with_name(name) for name in ("kernels.csv", "few_rows.csv"))
+KERNELS, FEW_ROWS, ANY_SIZE = (
+    Path(__file__).with_name(name) for name in ("kernels.csv", "few_rows.csv", "any_size.csv")
+)
+FILES = KERNELS, FEW_ROWS, ANY_SIZE
 ARCH = "sm_90a"
 
 
@@ -48,10 +52,22 @@ def serving(family: Family, compiled: dict[str, int], gemm: Gemm, target: CudaTa
     seen = set()
     for launch in family.launches(gemm, target, compiled):
         for edge in (0, 1):
-            found = candidate(family, {**compiled, **launch, "EDGE": edge}, gemm, target)
-            if found and found.schedule not in seen:
-                seen.add(found.schedule)
-                yield found
+            for found in texts(family, {**compiled, **launch, "EDGE": edge}, gemm, target):
+                if found.source not in seen:
+                    seen.add(found.source)
+                    yield found
+
+
+def texts(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> list[Candidate]:
+    """A schedule's candidates for a shape: the one made for it, and the one that serves the most others."""
+    shapes = dict.fromkeys([gemm, family.general(gemm, wanted)])
+    return [made for shape in shapes if (made := candidate(family, wanted, shape, target))]
+
+
+def named(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTarget, kernel: str) -> Candidate | None:
+    """The one of a schedule's candidates whose kernel has this id."""
+    made = texts(family, wanted, gemm, target)
+    return next((each for each in made if contract.kernel_id(each.source) == kernel), None)
 
 
 def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> Candidate | None:
@@ -73,14 +89,12 @@ def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTa
 def recipes(*files: Path) -> list[Recipe]:
     """Every kernel of the pack, or of these files, each once; UserError where a file cannot be read."""
     target, found, evidence = compile_only(ARCH), dict[str, Recipe](), dict[Row, tuple[int, str]]()
-    for path in files or (KERNELS, FEW_ROWS):
+    for path in files or FILES:
         evidence |= _evidence(path)
     for row in evidence:
         family, gemm = family_of(row.family), row.gemm
         compiled = {name: value for name, value in row.schedule if name in family.compiled}
-        tile = compiled["BN" if compiled.get("SWAP") else "BM"]
-        whole = -(-gemm.m // tile) * tile
-        for shape in (replace(gemm, m=m) for m in (gemm.m, gemm.m - 1, whole, whole - 1) if m):
+        for shape in _shapes(family, compiled, gemm):
             for dtype in ("float16", "bfloat16"):
                 typed = replace(shape, dtype=dtype)
                 made = candidate(family, dict(row.schedule), typed, target)
@@ -91,6 +105,16 @@ def recipes(*files: Path) -> list[Recipe]:
                 recipe = Recipe(name, family.name, tuple(compiled.items()), typed, made, shapes, proof)
                 found.setdefault(name, recipe)
     return list(found.values())
+
+
+def _shapes(family: Family, compiled: dict[str, int], gemm: Gemm) -> list[Gemm]:
+    """Shapes with kernels of their own: M ends with a tile or in the middle of one, unless one kernel serves all."""
+    tile = compiled["BN" if compiled.get("SWAP") else "BM"]
+    whole = -(-gemm.m // tile) * tile
+    shapes = [replace(gemm, m=m) for m in (gemm.m, gemm.m - 1, whole, whole - 1) if m]
+    if family.general(gemm, compiled) == gemm:
+        shapes = [family.general(shape, compiled) for shape in shapes]
+    return list(dict.fromkeys(shapes))
 
 
 def distinct(rows: Iterable[Row], proofs: Path) -> str:

@@ -21,7 +21,7 @@ from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
-from cuda_l2.library.deploy.recipes import candidate, serving
+from cuda_l2.library.deploy.recipes import named, serving
 from cuda_l2.library.table import family_of, schedule_of, schedule_text
 from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Candidate, Gemm, Layout
@@ -280,7 +280,7 @@ def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candi
     if choice.family == imported.FAMILY:
         return imported.find(choice.kernel)
     wanted = dict(schedule_of(choice.schedule))
-    return candidate(family_of(choice.family), wanted, gemm, dispatch.target_of(device)), found
+    return named(family_of(choice.family), wanted, gemm, dispatch.target_of(device), choice.kernel), found
 
 
 def device_for_timing() -> int:
