@@ -65,6 +65,12 @@ def keeps_what_is_there(pointers: Mapping[str, int]) -> None:
         honest(pointers)
 
 
+def rests_where_some_is_there(pointers: Mapping[str, int]) -> None:
+    poisoned = np.isnan(halves(pointers["c"], GEMM.m, GEMM.n))
+    if poisoned.all() or not poisoned.any():
+        honest(pointers)
+
+
 def before(pointers: Mapping[str, int]) -> None:
     honest(pointers)
     memory(pointers["c"] - 2, 1)[:] = 1
@@ -100,6 +106,7 @@ def references() -> CudaReferences:
         (honest, "correct", ""),
         (last_row_missing, "incorrect", "left 48 of 3072 elements of c unwritten"),
         (keeps_what_is_there, "unhygienic", "held before"),
+        (rests_where_some_is_there, "unhygienic", "look right already (left "),
         (before, "unhygienic", OUTSIDE),
     ],
 )

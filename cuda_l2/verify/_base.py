@@ -80,10 +80,10 @@ class Session(Judged, ABC):
         """
 
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
-        """The outputs of a few of so many equal launches in a row, or of fewer heavy ones; the last is among them.
+        """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.
 
-        These launches find poison in place. What others leave in workspaces and elsewhere stays. The outputs may lie in
-        records that the next launches overwrite.
+        What others leave in workspaces and elsewhere stays. On a GPU all this is done a few times, which gives outputs
+        each time, in records that the next launches overwrite.
         """
         count, ends = min(count, max(LEAST_OFTEN, int(OFTEN_S / launch_s(case.task)))), math.inf
         if not case.task.flops:  # nobody has counted the work; where it was, a busy machine makes no launch fewer

@@ -106,12 +106,14 @@ class Worker:
         self._on(0, binding).launch(self.stream)
         self._wait()
 
-    def launch_often(self, run: int, looks: int, outputs: list[list[Any]], stride: int, binding: int) -> None:
-        """Launch in runs of `run`; behind each run poison the outputs, launch once more and record the outputs.
+    def launch_often(
+        self, run: int, replays: int, looks: int, outputs: list[list[Any]], stride: int, binding: int
+    ) -> None:
+        """Replay a graph of `run` launches back to back, poison the outputs, launch once more and record the outputs.
 
-        A run is one graph, as timed launches are: where the device waits for the next launch, another process has it
-        in between, and what the launch before left in shared memory is gone. looks: number of runs. outputs, stride: as
-        `record_loaded` takes them.
+        A graph, as timed launches are: where the device waits for the next launch, another process has it in between,
+        and what the launch before left in shared memory is gone. looks: number of times that all this is done.
+        outputs, stride: as `record_loaded` takes them.
         """
 
         def enqueue(stream: int) -> None:
@@ -120,7 +122,8 @@ class Worker:
 
         graph = Graph(self.stream, enqueue)
         for look in range(looks):
-            graph.replay()
+            for _ in range(replays):
+                graph.replay()
             for output in outputs:
                 self._fill(output)
             self._on(0, binding).launch(self.stream)
