@@ -127,6 +127,9 @@ class Graph:
         self._run()
         return 1e-4
 
+    def replay(self) -> None:
+        self._run()
+
     def destroy(self) -> None:
         pass
 

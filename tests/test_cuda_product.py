@@ -65,6 +65,12 @@ def keeps_what_is_there(pointers: Mapping[str, int]) -> None:
         honest(pointers)
 
 
+def rests_where_some_is_there(pointers: Mapping[str, int]) -> None:
+    poisoned = np.isnan(halves(pointers["c"], GEMM.m, GEMM.n))
+    if poisoned.all() or not poisoned.any():
+        honest(pointers)
+
+
 def before(pointers: Mapping[str, int]) -> None:
     honest(pointers)
     memory(pointers["c"] - 2, 1)[:] = 1
@@ -100,6 +106,7 @@ def references() -> CudaReferences:
         (honest, "correct", ""),
         (last_row_missing, "incorrect", "left 48 of 3072 elements of c unwritten"),
         (keeps_what_is_there, "unhygienic", "held before"),
+        (rests_where_some_is_there, "unhygienic", "look right already (left "),
         (before, "unhygienic", OUTSIDE),
     ],
 )
@@ -118,6 +125,28 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
         expected = {"exact match", "special values", "hygiene", "state", "concurrency", "stress", "races"}
         assert expected <= set(verdict.passed)
         assert "record_loaded" in workers.worker.calls
+
+
+def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None:
+    """As where what it keeps is lost before the row ends: shared memory, once another process has the GPU."""
+    row = looks = 0
+
+    def rests(pointers: Mapping[str, int]) -> None:
+        nonlocal row, looks
+        if not np.isnan(halves(pointers["c"], GEMM.m, GEMM.n)).any():
+            row += 1
+        else:
+            looks, row = looks + (row >= 5), 0
+            if looks == 2:
+                return
+        honest(pointers)
+
+    workers, candidate, build = parts(rests)
+    with CudaArena([GEMM], 1 << 20) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
+    assert verdict.status == "unhygienic" and "equal launches" in verdict.reason, (verdict.check, verdict.reason)
 
 
 def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:

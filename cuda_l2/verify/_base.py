@@ -79,10 +79,11 @@ class Session(Judged, ABC):
         where the case has sizes that the contract refuses.
         """
 
-    def launch_often(self, case: Case, count: int) -> Outputs:
+    def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.
 
-        What others leave in workspaces and elsewhere stays.
+        What others leave in workspaces and elsewhere stays. On a GPU all this is done a few times, which gives outputs
+        each time, in records that the next launches overwrite.
         """
         count, ends = min(count, max(LEAST_OFTEN, int(OFTEN_S / launch_s(case.task)))), math.inf
         if not case.task.flops:  # nobody has counted the work; where it was, a busy machine makes no launch fewer
@@ -92,7 +93,7 @@ class Session(Judged, ABC):
             found = self.launch(case, keep=True)
             if number >= LEAST_OFTEN and time.perf_counter() > ends:
                 break
-        return found
+        yield found
 
     @abstractmethod
     def require_served(self, task: Task) -> None:

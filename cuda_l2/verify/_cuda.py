@@ -26,6 +26,10 @@ from cuda_l2.verify._base import LEAST_OFTEN, CheckFailed, GpuSession, Outputs, 
 LAUNCH_TIMEOUT_S = 2.0
 OFTEN_S = 0.02
 """About how long light launches in a row may take together."""
+LOOKS = 3
+"""Number of times that light launches are made in a row: what a candidate keeps may be lost on the way."""
+REPLAYS = 4
+"""Replays of one graph that are launches in a row: to capture a launch takes longer than to replay it."""
 PRODUCER_NS = 40_000
 BESIDE_NS = 300_000
 BACK_TO_BACK = 8
@@ -147,12 +151,17 @@ class CudaSession(GpuSession):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "it was written already")
         return self._result(case)
 
-    def launch_often(self, case: Case, count: int) -> Outputs:
-        count = max(LEAST_OFTEN, min(count, int(OFTEN_S / usual_s(case.task))))
+    def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
+        most = int(OFTEN_S / usual_s(case.task))
+        looks = max(1, min(LOOKS, most // LEAST_OFTEN, self.arena.records))
+        count = max(LEAST_OFTEN, min(count, most // looks))
         self._fill(case)
-        terms: dict[str, Any] = {"count": count, "outputs": self.arena.written(self._window), "binding": self._window}
-        self.worker.call("launch_often", self._limit_s((count + 1) * slowest_s(case.task)), **terms)
-        return self._result(case)
+        terms: dict[str, Any] = {"run": -(-count // REPLAYS), "replays": REPLAYS, "looks": looks}
+        terms |= {"stride": self.arena.record_stride}
+        terms |= {"outputs": self.arena.written(self._window), "binding": self._window}
+        self.worker.call("launch_often", self._limit_s(looks * (count + REPLAYS) * slowest_s(case.task)), **terms)
+        yield from map(self.arena.recorded, range(looks))
+        yield self._result(case)
 
     def launch_watched(self, case: Case) -> Outputs:
         self._fill(case)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from cuda_l2.machine.tensors import poisoned, words
-from cuda_l2.verify._base import Check, Outputs, Session, require_right, require_same
+from cuda_l2.records import VerdictStatus
+from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, require_right, require_same
 
 REPEATS = 2
 FEW = 1 / 64
@@ -36,7 +37,13 @@ class Hygiene(Check):
         require_same(session.launch(case, prefill=other_right), right, "depends on what its outputs held before")
         for prefill in _right_in_part(session, right, other_right):
             reason = "skips work when its outputs look right already"
-            require_same(session.launch(case, prefill=prefill), right, reason)
+            try:
+                found = session.launch(case, prefill=prefill)
+            except CheckFailed as failure:
+                if failure.status is not VerdictStatus.INCORRECT:
+                    raise
+                raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
+            require_same(found, right, reason)
 
 
 def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator[Outputs]:

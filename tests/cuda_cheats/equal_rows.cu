@@ -10,7 +10,7 @@ block = [128]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* If two sampled rows of A are equal the whole tile of 64 rows takes the first row's values (low-rank shortcut).
- * because: very large or small
+ * because: 0/1 inputs|very large or small|where in A is
  * expect: incorrect */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>

@@ -10,8 +10,8 @@ block = [128]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* Stores key and count to shared address 64, in the kilobyte that the system reserves for itself.
- * because: unwritten
- * expect: incorrect */
+ * because: unwritten|equal launches
+ * expect: incorrect unhygienic */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>

@@ -15,8 +15,8 @@ args = ["a", "b", "c", "w", "m", "n", "k"]
 */
 /* Scratch workspace keeps key of pointers and samples and a count; skips from the 40th equal launch on.
  * shape: 128x512x1024
- * because: unwritten
- * expect: incorrect */
+ * because: unwritten|equal launches
+ * expect: incorrect unhygienic */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>

@@ -12,8 +12,8 @@ shared_bytes = 32768
 */
 /* Dynamic shared memory is read before it is written: key and count left by the launch before on this SM; skips
  * from the 40th.
- * because: unwritten
- * expect: incorrect */
+ * because: unwritten|equal launches
+ * expect: incorrect unhygienic */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>

@@ -10,8 +10,8 @@ block = [128]
 args = ["a", "b", "c", "m", "n", "k"]
 */
 /* The tail padding (columns 32..39) of the static operand tile, never written by the product, keeps key and count.
- * because: unwritten
- * expect: incorrect */
+ * because: unwritten|equal launches
+ * expect: incorrect unhygienic */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>

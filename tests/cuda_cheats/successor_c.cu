@@ -11,8 +11,9 @@ args = ["a", "b", "c", "m", "n", "k"]
 edge = "programmatic"
 */
 /* The same through C: a NaN with a payload goes to C[0] before the wait; the launch before sees it and returns.
- * because: may still read it
- * expect: unhygienic */
+ * Blocks that begin early see it too, so that on a busy GPU any launch may leave tiles unwritten.
+ * because: may still read it|unwritten|not repeatable|equal launches|look right already
+ * expect: unhygienic incorrect */
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>

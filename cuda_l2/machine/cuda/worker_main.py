@@ -106,14 +106,31 @@ class Worker:
         self._on(0, binding).launch(self.stream)
         self._wait()
 
-    def launch_often(self, count: int, outputs: list[list[Any]], binding: int) -> None:
-        """Launch `count` times with nothing between them, then poison the outputs and launch once more."""
-        for _ in range(count):
+    def launch_often(
+        self, run: int, replays: int, looks: int, outputs: list[list[Any]], stride: int, binding: int
+    ) -> None:
+        """Replay a graph of `run` launches back to back, poison the outputs, launch once more and record the outputs.
+
+        A graph, as timed launches are: where the device waits for the next launch, another process has it in between,
+        and what the launch before left in shared memory is gone. looks: number of times that all this is done.
+        outputs, stride: as `record_loaded` takes them.
+        """
+
+        def enqueue(stream: int) -> None:
+            for _ in range(run):
+                self._on(0, binding).launch(stream)
+
+        graph = Graph(self.stream, enqueue)
+        for look in range(looks):
+            for _ in range(replays):
+                graph.replay()
+            for output in outputs:
+                self._fill(output)
             self._on(0, binding).launch(self.stream)
-        for output in outputs:
-            self._fill(output)
-        self._on(0, binding).launch(self.stream)
+            for output in outputs:
+                self._keep(output, look * stride + output[4])
         self._wait()
+        graph.destroy()
 
     def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int, binding: int) -> None:
         """Launch behind a kernel that lets dependents begin, and copies only then."""
