@@ -152,10 +152,12 @@ gemm(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap 
     }
     if (CK > 1) bar_init(inbox_bar, 1);
     bar_init_fence();
-    if (CK > 1) bar_expect(inbox_bar, INBOX_BYTES);
   }
   __syncthreads();
-  if (CK > 1) cluster_arrive();
+  if (CK > 1) {
+    if (tid == 0) bar_expect(inbox_bar, INBOX_BYTES);
+    cluster_arrive();
+  }
 
   // ---- producer
   if (warp >= NC / 32) {
