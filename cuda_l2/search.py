@@ -213,14 +213,15 @@ class _Group:
 
     def trial(self, candidate: Candidate) -> tuple[Trial, bool]:
         """A candidate's trial, and whether it was known. While another search judges it, those after it are judged."""
-        clock, give_up = self._evaluator.clock, min(self._evaluator.ends, self._evaluator.clock.now() + LEASE_S)
+        clock, waited_s = self._evaluator.clock, 0.0
         while candidate.id not in self._trials:
             if not any(self._judge(each) for each in [candidate, *self._left]):
-                if clock.now() >= give_up:
+                if waited_s >= LEASE_S or clock.now() >= self._evaluator.ends:
                     self._judge(candidate, claimed=True)  # work done twice is better than none
                 else:
                     with step("waiting for another search that judges the same kernel"):
                         clock.sleep(POLL_S)
+                    waited_s += POLL_S
         known = candidate.id not in self._own
         self._own.discard(candidate.id)
         return self._trials[candidate.id], known

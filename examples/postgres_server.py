@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 from typing import Self
 
+import psycopg
+from psycopg import sql
+
 USER = "cuda_l2_tests"
 FOLDERS = "/usr/lib/postgresql"
 """Where Debian's packages have a folder a version."""
@@ -66,6 +69,12 @@ class PostgresServer:
 
     def url(self, password: str = "", database: str = "postgres") -> str:
         return f"postgresql://{USER}:{password or self.password}@127.0.0.1:{self.port}/{database}"
+
+    def make_database(self, name: str) -> str:
+        """The URL of a new, empty database."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.url(database=name)
 
     def start(self) -> None:
         """Start the server and wait until it answers."""

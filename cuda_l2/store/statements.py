@@ -230,6 +230,7 @@ STATEMENTS: dict[str, Callable[..., Any]] = {
     "add trial once": _add_once(trials, *CONDITIONS, "created", "record"),
     "add exchange": _add(exchanges),
     "add exchange once": _add_once(exchanges, "key", "created", "messages", "reply"),
+    "answered": _answered,
     "policy": _policy,
     "policies": lambda *_: select(policies),
     "save policy": _replace(policies, "name", "machine"),

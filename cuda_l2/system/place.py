@@ -4,12 +4,13 @@ import os
 import re
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
 
-_URL = re.compile(r"(\w+):/+")
+_URL = re.compile(r"([a-z]+):/+")
+SCHEMES = "postgresql", "postgres"
 HIDDEN = "***"
 """Takes the place of a password in messages."""
 
@@ -18,17 +19,28 @@ class Server:
     """A database on a PostgreSQL server, by its URL. Printed without the password and without the URL's options."""
 
     def __init__(self, url: str, /) -> None:
-        """ValueError where the text is no URL; UserError where it is one that names no PostgreSQL database."""
+        """ValueError where the text is no URL. Whether it can be one of an archive `options` says."""
         found = _URL.match(url)
         if not found:
             raise ValueError("not a URL")
-        parts = _split(f"{found[1]}://{url[found.end() :]}")  # a pathlib.Path has one slash alone
-        self._parts, self._port = parts, _port(parts)
-        if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
-            raise UserError(f"an archive is a file, or postgresql://USER@HOST/DATABASE, not {parts.scheme}://...")
+        rest = url[found.end() :]  # a pathlib.Path has one slash alone
+        try:
+            self._parts = urlsplit(f"{found[1]}://{rest}")
+            self._port = str(self._parts.port or "")
+            readable = found[1] in SCHEMES and bool(self._parts.path.strip("/"))
+        except ValueError:  # a port that is no number, an open bracket
+            readable = False
+        if not readable:  # what of it may be a password nobody knows
+            self._parts, self._port = urlsplit(f"{found[1]}://..."), ""
+        self._readable = readable
 
     def options(self) -> dict[str, str]:
-        """What libpq is asked for. What the URL leaves out libpq takes from its environment and ~/.pgpass."""
+        """What libpq is asked for. What the URL leaves out libpq takes from its environment and ~/.pgpass.
+
+        UserError where the URL cannot name a PostgreSQL database.
+        """
+        if not self._readable:
+            raise UserError(f"an archive is a file, or postgresql://USER@HOST:PORT/DATABASE, not {self}")
         parts = self._parts
         given = {
             "host": parts.hostname,
@@ -53,7 +65,7 @@ class Server:
     def __str__(self) -> str:
         host = self._parts.netloc.rpartition("@")[2]
         user = f"{self._parts.username}@" if self._parts.username else ""
-        return f"postgresql://{user}{host}{self._parts.path}"
+        return f"{self._parts.scheme}://{user}{host}{self._parts.path}"
 
     def __repr__(self) -> str:
         return f"Server({str(self)!r})"
@@ -70,13 +82,12 @@ Place: TypeAlias = Server | Path
 
 
 def place_of(given: Place | str | os.PathLike[str]) -> Place:
-    """A place as a caller gives it: a path, or the URL of a PostgreSQL database. UserError for another URL."""
+    """A place as a caller gives it: a path, or the URL of a PostgreSQL database."""
     if isinstance(given, Server):
         return given
     text = os.fspath(given)
-    if text.startswith(("postgresql:/", "postgres:/")) or "://" in text:
-        return Server(text)
-    return Path(text)
+    named = text.startswith(tuple(f"{scheme}:/" for scheme in SCHEMES)) or "://" in text
+    return Server(text) if named else Path(text)
 
 
 def folder_of(place: Place) -> Path:
@@ -87,17 +98,3 @@ def folder_of(place: Place) -> Path:
 def file_of(place: Place) -> Path | None:
     """The archive's file; None for a server's."""
     return place if isinstance(place, Path) else None
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        return urlsplit(url)
-    except ValueError:
-        raise UserError("the archive's URL cannot be read: write postgresql://USER@HOST:PORT/DATABASE") from None
-
-
-def _port(parts: SplitResult) -> str:
-    try:
-        return str(parts.port or "")
-    except ValueError:
-        raise UserError("the port of the archive's URL is no number from 1 to 65535") from None
