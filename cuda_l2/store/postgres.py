@@ -89,10 +89,11 @@ class PostgresDatabase(Database):
         if self._look() is None:
             if mode != "make":
                 raise UserError(f"{self.place} holds no archive; a search makes one, or choose another with --archive")
-            with self._connection.transaction():  # two searches may meet a new database at the same time
-                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+            self._connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # two searches may meet a new database
+            with self._connection.transaction():  # begun after the lock, so that it sees what the other one made
                 if self._look() is None:
                     self._make()
+            self._connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK,))
         found = self._look()
         assert found is not None
         version, self._identity = found
