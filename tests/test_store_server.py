@@ -55,8 +55,17 @@ def started(url: str, files: list[Path]) -> list[Any]:
     workers = [processes.Process(target=append_for_ever, args=(url, file)) for file in files]
     for worker in workers:
         worker.start()
-    wait_until(lambda: all(file.exists() and len(file.read_text().splitlines()) > 20 for file in files))
+    wait_until(lambda: all_live(workers) and all(f.exists() and len(f.read_text().splitlines()) > 20 for f in files))
     return workers
+
+
+def all_live(workers: list[Any]) -> bool:
+    assert all(worker.is_alive() for worker in workers), "a worker has failed; its error is above"
+    return True
+
+
+def grown(files: list[Path], before: list[int]) -> bool:
+    return all(len(file.read_text()) > size for file, size in zip(files, before, strict=True))
 
 
 def killed(workers: list[Any]) -> None:
@@ -85,7 +94,7 @@ def test_a_killed_server_loses_nothing_and_stores_nothing_twice(own_server: Any,
             own_server.kill()
             before = [len(file.read_text()) for file in files]
             own_server.start()
-            wait_until(lambda before=before: all(len(f.read_text()) > n for f, n in zip(files, before, strict=True)))
+            wait_until(lambda before=before: all_live(workers) and grown(files, before))
     finally:
         killed(workers)
     kept = sources(url)
