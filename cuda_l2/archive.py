@@ -36,7 +36,6 @@ class Archive(Closing):
         self.path = place_of(path)
         self._holder = uuid.uuid4().hex  # of this object's claims
         self._db = open_database(self.path, "read" if reading else "make")
-        self._appends = "add trial once" if self._db.dialect == "postgresql" else "add trial"
 
     def append(self, trial: Trial) -> None:
         """Store one trial and end the claims on it; it is there after a kill once this returns.
@@ -58,9 +57,11 @@ class Archive(Closing):
             "created": trial.created,
             "record": to_json(replace(trial, candidate=kept_here)),
         }
-        self._write(
-            ("add candidate", {"id": trial.candidate.id, "source": source}), ("settle", where), (self._appends, row)
-        )
+        text = {"id": trial.candidate.id, "source": source}
+        if self._db.dialect == "postgresql":
+            self._write(("append", {**text, **row}))
+        else:
+            self._write(("add candidate", text), ("settle", where), ("add trial", row))
 
     def find(self, task: Task, candidate: Candidate, machine: str, protocol: str) -> Trial | None:
         """The latest trial of this candidate under the same conditions; a bad moment of the machine does not count."""

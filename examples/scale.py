@@ -50,7 +50,7 @@ COMMON = 10
 """Every so many candidates of a search are those of all searches."""
 SPREAD = 0.6
 """Of the logarithm of drawn times."""
-RETRY_S = 0.05
+RETRY_S = 0.2
 """Pause of a worker whose search has only candidates that others hold."""
 
 

@@ -133,22 +133,17 @@ def test_a_trial_that_is_sent_twice_is_stored_once(database: str) -> None:
     """As where the connection is lost after the server has stored it, and before it says so."""
     with Archive(database) as archive:
         connection = archive._db._connection
-        commit = connection.transaction
+        execute = connection.execute
 
-        class Lost:
-            def __init__(self) -> None:
-                self._inner = commit()
+        def lost(*arguments: Any) -> Any:
+            execute(*arguments)
+            connection.close()
+            raise psycopg.OperationalError("the connection is lost")
 
-            def __enter__(self) -> Any:
-                return self._inner.__enter__()
-
-            def __exit__(self, *error: Any) -> None:
-                self._inner.__exit__(*error)
-                connection.close()
-
-        archive._db._connection.transaction = Lost
+        connection.execute = lost
         archive.append(trial("x"))
         assert [each.candidate.source for each in archive.trials()] == ["x"]
+        assert archive._db._connection is not connection
 
 
 def test_another_server_in_its_place_is_not_taken_for_it(database: str, postgres: Any) -> None:

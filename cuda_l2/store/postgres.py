@@ -145,7 +145,7 @@ class PostgresDatabase(Database):
                     done = [connection.execute(text, values) for text, values in texts]
             added = [each.fetchall() if each.description else [] for each in done]
             for (name, _), rows in zip(steps, added, strict=True):
-                if name == "add trial once" and rows:
+                if name == "append" and rows:
                     self._stored = int(rows[0][0])
             return added[-1]
 

@@ -157,6 +157,13 @@ def _add_once(table: Table, *same: str) -> Callable[..., Any]:
     return make
 
 
+def _append(insert: Insert, dialect: str) -> Any:
+    """Adds a candidate and its trial and ends the claims on it, for PostgreSQL in one statement: one journey."""
+    there = _add_candidate(insert, dialect).cte("added_candidate")
+    settled = _settle().cte("settled")
+    return _add_once(trials, *CONDITIONS, "created", "record")(insert, dialect).add_cte(there, settled)
+
+
 def _replace(table: Table, *key: str) -> Callable[..., Any]:
     def make(insert: Insert, _: str) -> Any:
         made = insert(table).values(_values(table))
@@ -228,6 +235,7 @@ STATEMENTS: dict[str, Callable[..., Any]] = {
     "add candidate": _add_candidate,
     "add trial": _add(trials),
     "add trial once": _add_once(trials, *CONDITIONS, "created", "record"),
+    "append": _append,
     "add exchange": _add(exchanges),
     "add exchange once": _add_once(exchanges, "key", "created", "messages", "reply"),
     "answered": _answered,
