@@ -27,8 +27,7 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.dialects.postgresql import psycopg
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -40,11 +39,7 @@ Insert: TypeAlias = Any
 Compiled: TypeAlias = tuple[str, dict[str, Any]]
 """SQL, and the values of its constants."""
 
-PSYCOPG: Dialect = psycopg.dialect()  # type: ignore[no-untyped-call]
-DIALECTS: dict[str, tuple[Dialect, Insert]] = {
-    "sqlite": (sqlite.dialect(paramstyle="named"), sqlite.insert),
-    "postgresql": (PSYCOPG, postgresql.insert),
-}
+DIALECTS = "sqlite", "postgresql"
 NOW = {
     "sqlite": (func.julianday("now") - 2440587.5) * 86400.0,
     "postgresql": func.date_part("epoch", func.clock_timestamp()),
@@ -55,9 +50,20 @@ CONDITIONS = "task", "candidate", "machine", "protocol"
 
 
 @functools.cache
+def _dialect(name: str) -> tuple[Dialect, Insert]:
+    if name == "sqlite":
+        return sqlite.dialect(paramstyle="named"), sqlite.insert
+    from sqlalchemy.dialects import postgresql  # noqa: PLC0415 - a search on a file does not wait for it
+    from sqlalchemy.dialects.postgresql import psycopg  # noqa: PLC0415
+
+    made: Dialect = psycopg.dialect()  # type: ignore[no-untyped-call]
+    return made, postgresql.insert
+
+
+@functools.cache
 def statement(name: str, dialect: str, filters: tuple[str, ...] = ()) -> Compiled:
     """A statement by its name in STATEMENTS, for a dialect."""
-    chosen, insert = DIALECTS[dialect]
+    chosen, insert = _dialect(dialect)
     made: Any = FILTERED[name](filters) if name in FILTERED else STATEMENTS[name](insert, dialect)
     compiled = made.compile(dialect=chosen)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
@@ -68,9 +74,9 @@ def tables(dialect: str, wanted: list[Table] | None = None) -> list[str]:
     """The statements that make an archive's tables and indexes where they are not there."""
     found = []
     for table in wanted or schema.METADATA.sorted_tables:
-        found.append(str(CreateTable(table, if_not_exists=True).compile(dialect=DIALECTS[dialect][0])))
+        found.append(str(CreateTable(table, if_not_exists=True).compile(dialect=_dialect(dialect)[0])))
         for index in sorted(table.indexes, key=lambda each: str(each.name)):
-            found.append(str(CreateIndex(index, if_not_exists=True).compile(dialect=DIALECTS[dialect][0])))
+            found.append(str(CreateIndex(index, if_not_exists=True).compile(dialect=_dialect(dialect)[0])))
     return found
 
 
