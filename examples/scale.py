@@ -50,8 +50,8 @@ COMMON = 10
 """Every so many candidates of a search are those of all searches."""
 SPREAD = 0.6
 """Of the logarithm of drawn times."""
-RETRY_S = 0.2
-"""Pause of a worker whose search has only candidates that others hold."""
+RETRY_S = 1.0
+"""How long a search leaves a candidate alone that another worker holds."""
 
 
 @dataclass
@@ -74,7 +74,8 @@ class Counts:
 
     calls: dict[str, list[float]] = field(default_factory=lambda: collections.defaultdict(list))
     held: list[float] = field(default_factory=list)
-    busy_s: float = 0.0  # held before the end of proposals
+    alive_s: float = 0.0  # of all workers, until the end of proposals
+    busy_s: float = 0.0  # of it spent with a candidate that was judged
     known: int = 0
     left_to_others: int = 0
     acknowledged: int = 0
@@ -89,8 +90,8 @@ class Search:
     def __init__(self, settings: Settings, number: int) -> None:
         self.settings, self.number, self.counts = settings, number, Counts()
         self._random = random.Random(number)
-        self._proposed, self._again = 0, collections.deque[Candidate]()
-        """The latter: what others held, or what a dead worker left."""
+        self._proposed, self._again = 0, collections.deque[tuple[float, Candidate]]()
+        """The latter: what others held or a dead worker left, and when it is asked for again."""
         self._died: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -111,6 +112,7 @@ class Search:
             begin.wait()
             self._ends = time.monotonic() + self.settings.seconds
             half = self._ends - self.settings.seconds / 2
+            self.counts.alive_s += self.settings.seconds
             while time.monotonic() < self._ends:
                 candidate = self._take()
                 lease = {"lease_s": self.settings.lease_s}
@@ -123,7 +125,8 @@ class Search:
                     continue
                 if dies and time.monotonic() > half:  # its connection ends, its claim does not
                     self._died[candidate.id] = time.monotonic()
-                    self._again.append(candidate)
+                    self.counts.alive_s -= self._ends - time.monotonic()
+                    self._put_back(candidate)
                     return
                 self._judge(archive, candidate)
 
@@ -146,9 +149,8 @@ class Search:
 
     def _take(self) -> Candidate:
         with self._lock:
-            waiting = len(self._again)
-            if waiting and self._random.random() < 0.5:
-                return self._again.popleft()
+            if self._again and self._again[0][0] <= time.monotonic():
+                return self._again.popleft()[1]
             self._proposed += 1
             search = "all" if self._proposed % COMMON == 0 else str(self.number)
         return Candidate(f"{SOURCE}// {search} {self._proposed}\n")
@@ -156,8 +158,7 @@ class Search:
     def _put_back(self, candidate: Candidate) -> None:
         with self._lock:
             self.counts.left_to_others += 1
-            self._again.append(candidate)
-        time.sleep(RETRY_S)
+            self._again.append((time.monotonic() + RETRY_S, candidate))
 
     def _settle(self, candidate: Candidate, *, known: bool = False) -> None:
         with self._lock:
@@ -236,10 +237,10 @@ def rows(settings: Settings, found: list[Counts], stored: int, distinct: int) ->
     held = [seconds for counts in found for seconds in counts.held]
     busy_s = sum(counts.busy_s for counts in found)
     acknowledged = sum(counts.acknowledged for counts in found)
-    living = settings.workers * (1 - settings.dying / 2)
+    alive_s = sum(counts.alive_s for counts in found)
     yield "workers, searches", f"{settings.workers}, {settings.searches}"
     yield "candidates a second", f"{acknowledged / settings.seconds:.1f}"
-    yield "workers busy", f"{100 * busy_s / (living * settings.seconds):.1f} %"
+    yield "workers busy", f"{100 * busy_s / alive_s:.1f} %"
     for name in ("find", "claim", "append"):
         calls = [1e3 * seconds for counts in found for seconds in counts.calls[name]]
         yield f"{name}, p50 and p99", f"{percentile(calls, 0.5):.1f} ms, {percentile(calls, 0.99):.1f} ms"
