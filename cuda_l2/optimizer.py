@@ -36,6 +36,7 @@ from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import folder_of
 from cuda_l2.system.steps import step
 from cuda_l2.system.values import seconds
 
@@ -214,7 +215,7 @@ class Optimizer(Workbench):
         with contextlib.ExitStack() as stack:
             if not is_model(settings.policy):
                 proposer_maker(settings.policy)  # an unknown name leaves no archive behind
-            archive = stack.enter_context(Archive(Path(settings.archive or paths.default_archive())))
+            archive = stack.enter_context(Archive(settings.archive or paths.default_archive()))
             self._policy = open_policy(settings.policy, settings.model, archive.path)
             stack.callback(self._policy.close)
             checker = open_checker(settings.review, settings.model, archive.path)
@@ -394,8 +395,8 @@ class Optimizer(Workbench):
         return "; ".join(filter(None, [missing, left_out and f"{left_out}: the time for the report was up"]))
 
     def save_source(self, trial: Trial) -> Path:
-        """Write a winner's source beside the archive."""
-        folder = self.archive.path.resolve().parent / "kernels"
+        """Write a winner's source beside the archive, or in the home folder where that is on a server."""
+        folder = folder_of(self.archive.path) / "kernels"
         path = folder / f"{re.sub('[:/]', '-', str(trial.task))}-{trial.candidate.id}{self.rig.suffix}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -5,16 +5,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from cuda_l2.archive import Archive
+from cuda_l2.archive import LEASE_S, Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer
-from cuda_l2.records import BuildStatus, Candidate, TimingStatus, Trial
+from cuda_l2.records import Build, BuildStatus, Candidate, TimingStatus, Trial
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.steps import step
 
 LATE = 0.1
 """Share of the budget by which the last candidate may be expected to end late."""
+POLL_S = 0.2
+"""How often a search asks for the trial of a kernel that another one judges."""
 
 
 @dataclass
@@ -178,18 +180,83 @@ def judge_group(
 ) -> Iterator[tuple[Trial, bool]]:
     """Trials of candidates in order, and whether each was known: known ones from the archive, others into it.
 
-    One that a busy machine left untimed is not kept: the next search tries it again.
+    One that another search judges now is left to it; its trial is known once that search has stored it. One that a
+    busy machine left untimed is not kept: the next search tries it again.
     """
     machine, found = evaluator.target.machine, {}
     if not again:
         found = {c.id: archive.find(evaluator.task, c, machine, SEARCH.name) for c in candidates}
-    trials = {key: trial for key, trial in found.items() if trial}
-    new = {c.id: c for c in candidates if c.id not in trials}
-    builds = evaluator.build(list(new.values()))  # in the order in which they are first met below
+    group = _Group(evaluator, archive, candidates, {key: trial for key, trial in found.items() if trial}, again)
     for candidate in candidates:
-        known = candidate.id in trials
-        if not known:
-            trials[candidate.id] = evaluator.judge(candidate, next(builds))
-            if trials[candidate.id].status != TimingStatus.BUSY:
-                archive.append(trials[candidate.id])
-        yield trials[candidate.id], known
+        yield group.trial(candidate)
+
+
+class _Group:
+    """Candidates that are judged together: their builds, claims and trials."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        archive: Archive,
+        candidates: list[Candidate],
+        known: dict[str, Trial],
+        again: bool,
+    ) -> None:
+        self._evaluator, self._archive, self._again = evaluator, archive, again
+        self._trials = dict(known)
+        self._own: set[str] = set()
+        """Ids of those that were judged here and not given out yet."""
+        new = {c.id: c for c in candidates if c.id not in known}
+        self._left = list(new.values())
+        self._building = zip(new, evaluator.build(self._left), strict=True)  # in the order of `candidates`
+        self._builds: dict[str, Build] = {}
+
+    def trial(self, candidate: Candidate) -> tuple[Trial, bool]:
+        """A candidate's trial, and whether it was known. While another search judges it, those after it are judged."""
+        clock, waited_s = self._evaluator.clock, 0.0
+        while candidate.id not in self._trials:
+            if not any(self._judge(each) for each in [candidate, *self._left]):
+                if waited_s >= LEASE_S or clock.now() >= self._evaluator.ends:
+                    self._judge(candidate, claimed=True)  # work done twice is better than none
+                else:
+                    with step("waiting for another search that judges the same kernel"):
+                        clock.sleep(POLL_S)
+                    waited_s += POLL_S
+        known = candidate.id not in self._own
+        self._own.discard(candidate.id)
+        return self._trials[candidate.id], known
+
+    def _judge(self, candidate: Candidate, *, claimed: bool = False) -> bool:
+        """Judge one candidate, unless another search does: then False. claimed: without asking who does."""
+        task, machine, archive = self._evaluator.task, self._evaluator.target.machine, self._archive
+        if candidate.id in self._trials:
+            return False
+        if not (claimed or self._again or archive.claim(task, candidate, machine, SEARCH.name)):
+            return self._learn(candidate)
+        if not self._again and self._learn(candidate):  # stored since the group began
+            archive.release(task, candidate, machine, SEARCH.name)
+            return True
+        stored = False
+        try:
+            trial = self._trials[candidate.id] = self._evaluator.judge(candidate, self._build(candidate))
+            self._own.add(candidate.id)
+            if trial.status != TimingStatus.BUSY:
+                archive.append(trial)
+                stored = True
+        finally:
+            if not stored and not self._again:
+                archive.release(task, candidate, machine, SEARCH.name)
+        return True
+
+    def _learn(self, candidate: Candidate) -> bool:
+        """Whether another search has stored the candidate's trial by now."""
+        trial = self._archive.find(self._evaluator.task, candidate, self._evaluator.target.machine, SEARCH.name)
+        if trial:
+            self._trials[candidate.id] = trial
+        return trial is not None
+
+    def _build(self, candidate: Candidate) -> Build:
+        while candidate.id not in self._builds:
+            key, build = next(self._building)
+            self._builds[key] = build
+        return self._builds[candidate.id]

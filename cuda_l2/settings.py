@@ -3,7 +3,6 @@
 import numbers
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -12,6 +11,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.protocols import OFFLINE, PAPER, SERVER
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place, Server
 from cuda_l2.system.values import require, seconds
 
 REPORTED = {"standard": (OFFLINE.name, SERVER.name), "offline": (OFFLINE.name,), "paper": (PAPER.name,)}
@@ -42,8 +42,8 @@ class Settings:
     openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
     target: str = "auto"
     """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
-    archive: Path | None = None
-    """File that keeps every trial; searches resume from it and may share it."""
+    archive: Place | None = None
+    """File that keeps every trial, or postgresql://USER@HOST/DATABASE; searches resume from it and may share it."""
     protocol: str = "standard"
     """How the winner is reported: standard (offline: calls back to back; server: single calls, caches cold), offline,
     or paper (10 s warm-up, 30 s measured)."""
@@ -65,7 +65,8 @@ class Settings:
             require(getattr(self, name), str, f"{name} must be a text")
         require(self.seed, numbers.Integral, "the seed must be a whole number")
         require(self.trials, (numbers.Integral, type(None)), "the number of trials must be a whole number")
-        require(self.archive, (str, os.PathLike, type(None)), "the archive must be a file's path")
+        places = str, os.PathLike, Server, type(None)
+        require(self.archive, places, "the archive must be a file's path or a server's URL")
         require(self.model, ModelSettings, "model must be cuda_l2.llm.settings.ModelSettings")
         require(self.review, ReviewSettings, "review must be cuda_l2.review.settings.ReviewSettings")
         if self.seed < 0:

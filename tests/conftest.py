@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import secrets
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -179,6 +180,23 @@ def target(rig: CpuRig) -> CpuTarget:
 def archive(tmp_path: Path) -> Iterator[Archive]:
     with Archive(tmp_path / "archive.db") as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server of the tests' own, as examples/postgres_server.py starts it."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    servers = example("postgres_server")
+    if servers.missing():
+        pytest.skip(servers.missing())
+    with servers.PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: Any) -> str:
+    """The URL of an empty database on that server."""
+    return str(postgres.make_database(f"db_{secrets.token_hex(6)}"))
 
 
 @pytest.fixture(scope="session")

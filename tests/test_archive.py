@@ -146,8 +146,10 @@ def test_a_full_disk_keeps_what_was_stored(tmp_path) -> None:
     path = tmp_path / "archive.db"
     with Archive(path) as archive:
         archive.append(trial("before"))
-        (pages,) = archive._db.execute("PRAGMA page_count").fetchone()
-        archive._db.execute(f"PRAGMA max_page_count = {pages + 1}")  # SQLite answers as it does to a full disk
+        (pages,) = archive._db.connection.execute("PRAGMA page_count").fetchone()
+        archive._db.connection.execute(
+            f"PRAGMA max_page_count = {pages + 1}"
+        )  # SQLite answers as it does to a full disk
         with pytest.raises(UserError, match="full"):
             archive.append(trial("x" * 100_000))
         assert [t.candidate.source for t in archive.trials(GEMM)] == ["before"]
@@ -190,9 +192,9 @@ BEFORE_TASKS = (
 
 def test_a_record_written_before_there_were_other_tasks_is_read(archive) -> None:
     gemm = Gemm(64, 64, 64, Layout.TN)
-    archive._db.execute("INSERT INTO candidates VALUES ('id', 'source')")
+    archive._db.connection.execute("INSERT INTO candidates VALUES ('id', 'source')")
     row = (str(gemm), "id", "m", "search", "failed", 0.0, -1.0, "", BEFORE_TASKS)
-    archive._db.execute(f"INSERT INTO trials VALUES (1{', ?' * 9})", row)
+    archive._db.connection.execute(f"INSERT INTO trials VALUES (1{', ?' * 9})", row)
     (back,) = archive.trials(gemm)
     assert back.task == gemm and back.candidate.source == "source" and back.build.reason == "no"
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from conftest import example
 
 from cuda_l2 import contract
+from cuda_l2.archive import Archive
 from cuda_l2.build.cuda import build_all
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import families_for
@@ -125,3 +127,17 @@ def test_an_example_is_right(gpu, name, shape) -> None:
     with Evaluator(Gemm.parse(shape), gpu) as evaluator:
         (trial,) = evaluator.evaluate([Candidate((EXAMPLES / f"{name}.cu").read_text())])
     assert trial.status == "measured", trial.reason
+
+
+def test_simulated_workers_lose_nothing_and_take_up_what_dead_ones_held(database, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    scale = example("scale")
+    settings = scale.Settings(
+        database, workers=6, searches=1, seconds=1.0, median_s=0.01, lease_s=0.5, dying=0.5, recorded_s=[]
+    )
+    counts = scale.Search(settings, 0).run(6, threading.Barrier(6))
+    with Archive(database, reading=True) as archive:
+        assert len(archive.trials()) == counts.acknowledged
+        assert scale.recorded(database) == [trial.build.seconds for trial in archive.trials()]
+    table = dict(scale.rows(settings, [counts], counts.acknowledged, counts.acknowledged))
+    assert table["acknowledged and not stored"] == "0"

@@ -28,6 +28,7 @@ from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, write_text
+from cuda_l2.system.place import file_of
 from cuda_l2.system.text import counted
 from cuda_l2.system.values import listed, seconds
 
@@ -147,7 +148,7 @@ def _run_tasks(settings: BenchSettings) -> None:
 
         def on_task(task: "Operation") -> "tuple[Callable[[Progress], None], Callable[[str], None]]":
             shown.close()  # the task before
-            live = shown.enter_context(LiveProgress(task, most_s=optimizer.plan(task).most_s, beside=archive))
+            live = shown.enter_context(LiveProgress(task, most_s=optimizer.plan(task).most_s, beside=file_of(archive)))
             return live.progress, live.stage
 
         results = []
@@ -225,7 +226,7 @@ def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
         )
         try:
             for gemm in gemms:
-                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s, beside=archive) as live:
+                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s, beside=file_of(archive)) as live:
                     results.append(optimizer.optimize(gemm, live.progress, live.stage))
                 rows = [json.loads(result_json(result)) for result in results]
                 (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))

@@ -13,6 +13,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.settings import LANGUAGE_MODELS, REVIEWS, Limits
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class CollectSettings(Limits):
     """Seed of policies that draw schedules."""
     kernelbench: Path | None = None
     """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19."""
-    archive: Path | None = None
-    """File that keeps every trial and every exchange."""
+    archive: Place | None = None
+    """File that keeps every trial and every exchange, or postgresql://USER@HOST/DATABASE."""
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings()
     """Prompts show no exemplars here: what is kept is to be the model's own. Budgets hold for each model."""
     review: Annotated[ReviewSettings, REVIEWS] = ReviewSettings()

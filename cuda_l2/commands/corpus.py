@@ -12,6 +12,7 @@ from cuda_l2 import machine, tasks
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ class CorpusSettings:
     in windows of --prompt-tokens."""
     context_tokens: int = 1000
     """Tokens of retrieved context in a triplet; 0 for none."""
-    archive: Path | None = None
-    """File that keeps the exchanges with the model; an answer in it is not asked for again."""
+    archive: Place | None = None
+    """File that keeps the exchanges with the model, or postgresql://USER@HOST/DATABASE. An answer in it is not asked
+    for again."""
     model: Annotated[InstructionSettings, LANGUAGE_MODELS] = InstructionSettings()
 
 

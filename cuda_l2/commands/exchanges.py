@@ -1,6 +1,5 @@
 """cuda-l2 exchanges: questions to language models, their answers and costs."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -8,6 +7,7 @@ from cyclopts import Parameter
 from cuda_l2 import tasks
 from cuda_l2.commands._options import tell
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import plain
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def command(
     shape: str | None = None,
     /,
     *,
-    archive: Path | None = None,
+    archive: Place | None = None,
     count: int = 20,
     read: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -31,7 +31,7 @@ def command(
     shape
         Only about this shape or other task.
     archive
-        File that keeps the trials and exchanges.
+        File that keeps the trials and exchanges, or postgresql://USER@HOST/DATABASE.
     count
         Largest number of exchanges listed.
     read

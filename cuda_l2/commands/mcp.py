@@ -18,6 +18,7 @@ from cuda_l2.settings import BUDGET, Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported
 from cuda_l2.system.paths import endpoint_key
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def command(
     http: int | None = None,
     token_variable: str = "CUDA_L2_MCP_TOKEN",
     target: str = "auto",
-    archive: Path | None = None,
+    archive: Place | None = None,
     protocol: str = "standard",
     kernelbench: Path | None = None,
     without_sandbox: Annotated[bool, Parameter(negative=())] = False,
@@ -59,7 +60,7 @@ def command(
     target
         Machine to write for: cpu, cuda, or auto for the GPU where there is one.
     archive
-        File that keeps every trial.
+        File that keeps every trial, or postgresql://USER@HOST/DATABASE.
     protocol
         How the report measures: standard, offline or paper.
     kernelbench

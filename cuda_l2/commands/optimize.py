@@ -15,6 +15,7 @@ from cuda_l2.records import Task
 from cuda_l2.settings import Settings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text, write_text
+from cuda_l2.system.place import Place, file_of
 
 COMMAND = "cuda-l2", "optimize"
 """What a page says that made it."""
@@ -78,7 +79,7 @@ def command(
                 tell(f"{task}: {plan}")
             spent_s = 0.0 if number else CLOCK.now() - began
             archive, quiet = optimizer.archive.path, settings.json
-            with LiveProgress(task, quiet, most_s=plan.most_s, spent_s=spent_s, beside=archive) as live:
+            with LiveProgress(task, quiet, most_s=plan.most_s, spent_s=spent_s, beside=file_of(archive)) as live:
                 result = optimizer.optimize(task, live.progress, live.stage, spent_s=spent_s)
             if settings.json:
                 print(result_json(result), flush=True)
@@ -93,7 +94,7 @@ def command(
         sys.exit(1)
 
 
-def _write_page(page: Path, archive: Path, searched: list[Task]) -> None:
+def _write_page(page: Path, archive: Place, searched: list[Task]) -> None:
     """A line says where it is, or why there is none: a search that ended well does not fail for it."""
     from cuda_l2.report.page.reading import of_tasks
     from cuda_l2.report.page.whole import html

@@ -10,6 +10,7 @@ from cuda_l2 import tasks
 from cuda_l2.commands._options import read_source
 from cuda_l2.records import Candidate, Task, TimingStatus
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 
 if TYPE_CHECKING:
     from cuda_l2.archive import Archive
@@ -22,7 +23,7 @@ def command(
     shape: str,
     /,
     *,
-    archive: Path | None = None,
+    archive: Place | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Verify and time a CUDA kernel, then read the GPU's counters during a launch with Nsight Compute.
@@ -38,7 +39,7 @@ def command(
     shape
         The shape to profile it on, as in 4096x4096x4096, or another task as in softmax:rows=8192,columns=8192.
     archive
-        File that keeps the trials.
+        File that keeps the trials, or postgresql://USER@HOST/DATABASE.
     json
         Print the trial as JSON.
     """

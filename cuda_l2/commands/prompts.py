@@ -7,6 +7,7 @@ from cuda_l2 import tasks
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 
 
 def command(
@@ -16,7 +17,7 @@ def command(
     measure: str | None = None,
     policy: str = "",
     target: str = "auto",
-    archive: Path | None = None,
+    archive: Place | None = None,
     model: Annotated[ModelSettings, LANGUAGE_MODELS] = ModelSettings(),
 ) -> None:
     """Write the templates of what language models are asked; change them and give the folder to --prompts.
@@ -34,7 +35,7 @@ def command(
     target
         Machine that kernels are written for: cpu, cuda, or auto for the GPU where there is one.
     archive
-        File that keeps the trials.
+        File that keeps the trials, or postgresql://USER@HOST/DATABASE.
     """
     if (folder is None) == (measure is None):
         raise UserError("give a folder to write the templates to, or --measure and a task, as in 512x512x512")
@@ -50,7 +51,7 @@ def command(
         print(path)
 
 
-def _measure(shape: str, policy: str, target: str, archive: Path | None, settings: ModelSettings) -> None:
+def _measure(shape: str, policy: str, target: str, archive: Place | None, settings: ModelSettings) -> None:
     from cuda_l2 import machine
     from cuda_l2.archive import Archive
     from cuda_l2.measure.protocols import SEARCH

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from cuda_l2.commands._options import require_writable
 from cuda_l2.records import Gemm
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
 
 BATCH = 16
@@ -24,8 +25,8 @@ class RecordSettings:
     """Choices to keep at one value: --fix.THREADS 2."""
     limit: int = 2000
     """Refuse grids larger than this."""
-    archive: Path | None = None
-    """File that keeps the trials; an interrupted recording goes on from it."""
+    archive: Place | None = None
+    """File that keeps the trials, or postgresql://USER@HOST/DATABASE; an interrupted recording goes on from it."""
 
 
 def command(shape: str, out: Path, /, *, settings: RecordSettings = RecordSettings()) -> None:

@@ -1,13 +1,13 @@
 """cuda-l2 show: the best kernels known for a shape or another task."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2 import tasks
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import plain
 
 
@@ -15,7 +15,7 @@ def command(
     shape: str,
     /,
     *,
-    archive: Path | None = None,
+    archive: Place | None = None,
     count: int = 5,
     source: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -27,7 +27,7 @@ def command(
     shape
         As in 512x512x512:tn, or another task as in softmax:rows=64,columns=1000.
     archive
-        File that keeps the trials.
+        File that keeps the trials, or postgresql://USER@HOST/DATABASE.
     count
         Largest number of kernels shown.
     source

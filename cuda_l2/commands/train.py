@@ -15,6 +15,7 @@ from cuda_l2.commands._options import require_target
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class TrainSettings:
     """One setting, as in tuning.steps=100; may be given several times."""
     kernelbench: Path | None = None
     """Folder of a KernelBench checkout, for tasks as kernelbench/level1/19."""
-    archive: Path | None = None
-    """File that keeps every trial; its scored kernels are the exemplars."""
+    archive: Place | None = None
+    """File that keeps every trial, or postgresql://USER@HOST/DATABASE; its scored kernels are the exemplars."""
     target: str = "auto"
     """Machine that judges: cpu, cuda, or auto for the GPU where there is one."""
     hold_out: Path | None = None

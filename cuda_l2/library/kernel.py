@@ -15,6 +15,7 @@ from cuda_l2.library.saved import Saved, TorchsOwn
 from cuda_l2.measure.baselines._base import Function
 from cuda_l2.records import Build, Candidate, Gemm
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -140,12 +141,13 @@ class TorchKernel(Kept):
         return f"<TorchKernel {self.name} for {self.gemm}: {self.why_torch}>"
 
 
-def load(name: Path | str | Gemm | tuple[int, int, int], *, archive: Path | str | None = None) -> Kernel | TorchKernel:
+def load(name: Path | str | Gemm | tuple[int, int, int], *, archive: Place | str | None = None) -> Kernel | TorchKernel:
     """A kernel from the file that `Kernel.save` wrote, or the archive's best for a shape on this machine.
 
-    name: a path, or a shape as in 512x512x512:tn. archive: its file, where it is not the default one. The source is
-    compiled under the rules of the launch contract, and nothing else of the file runs. Torch's own product where the
-    file holds that, or no kernel wins by the archive's latest report. UserError where there is none of them.
+    name: a path, or a shape as in 512x512x512:tn. archive: its file or a server's URL, where it is not the default one.
+    The source is compiled under the rules of the launch contract, and nothing else of the file runs. Torch's own
+    product where the file holds that, or no kernel wins by the archive's latest report. UserError where there is none
+    of them.
     """
     return _opened(saved.find(name, archive))
 

@@ -20,6 +20,7 @@ from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, T
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
+from cuda_l2.system.place import Place, Server, place_of
 from cuda_l2.system.values import short
 
 FORMAT = "cuda-l2 kernel, version 1"
@@ -115,6 +116,10 @@ def path_of(given: object) -> Path:
     return Path(given)
 
 
+def _archive_of(given: object) -> Place:
+    return given if isinstance(given, Server) else place_of(path_of(given))
+
+
 def write(kernel: Saved | TorchsOwn, path: Path) -> None:
     """Write a kernel's file; UserError where it cannot be written."""
     try:
@@ -123,9 +128,9 @@ def write(kernel: Saved | TorchsOwn, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
-def find(name: object, archive: Path | str | None = None) -> Saved | TorchsOwn:
+def find(name: object, archive: Place | str | None = None) -> Saved | TorchsOwn:
     """What a file keeps, by its path, or for a shape on this machine what the archive's latest report says."""
-    place = paths.default_archive() if archive is None else path_of(archive)
+    place = paths.default_archive() if archive is None else _archive_of(archive)
     if isinstance(name, str) and not os.path.exists(name):  # noqa: PTH110 - long texts are no paths
         if re.match(r"\s*\d+x\d+x", name):
             return best(Gemm.parse(name), place)[0]
@@ -185,7 +190,7 @@ def export(kernel: Saved, folder: Path, name: str = "") -> Path:
     return library
 
 
-def best(gemm: Gemm, path: Path) -> tuple[Saved | TorchsOwn, Timing | None]:
+def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
     """What an archive's latest report says of a shape on this machine, and its times; UserError where it has none."""
     if not path.exists():
         raise UserError(f"there is no archive {path}; run `cuda-l2 optimize {gemm}` first")

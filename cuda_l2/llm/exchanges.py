@@ -1,4 +1,4 @@
-"""Every exchange with a language model, append-only, in a table of its own in the archive's file.
+"""Every exchange with a language model, append-only, in a table of its own in the archive.
 
 An exchange is on disk once `append` returns, and answers the same question later, so that a search that was killed
 does not pay twice. Keys of endpoints are never part of an exchange.
@@ -6,31 +6,27 @@ does not pay twice. Keys of endpoints are never part of an exchange.
 
 import datetime
 import json
+import os
 import shutil
-import sqlite3
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cuda_l2.llm._base import Message, Messages, Outcome, Reply
 from cuda_l2.records import from_json, to_json
+from cuda_l2.store._base import Rows, StoreFault
+from cuda_l2.store.opening import open_database
 from cuda_l2.system.closing import Closing
-from cuda_l2.system.database import BUSY_TIMEOUT_S
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place, place_of
 
 SPARE_BYTES = 8 << 20
 """Free disk space needed for each answer before it is paid for: the longest stored one, twice, and its prompt."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS exchanges (
-    number INTEGER PRIMARY KEY, key TEXT NOT NULL, purpose TEXT NOT NULL, task TEXT NOT NULL, machine TEXT NOT NULL,
-    model TEXT NOT NULL, address TEXT NOT NULL, parent TEXT NOT NULL, turn INTEGER NOT NULL, settings TEXT NOT NULL,
-    messages TEXT NOT NULL, outcome TEXT NOT NULL, reply TEXT NOT NULL, cost REAL, created TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS exchanges_by_key ON exchanges (key);
-CREATE INDEX IF NOT EXISTS exchanges_by_task ON exchanges (task, machine, model);
-"""
-_COLUMNS = "key, purpose, task, machine, model, address, parent, turn, settings, messages, reply, cost, created"
+_COLUMNS = (
+    *("key", "purpose", "task", "machine", "model", "address", "parent", "turn", "settings", "messages", "reply"),
+    *("cost", "created"),
+)
+"""Of a row, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +51,15 @@ class Exchange:
 class ExchangeLog(Closing):
     """The table of exchanges in an archive that is there already. A context manager."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            address = f"{path.resolve().as_uri()}?mode=rw"  # the archive makes the file, never this
-            self._db = sqlite3.connect(address, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
-            if self._db.execute("PRAGMA user_version").fetchone() == (0,):
-                raise sqlite3.DatabaseError("it is no archive yet")
-            self._db.executescript(_SCHEMA)
-            self._db.row_factory = sqlite3.Row
-        except sqlite3.Error as error:
-            raise self._unusable(error) from None
+    def __init__(self, path: Place | str | os.PathLike[str]) -> None:
+        self.path = place_of(path)
+        self._db = open_database(self.path, "add")  # the archive makes its tables, never this
+        self._appends = "add exchange once" if self._db.dialect == "postgresql" else "add exchange"
 
     def require_space(self, count: int) -> None:
-        """UserError where this number of answers might not fit on the disk."""
+        """UserError where this number of answers might not fit on the disk. A server's disk is not asked for."""
+        if not isinstance(self.path, Path):
+            return
         free = shutil.disk_usage(self.path.resolve().parent).free
         if free < count * SPARE_BYTES:
             raise UserError(
@@ -87,39 +78,37 @@ class ExchangeLog(Closing):
             "reply": to_json(exchange.reply),
             "created": created,
         }
-        names = [*_COLUMNS.split(", "), "outcome"]
-        query = f"INSERT INTO exchanges ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-        self._run(query, [row[name] for name in names])
+        try:
+            self._db.write((self._appends, row))
+        except StoreFault as fault:
+            raise self._unusable(fault) from None
 
     def answered(self, key: str) -> Exchange | None:
         """The stored answer to the same question."""
-        found = self._select("key = ? AND outcome = ?", (key, str(Outcome.ANSWERED)), "number LIMIT 1")
-        return found[0] if found else None
+        rows = self._read("answered", {"key": key, "outcome": str(Outcome.ANSWERED)})
+        return _exchange(rows[0]) if rows else None
 
     def exchanges(self, *, purpose: str = "", task: str = "", machine: str = "", model: str = "") -> list[Exchange]:
         """Exchanges in the order in which they ended; empty arguments match all."""
         wanted = {"purpose": purpose, "task": task, "machine": machine, "model": model}
         given = {name: value for name, value in wanted.items() if value}
-        return self._select(" AND ".join(["1", *(f"{name} = ?" for name in given)]), given.values(), "number")
+        return [_exchange(row) for row in self._read("exchanges", given, *given)]
 
     def close(self) -> None:
         self._db.close()
 
-    def _select(self, where: str, values: Iterable[object], order: str) -> list[Exchange]:
-        rows = self._run(f"SELECT {_COLUMNS} FROM exchanges WHERE {where} ORDER BY {order}", values)
-        return [_exchange(dict(row)) for row in rows]
-
-    def _run(self, query: str, values: Iterable[object]) -> list[sqlite3.Row]:
+    def _read(self, name: str, values: dict[str, str], *filters: str) -> Rows:
         try:
-            return self._db.execute(query, tuple(values)).fetchall()
-        except sqlite3.Error as error:
-            raise self._unusable(error) from None
+            return self._db.read(name, values, *filters)
+        except StoreFault as fault:
+            raise self._unusable(fault) from None
 
-    def _unusable(self, error: sqlite3.Error) -> UserError:
-        return UserError(f"cannot keep exchanges in the archive {self.path}: {error}; choose another with --archive")
+    def _unusable(self, fault: StoreFault) -> UserError:
+        return UserError(f"cannot keep exchanges in the archive {self.path}: {fault}; choose another with --archive")
 
 
-def _exchange(row: dict[str, Any]) -> Exchange:
-    settings, reply = json.loads(row["settings"]), from_json(Reply, row["reply"])
-    messages = tuple(Message(role, text) for role, text in json.loads(row["messages"]))
-    return Exchange(**{**row, "settings": settings, "messages": messages, "reply": reply})
+def _exchange(row: tuple[Any, ...]) -> Exchange:
+    fields: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    messages = tuple(Message(role, text) for role, text in json.loads(fields["messages"]))
+    settings, reply = json.loads(fields["settings"]), from_json(Reply, fields["reply"])
+    return Exchange(**{**fields, "settings": settings, "messages": messages, "reply": reply})

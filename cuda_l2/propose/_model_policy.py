@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from cuda_l2.records import Task, Trial
 from cuda_l2.retrieve.index import Index
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 
 
 class ModelPolicy(Policy):
@@ -33,7 +33,7 @@ class ModelPolicy(Policy):
         self,
         policy: str,
         settings: ModelSettings,
-        archive: Path,
+        archive: Place,
         purpose: str = "propose",
         hidden: Callable[[str], bool] = lambda text: False,
         *,

@@ -1,7 +1,6 @@
 """Opens the policy that a user names, and the policy that chooses among schedules of kernel families."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import Policy, Proposer, Trials, proposer_maker, space_for
 from cuda_l2.records import Candidate, Task, Trial
+from cuda_l2.system.place import Place
 
 
 class FamilyPolicy(Policy):
@@ -45,7 +45,7 @@ def default_candidates(task: Task, target: Target) -> list[Candidate]:
 def open_policy(
     name: str,
     settings: ModelSettings,
-    archive: Path,
+    archive: Place,
     purpose: str = "propose",
     hidden: Callable[[str], bool] = lambda text: False,
     *,

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +30,7 @@ from cuda_l2.records import (
 from cuda_l2.report.live import rejected
 from cuda_l2.search import Progress
 from cuda_l2.system.paths import default_archive
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted, plain
 
 CONSOLE_WIDTH = 80
@@ -296,7 +296,7 @@ def _times(sizes: Sequence[int]) -> str:
     return " x ".join(map(str, sizes[: last + 1]))
 
 
-def print_known(task: Task, trials: list[Trial], archive: Path) -> None:
+def print_known(task: Task, trials: list[Trial], archive: Place) -> None:
     """The best kernels of a shape and how they were measured, by machine; what may be long ends a line."""
     console = open_console()
     console.print(f"{task} in {archive}")

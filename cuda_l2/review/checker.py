@@ -1,15 +1,14 @@
 """Opens the checker that a user's settings name."""
 
-from pathlib import Path
-
 from cuda_l2.llm._base import is_model
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.review._base import Checker
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 
 
-def open_checker(review: ReviewSettings, settings: ModelSettings, archive: Path) -> Checker | None:
+def open_checker(review: ReviewSettings, settings: ModelSettings, archive: Place) -> Checker | None:
     """The checker that the settings name, None where they name none.
 
     archive: an existing archive, which keeps the exchanges. UserError where the checker cannot be used.

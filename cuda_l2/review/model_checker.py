@@ -4,7 +4,6 @@ import re
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from cuda_l2.build.lexing import CPP_TOKEN, blank
 from cuda_l2.llm._base import Outcome, one_line, open_model
@@ -19,6 +18,7 @@ from cuda_l2.review._base import Checker, Opinion
 from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.settings import ReviewSettings
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.text import fenced
 from cuda_l2.tasks import describe
 
@@ -34,7 +34,7 @@ _CONTRACT = re.compile(r"\s*/\*\s*cuda-l2\b.*?\*/", re.DOTALL)
 class ModelChecker(Checker):
     """Asks a model within a budget of its own, as large as the policy's; every exchange is kept."""
 
-    def __init__(self, review: ReviewSettings, settings: ModelSettings, archive: Path) -> None:
+    def __init__(self, review: ReviewSettings, settings: ModelSettings, archive: Place) -> None:
         """UserError where the model or the folder of cheats cannot be used."""
         variable = review.checker_key_variable or settings.key_variable
         # the likeliest answer, and the same one when it is asked again

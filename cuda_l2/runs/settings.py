@@ -14,6 +14,7 @@ from cuda_l2.measure.protocols import OFFLINE
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.runs import grid as grids
 from cuda_l2.system.errors import UserError
+from cuda_l2.system.place import Place
 from cuda_l2.system.values import listed, member, seconds
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ class SweepSettings:
     """Who proposes."""
     seed: int = 0
     """Seed of the searches, and of the grid's sample and order."""
-    archive: Path | None = None
-    """File that keeps the trials; by default a fresh one in --out, for tasks archive.db there, over a grid the one that
-    `optimize` keeps."""
+    archive: Place | None = None
+    """File that keeps the trials, or postgresql://USER@HOST/DATABASE; by default a fresh file in the folder --out, for
+    tasks archive.db there, over a grid the one that `optimize` keeps."""
     out: Path | None = None
     """Folder for the results: bench-cpu, for tasks bench-tasks, for a grid bench-grid. An interrupted run over tasks or
     a grid goes on from what it holds."""

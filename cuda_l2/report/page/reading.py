@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sqlite3
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from cuda_l2.runs.results import CSV, ENVIRONMENT, PARQUET, RESULTS, Measurement
 from cuda_l2.runs.run_file import Header
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported, read_text
+from cuda_l2.system.place import Place
 
 SQLITE = b"SQLite format 3\0"
 TRAINING = "cuda-l2 train"
@@ -195,20 +195,17 @@ def _json(found: Found, path: Path, name: str) -> bool:
     return bool(results)
 
 
-def of_tasks(path: Path, tasks: Sequence[Task]) -> Found:
+def of_tasks(path: Place, tasks: Sequence[Task]) -> Found:
     """What an archive holds of these tasks."""
     found = Found()
-    _archive(found, path, path.name, tasks)
+    _archive(found, path, path.name if isinstance(path, Path) else str(path), tasks)
     return found
 
 
-def _archive(found: Found, path: Path, name: str, tasks: Sequence[Task | None] = (None,)) -> bool:
+def _archive(found: Found, path: Place, name: str, tasks: Sequence[Task | None] = (None,)) -> bool:
     """The last report of every task, machine and protocol, and how the searches went. tasks: None for all."""
-    try:
-        with Archive(path, reading=True) as archive:
-            trials = [each for task in tasks for each in archive.numbered(task)]
-    except sqlite3.Error as error:
-        raise UserError(f"cannot read {path}: {error}") from None
+    with Archive(path, reading=True) as archive:
+        trials = [each for task in tasks for each in archive.numbered(task)]
     reports: dict[tuple[str, str, str], tuple[int, Trial]] = {}
     searched: dict[tuple[str, str], list[Trial]] = {}
     for number, trial in trials:
