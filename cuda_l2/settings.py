@@ -38,8 +38,11 @@ class Settings:
     trials: int | None = None
     """Largest number of candidates a shape."""
     policy: str = "schedule"
-    """The proposer: schedule (the embedded policy), random, tpe (needs optuna), or a language model, see docs/llm.md:
+    """The proposer: schedule (the embedded policy), random, ranked (the kernels' own models of their time), boosted (a
+    cost model of the trials so far, needs scikit-learn), tpe (needs optuna), or a language model, see docs/llm.md:
     openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
+    weights: Path | None = None
+    """File of a trained schedule policy, as `cuda-l2 train --stage schedule` leaves it; untrained without one."""
     target: str = "auto"
     """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
     archive: Path | None = None
@@ -65,6 +68,7 @@ class Settings:
             require(getattr(self, name), str, f"{name} must be a text")
         require(self.seed, numbers.Integral, "the seed must be a whole number")
         require(self.trials, (numbers.Integral, type(None)), "the number of trials must be a whole number")
+        require(self.weights, (str, os.PathLike, type(None)), "the weights must be a file's path")
         require(self.archive, (str, os.PathLike, type(None)), "the archive must be a file's path")
         require(self.model, ModelSettings, "model must be cuda_l2.llm.settings.ModelSettings")
         require(self.review, ReviewSettings, "review must be cuda_l2.review.settings.ReviewSettings")
