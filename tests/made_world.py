@@ -14,7 +14,16 @@ from cuda_l2.worlds.rows import Row
 from cuda_l2.worlds.world import Head, World, space_of, target_fields, write
 
 TARGET = CpuTarget("Made", 4, 512, (32768, 1 << 20, 32 << 20), "cc", "cc 1.0")
-SHAPES = ("64x64x64", "128x64x64", "64x128x256", "256x128x64", "256x256x256", "512x128x128", "128x512x128", "32x256x512")
+SHAPES = (
+    "64x64x64",
+    "128x64x64",
+    "64x128x256",
+    "256x128x64",
+    "256x256x256",
+    "512x128x128",
+    "128x512x128",
+    "32x256x512",
+)
 BASE_US = 100.0
 
 
@@ -40,7 +49,14 @@ def made_row(schedule: Schedule, number: int) -> Row:
     figures = {"latency_us": latency, "latency_low": latency, "latency_high": latency, "rounds": 6, "launches": 60}
     ratio = {"speedup": speedup, "speedup_low": speedup, "speedup_high": speedup, "max_difference": 0.01}
     return replace(
-        row, stage="measure", status="measured", reason="", reference="torch", reference_us=reference, **figures, **ratio
+        row,
+        stage="measure",
+        status="measured",
+        reason="",
+        reference="torch",
+        reference_us=reference,
+        **figures,
+        **ratio,
     )
 
 

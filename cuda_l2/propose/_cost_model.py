@@ -12,7 +12,9 @@ from cuda_l2.tasks.kinds import kind_of
 
 LEAST_EXAMPLES = 8
 """With fewer nothing is fitted."""
-ITERATIONS, LEAST_LEAF = 100, 5
+UNMODELLED = -20.0
+"""Stands for the logarithm of an estimate where a family has no model."""
+ITERATIONS, LEAST_LEAF = 60, 5
 
 
 def features(space: Space, schedules: Sequence[Values]) -> np.ndarray:
@@ -21,7 +23,7 @@ def features(space: Space, schedules: Sequence[Values]) -> np.ndarray:
     shared = [*(math.log2(size) for size in sizes), *marks, *space.target.features]
     estimates = [space.estimate_us(values) for values in schedules]
     rows = [
-        [*values, math.log(estimate) if 0 < estimate < math.inf else math.nan, *shared]
+        [*values, math.log(estimate) if 0 < estimate < math.inf else UNMODELLED, *shared]
         for values, estimate in zip(schedules, estimates, strict=True)
     ]
     return np.array(rows, dtype=np.float64)
@@ -44,13 +46,22 @@ class CostModel:
             max_iter=ITERATIONS, min_samples_leaf=least_leaf, early_stopping=False, random_state=self._seed
         )
         targets_N = scores_N - self._prior.predict(features_NF) if self._prior else scores_N
-        self._model = model.fit(features_NF, targets_N)
+        with _one_thread():
+            self._model = model.fit(features_NF, targets_N)
 
     def predict(self, features_NF: np.ndarray) -> np.ndarray:
         """Scores, N."""
         prior_N = self._prior.predict(features_NF) if self._prior else np.zeros(len(features_NF))
-        return prior_N + self._model.predict(features_NF) if self._model is not None else prior_N
+        if self._model is None:
+            return prior_N
+        with _one_thread():
+            return prior_N + np.asarray(self._model.predict(features_NF))
 
     @property
     def fitted(self) -> bool:
         return self._model is not None or (self._prior is not None and self._prior.fitted)
+
+
+def _one_thread() -> Any:
+    """OpenMP on one thread: several made a model this small tens of times slower."""
+    return imported("threadpoolctl", "the policy boosted needs", "worlds").threadpool_limits(1)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cuda_l2.measure.protocols import CPU_PROTOCOLS, CUDA_PROTOCOLS, Protocol
@@ -48,7 +49,11 @@ class RecordedBench(Bench):
     def build(self, candidates: Sequence[Candidate]) -> Iterator[Build]:
         for candidate in candidates:
             row = self._row(candidate)
-            yield row.build if row else Build(candidate.id, BuildStatus.REFUSED, UNKNOWN)
+            yield (
+                replace(row.build, candidate_id=candidate.id)
+                if row
+                else Build(candidate.id, BuildStatus.REFUSED, UNKNOWN)
+            )
 
     def verify(self, candidate: Candidate, build: Build, *, full: bool = False) -> Verdict:
         verdict = self._known(candidate).verdict

@@ -26,7 +26,7 @@ GROUP = 8
 """Candidates that a proposer gives at once, as in a search."""
 TAKE_FIRST = ("genetic_algorithm",)
 """Strategies of Kernel Tuner that are given the default schedule to begin with; most refuse one."""
-STALLED = 20
+STALLED = 8
 """Groups in turn without a new schedule after which a searcher is taken to have ended."""
 
 

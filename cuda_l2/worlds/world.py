@@ -128,7 +128,7 @@ def read(path: Path, warn: Callable[[str], None] = lambda text: None) -> World:
     arrow, parquet = _arrow()
     try:
         table = parquet.read_table(path)
-        head = from_json(Head, table.schema.metadata[METADATA].decode())
+        head = _head(table.schema.metadata[METADATA].decode())
         rows = [Row(**{**fields, "schedule": tuple(fields["schedule"])}) for fields in table.to_pylist()]
     except FileNotFoundError:
         raise UserError(f"there is no file {path}; make a world with `cuda-l2 record`") from None
@@ -158,6 +158,14 @@ def join(worlds: Sequence[tuple[Path, World]]) -> World:
         rows.update({row.key: row for row in world.rows})
     spaces = {name: space for _, world in worlds for name, space in world.head.spaces.items()}
     return World(dataclasses.replace(base.head, spaces=spaces), tuple(rows[key] for key in sorted(rows)))
+
+
+def _head(text: str) -> Head:
+    head = from_json(Head, text)
+    spaces = {
+        name: tuple((choice, tuple(values)) for choice, values in choices) for name, choices in head.spaces.items()
+    }
+    return dataclasses.replace(head, spaces=spaces)
 
 
 def _mapped(world: World, path: Path, warn: Callable[[str], None]) -> World:
