@@ -50,12 +50,25 @@ class Lesson:
         self.rewards = {values: reward for values, reward in self.rewards.items() if not math.isnan(reward)}
         self.schedules = list(self.rewards)
         self._near = settings.near
+        self._answers: dict[Values, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @cached_property
     def shares(self) -> np.ndarray:
         """How often the warm start shows each schedule: falling with its time over the best."""
         weights = np.array([math.exp(-self.space.regret(values) / self._near) for values in self.schedules])
         return np.divide(weights, weights.sum())
+
+    def answers(self, network: ScheduleTransformer, schedules: Sequence[Values]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Schedules as answers, G x T, with the masks of what the task's whole space allows, G x T x V.
+
+        Not of what was recorded: a search of the whole space must know that a value was good, also where it was alone.
+        """
+        for values in schedules:
+            if values not in self._answers:
+                answers, masks = tokens_of(network, self.space.inner, [values])
+                self._answers[values] = answers[0], masks[0]
+        found = [self._answers[values] for values in schedules]
+        return torch.stack([answer for answer, _ in found]), torch.stack([mask for _, mask in found])
 
     def exemplars(self, settings: Schedule, rng: np.random.Generator) -> list[Exemplar]:
         """Some of a few random measurements; none in half of the questions."""
@@ -148,8 +161,7 @@ class ScheduleTraining:
         losses = []
         for lesson in self._drawn():
             picked = self._rng.choice(len(lesson.schedules), self._settings.group, p=lesson.shares)
-            schedules = [lesson.schedules[i] for i in picked]
-            answers, masks = tokens_of(self._network, lesson.space, schedules)
+            answers, masks = lesson.answers(self._network, [lesson.schedules[i] for i in picked])
             context = self._network.context(lesson.space, lesson.exemplars(self._settings, self._rng))
             losses.append(-log_probabilities(self._network, context, answers, masks).sum(1).mean())
         return losses, {}
