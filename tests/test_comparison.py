@@ -17,6 +17,7 @@ from made_world import TARGET
 
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Family
+from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.propose._cost_model import features
 from cuda_l2.propose._recorded import RecordedSpace, recorded_space
 from cuda_l2.propose._transfer import NearestProposer, fitted_on, slowness
@@ -26,7 +27,8 @@ from cuda_l2.records import Candidate, Trial
 from cuda_l2.report.comparison import csv, figure, table
 from cuda_l2.rigs.recorded import RecordedRig
 from cuda_l2.runs.comparison import Curve, compare, over_tasks
-from cuda_l2.runs.searchers import Known, Replay, names, searcher
+from cuda_l2.runs.replay import Replay
+from cuda_l2.runs.searchers import Known, names, searcher
 from cuda_l2.system.errors import UserError
 from cuda_l2.worlds.split import split
 from cuda_l2.worlds.world import World, write
@@ -76,6 +78,31 @@ def test_a_searcher_measures_different_recorded_schedules_and_repeats_by_seed(na
         trial.speedup == space.by_values[values].speedup for values, trial in found.order.items() if trial.speedup
     )
     assert state == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_searchers_choose_among_several_families_which_do_not_serve_every_task() -> None:
+    hopper = made_world.made_world(
+        ("1024x1024x1024", "512x512x512", "33x65x31", "64x64x64:tn"), 60, compile_only("sm_90a")
+    )
+    assert len(hopper.families) == 3
+    ragged = recorded_space(hopper, next(task for task in hopper.tasks if str(task) == "33x65x31"))
+    assert {row.family for row in ragged.rows} == {"sm80_gemm"} and len(ragged.valid(())) == 1
+    learnt, held_out = split(hopper.tasks, "1024x1024x1024,33x65x31")
+    chosen = [name for name in ALL if name not in ("tpe", "frozen")]
+    curves = compare(hopper, learnt, held_out, chosen, 1, 9)
+    assert len(curves) == 2 * len(chosen)
+    for curve in curves:
+        space = recorded_space(hopper, next(task for task in held_out if str(task) == curve.task))
+        least = 6 if curve.searcher.startswith("kernel-tuner") else len(space.by_values)  # which may end before
+        assert len(curve.regrets) >= min(9, least), curve.searcher
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name.startswith("kernel-tuner")])
+def test_a_strategy_ends_where_the_space_is_small(name, world, tasks, space) -> None:
+    """Kernel Tuner's genetic algorithm looks for a second parent for ever where one is left."""
+    few = replace(space, rows=space.rows[:5])
+    spoilt = World(world.head, tuple(few.rows))
+    assert 0 < len(searched(name, spoilt, tasks, few, most=100).order) <= 5
 
 
 def test_a_search_ends_where_the_space_does(world, tasks, space) -> None:

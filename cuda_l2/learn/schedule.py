@@ -55,8 +55,8 @@ class Lesson:
     @cached_property
     def shares(self) -> np.ndarray:
         """How often the warm start shows each schedule: falling with its time over the best."""
-        weights = np.array([math.exp(-self.space.regret(values) / self._near) for values in self.schedules])
-        return np.divide(weights, weights.sum())
+        weights = [math.exp(-self.space.regret(values) / self._near) for values in self.schedules]
+        return np.array(weights) / sum(weights)
 
     def answers(self, network: ScheduleTransformer, schedules: Sequence[Values]) -> tuple[torch.Tensor, torch.Tensor]:
         """Schedules as answers, G x T, with the masks of what the task's whole space allows, G x T x V.

@@ -167,7 +167,11 @@ class UnionSpace:
     @cached_property
     def _serving(self) -> Values:
         """Indices of the families that serve the task."""
-        return tuple(i for i, family in enumerate(self.families) if family.serves(self.task, self.target))
+        return tuple(
+            i
+            for i, family in enumerate(self.families)
+            if family.products is self.task.product and family.serves(self.task, self.target)
+        )
 
     def _whole(self, chosen: int, own: Values) -> Values:
         parts = [own if i == chosen else (ABSENT,) * len(family.choices) for i, family in enumerate(self.families)]

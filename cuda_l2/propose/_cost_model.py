@@ -51,11 +51,11 @@ class CostModel:
 
     def predict(self, features_NF: np.ndarray) -> np.ndarray:
         """Scores, N."""
-        prior_N = self._prior.predict(features_NF) if self._prior else np.zeros(len(features_NF))
-        if self._model is None:
-            return prior_N
-        with _one_thread():
-            return prior_N + np.asarray(self._model.predict(features_NF))
+        scores_N = self._prior.predict(features_NF) if self._prior else np.zeros(len(features_NF))
+        if self._model is not None:
+            with _one_thread():
+                scores_N += self._model.predict(features_NF)
+        return scores_N
 
     @property
     def fitted(self) -> bool:

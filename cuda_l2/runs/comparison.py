@@ -12,7 +12,8 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.propose._recorded import RecordedSpace, recorded_space
 from cuda_l2.records import Candidate, Interval, Task, Trial
 from cuda_l2.rigs.recorded import RecordedRig
-from cuda_l2.runs.searchers import Known, Replay, searcher
+from cuda_l2.runs.replay import Replay
+from cuda_l2.runs.searchers import Known, searcher
 from cuda_l2.system.errors import UserError
 from cuda_l2.worlds.world import World
 
