@@ -19,7 +19,7 @@ from cuda_l2.system.files import imported
 NAME = "kernel-tuner"
 TAKE_FIRST = ("genetic_algorithm",)
 """Strategies that are given the default schedule to begin with; most refuse one."""
-PATIENCE = 20_000
+PATIENCE = 2_000
 """Schedules that a strategy may consider between two measurements: where children are never new some never end."""
 
 
@@ -32,7 +32,17 @@ def strategy(name: str) -> Any:
 
 
 def run(chosen: Any, replay: Replay, rng: np.random.Generator) -> None:
-    """Let a strategy search until the measurements are spent, or until it finds nothing new."""
+    """Let a strategy search until the measurements are spent; one that ends before begins anew, elsewhere.
+
+    It ends for good where it begins anew and measures nothing new.
+    """
+    before = -1
+    while replay.left > 0 and len(replay.order) > before:
+        before = len(replay.order)
+        _once(chosen, replay, int(rng.integers(1 << 31)))
+
+
+def _once(chosen: Any, replay: Replay, seed: int) -> None:
     interface, util = _module("interface"), _module("util")
     schedules = list(replay.space.by_values)
     columns = {f"p{i}": sorted({values[i] for values in schedules}) for i in range(len(schedules[0]))}
@@ -40,19 +50,17 @@ def run(chosen: Any, replay: Replay, rng: np.random.Generator) -> None:
     space = _module("searchspace").Searchspace(None, None, None, from_cache={"tune_params": columns, "cache": cache})
     runner = _runner(replay, util, columns)
     space.is_param_config_valid = _impatient(space.is_param_config_valid, runner, util)
-    defaults = replay.space.defaults()
+    first = replay.space.defaults()[:1] if chosen._name in TAKE_FIRST and not replay.order else []
     options = interface.Options(
-        strategy_options=interface.Options(
-            {"x0": list(defaults[0])} if defaults and chosen._name in TAKE_FIRST else {}
-        ),
+        strategy_options=interface.Options({"x0": list(first[0])} if first else {}),
         objective=["time"],
         objective_higher_is_better=[False],
         verbose=False,
         tune_params=columns,
         restrictions=None,
-        budget=util.TuningBudget(None, replay.most),
+        budget=util.TuningBudget(None, replay.left),
     )
-    with _seeded(int(rng.integers(1 << 31))), suppress(util.StopCriterionReached):
+    with _seeded(seed), suppress(util.StopCriterionReached):
         chosen.tune(space, runner, options)
 
 
