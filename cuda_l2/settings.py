@@ -21,6 +21,8 @@ LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
 """How commands take `ModelSettings`."""
 REVIEWS = Parameter(name="*", group="Review of suspicious speedups")
 """How commands take `ReviewSettings`."""
+TRAINED = Parameter(group="Trained schedule policy")
+"""How commands take the weights of the schedule policy."""
 GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
 """How commands take what concerns cuBLASLt."""
 BUDGET = Parameter(
@@ -41,7 +43,7 @@ class Settings:
     """The proposer: schedule (the embedded policy), random, ranked (the kernels' own models of their time), boosted (a
     cost model of the trials so far, needs scikit-learn), tpe (needs optuna), or a language model, see docs/llm.md:
     openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
-    weights: Path | None = None
+    weights: Annotated[Path | None, TRAINED] = None
     """File of a trained schedule policy, as `cuda-l2 train --stage schedule` leaves it; untrained without one."""
     target: str = "auto"
     """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""

@@ -5,6 +5,7 @@ it is interrupted, and goes on from both.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Family, Schedule, all_families, families_for
 from cuda_l2.machine._base import Target
 from cuda_l2.measure.protocols import SEARCH
-from cuda_l2.propose._base import FamilySpace, Values, drawn
+from cuda_l2.propose._base import FamilySpace, Values, draw
 from cuda_l2.records import Candidate, Task, TimingStatus
 from cuda_l2.reward import count_tokens
 from cuda_l2.rigs import Rig
@@ -33,7 +34,7 @@ OFF_GRID = "off-grid"
 OFF_GRID_SHAPES = 400
 """Shapes drawn at random that a recording adds to the paper's."""
 OWN = 4
-"""Schedules by each family's own ranking, of every task, that go into the pool: what an engineer would try."""
+"""Schedules by each family's own ranking that count as what it tries first, beside its defaults."""
 MOST_MISSES = 100
 """Draws in turn that give no new schedule, after which a small space is taken to have no more."""
 
@@ -54,21 +55,20 @@ def grid_tasks(text: str) -> list[Task]:
 
 
 def pool(tasks: Sequence[Task], target: Target, count: int, seed: int) -> list[Entry]:
-    """About `count` schedules that all tasks share: their families' defaults and best by ranking, the rest random.
+    """Up to `count` schedules that all tasks share: half what families try first on most tasks, the rest random.
 
     Random ones are drawn in the space of one task after another, so that every size has some that suit it. UserError
     where no family serves a task.
     """
     rng = np.random.default_rng(seed)
-    found: dict[Entry, None] = {}
     spaces = [FamilySpace(family, task, target) for task in tasks for family in _serving(task, target)]
-    for space in spaces:
-        found.update({(space.family, values): None for values in own_schedules(space)})
+    tried = Counter((space.family, values) for space in spaces for values in own_schedules(space))
+    found = dict.fromkeys(entry for entry, _ in tried.most_common((count + 1) // 2))
     misses = 0
     while len(found) < count and misses < MOST_MISSES:
         space = spaces[int(rng.integers(len(spaces)))]
         before = len(found)
-        found.update({(space.family, values): None for values in drawn(space, 1, rng)})
+        found[space.family, draw(space, rng)] = None
         misses = misses + 1 if len(found) == before else 0
     return list(found)
 
@@ -79,10 +79,11 @@ def own_schedules(space: FamilySpace) -> list[Values]:
 
 
 def schedules_for(task: Task, target: Target, entries: Sequence[Entry]) -> list[Schedule]:
-    """The schedules of the pool that are valid for a task."""
+    """The schedules of the pool that are valid for a task, and what its families try first, each once."""
     serving = _serving(task, target)
+    own = [(family, values) for family in serving for values in own_schedules(FamilySpace(family, task, target))]
     found = []
-    for family, values in entries:
+    for family, values in dict.fromkeys([*own, *entries]):
         if family in serving:
             with contextlib.suppress(ValueError):
                 found.append(Schedule(family, task, target, values))
