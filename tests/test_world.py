@@ -17,7 +17,7 @@ from cuda_l2.families._base import Choice
 from cuda_l2.propose._base import FamilySpace, proposer_maker
 from cuda_l2.propose._policy import default_candidates
 from cuda_l2.propose._recorded import recorded_space
-from cuda_l2.records import Candidate, Gemm, TimingStatus
+from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.rigs.recorded import UNKNOWN, RecordedRig
 from cuda_l2.runs.recording import Recorder, grid_tasks, own_schedules, part_of, pool, schedules_for
 from cuda_l2.search import search
@@ -151,6 +151,23 @@ def test_an_interrupted_recording_leaves_a_world_of_what_it_has(world, tmp_path)
         record(Counting(world, most=20), tmp_path / "world.parquet")
     assert len(read(tmp_path / "world.parquet").rows) == 20
     assert (tmp_path / "world.parquet.lines").exists()
+
+
+def test_what_a_busy_machine_left_untimed_is_measured_by_the_next_run(world, tmp_path, monkeypatch) -> None:
+    out, said = tmp_path / "world.parquet", list[str]()
+    busy = next(row for row in world.rows if row.measured)
+    timing = type(busy).timing
+
+    def timed(self: Any, protocol: str) -> Any:
+        return Timing(TimingStatus.BUSY, protocol, "busy") if self == busy else timing(self, protocol)
+
+    with monkeypatch.context() as patch, Recorder(out, RecordedRig(world), {}, said.append) as recorder:
+        patch.setattr(type(busy), "timing", timed)
+        recorder.record(list(world.tasks), pool(list(world.tasks), TARGET, 40, 0))
+    assert "1 schedule not timed" in said[-1] and len(read(out).rows) == len(world.rows) - 1
+    rig = Counting(world)
+    record(rig, out)
+    assert rig.built == 1 and facts(read(out)) == facts(world)
 
 
 def test_parts_join_to_the_whole(world, tmp_path) -> None:

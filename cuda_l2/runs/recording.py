@@ -35,6 +35,8 @@ OFF_GRID_SHAPES = 400
 """Shapes drawn at random that a recording adds to the paper's."""
 OWN = 4
 """Schedules by each family's own ranking that count as what it tries first, beside its defaults."""
+WAIT_S = 60.0
+"""Time for one schedule of a group, waiting for a quiet machine included; the next run measures what has none then."""
 MOST_MISSES = 100
 """Draws in turn that give no new schedule, after which a small space is taken to have no more."""
 
@@ -119,7 +121,7 @@ class Recorder(Closing):
 
     def record(self, tasks: Sequence[Task], entries: Sequence[Entry]) -> None:
         """Measure what is not yet known of these tasks."""
-        known = {row.key for row in self.rows}
+        known, untimed = {row.key for row in self.rows}, 0
         for number, task in enumerate(tasks, 1):
             schedules = schedules_for(task, self._rig.target, entries)
             new = [each for each in schedules if (str(task), each.family.name, each.values) not in known]
@@ -133,7 +135,10 @@ class Recorder(Closing):
             with Evaluator(task, self._rig) as evaluator:
                 measured = sum(1 for _ in self._measured(evaluator, new))
             self._say(f"{task}, {number} of {len(tasks)}: {counted(measured, 'schedule')} measured")
-        self.complete = True
+            untimed += len(new) - measured
+        if untimed:
+            self._say(f"{counted(untimed, 'schedule')} not timed, as the machine was busy: the same command goes on")
+        self.complete = not untimed
 
     def close(self) -> None:
         """Write the world; what has no measurement at all leaves none."""
@@ -153,6 +158,7 @@ class Recorder(Closing):
             candidates: list[Candidate] = [
                 each.family.render(each, "record") for each in schedules[start : start + size]
             ]
+            evaluator.ends = evaluator.clock.now() + WAIT_S * len(candidates)
             for trial in evaluator.evaluate(candidates, self._rig.protocols[SEARCH.name]):
                 if trial.status != TimingStatus.BUSY:
                     row = row_of(trial, count_tokens(trial.candidate.source))
