@@ -36,7 +36,7 @@ OFF_GRID_SHAPES = 400
 OWN = 4
 """Schedules by each family's own ranking that count as what it tries first, beside its defaults."""
 WAIT_S = 60.0
-"""Time for one schedule of a group, waiting for a quiet machine included; the next run measures what has none then."""
+"""Time for one schedule, waiting for a quiet machine included; the next run measures what has none then."""
 MOST_MISSES = 100
 """Draws in turn that give no new schedule, after which a small space is taken to have no more."""
 
@@ -158,8 +158,10 @@ class Recorder(Closing):
             candidates: list[Candidate] = [
                 each.family.render(each, "record") for each in schedules[start : start + size]
             ]
-            evaluator.ends = evaluator.clock.now() + WAIT_S * len(candidates)
-            for trial in evaluator.evaluate(candidates, self._rig.protocols[SEARCH.name]):
+            trials = evaluator.evaluate(candidates, self._rig.protocols[SEARCH.name])
+            for _ in candidates:
+                evaluator.ends = evaluator.clock.now() + WAIT_S
+                trial = next(trials)
                 if trial.status != TimingStatus.BUSY:
                     row = row_of(trial, count_tokens(trial.candidate.source))
                     self._journal.append(row)
