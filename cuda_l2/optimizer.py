@@ -216,7 +216,8 @@ class Optimizer(Workbench):
             if not is_model(settings.policy):
                 proposer_maker(settings.policy)  # an unknown name leaves no archive behind
             archive = stack.enter_context(Archive(settings.archive or paths.default_archive()))
-            self._policy = open_policy(settings.policy, settings.model, archive.path)
+            weights = Path(settings.weights) if settings.weights else None
+            self._policy = open_policy(settings.policy, settings.model, archive.path, weights=weights)
             stack.callback(self._policy.close)
             checker = open_checker(settings.review, settings.model, archive.path)
             if checker:

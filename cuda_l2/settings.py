@@ -3,6 +3,7 @@
 import numbers
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -21,6 +22,8 @@ LANGUAGE_MODELS = Parameter(name="*", group="Language models", negative=())
 """How commands take `ModelSettings`."""
 REVIEWS = Parameter(name="*", group="Review of suspicious speedups")
 """How commands take `ReviewSettings`."""
+TRAINED = Parameter(group="Trained schedule policy")
+"""How commands take the weights of the schedule policy."""
 GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
 """How commands take what concerns cuBLASLt."""
 BUDGET = Parameter(
@@ -38,8 +41,11 @@ class Settings:
     trials: int | None = None
     """Largest number of candidates a shape."""
     policy: str = "schedule"
-    """The proposer: schedule (the embedded policy), random, tpe (needs optuna), or a language model, see docs/llm.md:
+    """The proposer: schedule (the embedded policy), random, ranked (the kernels' own models of their time), boosted (a
+    cost model of the trials so far, needs scikit-learn), tpe (needs optuna), or a language model, see docs/llm.md:
     openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
+    weights: Annotated[Path | None, TRAINED] = None
+    """File of a trained schedule policy, as `cuda-l2 train --stage schedule` leaves it; untrained without one."""
     target: str = "auto"
     """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
     archive: Place | None = None
@@ -65,6 +71,7 @@ class Settings:
             require(getattr(self, name), str, f"{name} must be a text")
         require(self.seed, numbers.Integral, "the seed must be a whole number")
         require(self.trials, (numbers.Integral, type(None)), "the number of trials must be a whole number")
+        require(self.weights, (str, os.PathLike, type(None)), "the weights must be a file's path")
         places = str, os.PathLike, Server, type(None)
         require(self.archive, places, "the archive must be a file's path or a server's URL")
         require(self.model, ModelSettings, "model must be cuda_l2.llm.settings.ModelSettings")

@@ -45,7 +45,7 @@ MOST_WORKERS = 8
 OUTCOMES = ("passed", "failed", "error", "skipped")
 SAME_GPU = ("gpu", "driver", "nvrtc", "cublas")
 """What of the environment must be alike for an earlier record's files to stay."""
-RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.jsonl"
+RECORDING = Path(__file__).with_name("data") / "recorded-256x256x256.parquet"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,8 +25,7 @@ from cuda_l2.families._gpu_task import GpuTaskFamily
 from cuda_l2.families.sm80_gemm import FAMILY as SM80_GEMM
 from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
-from cuda_l2.propose._base import FamilySpace
-from cuda_l2.propose.random import draw
+from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.records import BuildStatus, Candidate, Gemm, Operation, VerdictStatus
 from cuda_l2.runs.task_bench import read_tasks
 from cuda_l2.tasks._base import LARGER, SMALLER, definition

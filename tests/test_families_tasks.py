@@ -12,8 +12,7 @@ from cuda_l2.families.cpu_elementwise import FAMILY as ELEMENTWISE
 from cuda_l2.families.cpu_rows import FAMILY as ROWS
 from cuda_l2.measure import other_work
 from cuda_l2.optimizer import Optimizer, Settings
-from cuda_l2.propose._base import space_for
-from cuda_l2.propose.random import draw
+from cuda_l2.propose._base import draw, space_for
 from cuda_l2.records import Gemm, VerdictStatus
 from cuda_l2.report.tables import print_result
 from cuda_l2.tasks._base import definition

@@ -14,8 +14,7 @@ from cuda_l2.corpus import dataset
 from cuda_l2.corpus.duplicates import digest
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.machine.cuda.target import compile_only
-from cuda_l2.propose._base import ABSENT, FamilySpace, space_for
-from cuda_l2.propose.random import draw
+from cuda_l2.propose._base import ABSENT, FamilySpace, draw, space_for
 from cuda_l2.records import BuildStatus, Candidate, Gemm
 from cuda_l2.retrieve.sources import Source
 from cuda_l2.tasks import parse

@@ -1,19 +1,23 @@
 """The contract that every proposer keeps; exemplar sampling; and that the policy's updates are alive."""
 
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import RECORDING
+from replays import best_area, late_mean, paired_difference, replay, trial_of
 
-from cuda_l2.propose._base import Exemplar, proposer_maker, proposer_names
+from cuda_l2.propose._base import Exemplar, UnionSpace, proposer_maker, proposer_names
 from cuda_l2.propose._exemplars import sample_exemplars
-from cuda_l2.propose._recorded import RecordedSpace, load
+from cuda_l2.propose._recorded import RecordedSpace, recorded_space
+from cuda_l2.propose._sampling import draw_answers
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Trial
-from cuda_l2.report.replay import best_area, late_mean, maker_of, paired_difference, replay
 from cuda_l2.system.errors import UserError
+from cuda_l2.worlds.world import read
 
 SEEDS = 10
 TRIALS = 120
@@ -21,7 +25,8 @@ TRIALS = 120
 
 @pytest.fixture(scope="module")
 def recorded() -> RecordedSpace:
-    return load(RECORDING)
+    world = read(RECORDING)
+    return recorded_space(world, world.tasks[0])
 
 
 @pytest.mark.parametrize("name", proposer_names())
@@ -46,7 +51,7 @@ def test_a_search_is_repeatable_by_seed(name, recorded) -> None:
 def test_a_group_cut_short_does_no_harm(name, recorded) -> None:
     history: list[Trial] = []
     proposer = proposer_maker(name)(recorded, lambda: history, np.random.default_rng(0))
-    history.append(recorded.trial(proposer.propose(4)[0]))
+    history.append(trial_of(recorded, proposer.propose(4)[0]))
     proposer.observe(history)
     assert len(proposer.propose(4)) == 4
 
@@ -58,10 +63,9 @@ def test_an_unknown_policy_names_the_known_ones() -> None:
 
 @pytest.fixture(scope="module")
 def curves(recorded):
-    return {
-        name: [replay(recorded, maker_of(name), TRIALS, seed) for seed in range(SEEDS)]
-        for name in ("schedule", "frozen", "random")
-    }
+    makers = {name: proposer_maker(name) for name in ("schedule", "random")}
+    makers["frozen"] = partial(SchedulePolicy, learns=False)
+    return {name: [replay(recorded, make, TRIALS, seed) for seed in range(SEEDS)] for name, make in makers.items()}
 
 
 @pytest.mark.full
@@ -83,7 +87,7 @@ def test_policy_and_optimizer_go_on_from_their_state(recorded) -> None:
         return SchedulePolicy(recorded, lambda: history, np.random.default_rng(seed)), history
 
     def step(policy: SchedulePolicy, history: list[Trial]) -> None:
-        trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
+        trials = [trial_of(recorded, candidate) for candidate in policy.propose(8)]
         history.extend(trials)
         policy.observe(trials)
 
@@ -106,8 +110,8 @@ def test_policy_and_optimizer_go_on_from_their_state(recorded) -> None:
 
 def test_a_state_of_another_space_is_left_alone(recorded, space) -> None:
     other = SchedulePolicy(space, list, np.random.default_rng(0))
-    narrow = RecordedSpace(recorded.task, recorded.target, recorded.choices[:1], {(512,): 1.0})
-    policy = SchedulePolicy(narrow, list, np.random.default_rng(0))
+    twice = UnionSpace(recorded.families * 2, recorded.task, recorded.target)
+    policy = SchedulePolicy(twice, list, np.random.default_rng(0))
     before = policy.state()
     policy.load_state(other.state())
     assert policy.updates == 0 and len(policy.state()) == len(before)
@@ -119,17 +123,18 @@ def test_a_policy_that_has_settled_still_proposes_new_schedules(recorded) -> Non
     with torch.no_grad():
         policy._network.head.bias += 12 * torch.randn(policy._vocabulary.size)  # nearly one answer only
     for _ in range(6):
-        trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
+        trials = [trial_of(recorded, candidate) for candidate in policy.propose(8)]
         history.extend(trials)
         policy.observe(trials)
     assert len({trial.candidate.id for trial in history}) > 40
 
 
 def test_a_group_without_variance_is_skipped_and_counted(recorded) -> None:
-    flat = RecordedSpace(recorded.task, recorded.target, recorded.choices, dict.fromkeys(recorded.rewards, 1.0))
+    rows = [replace(row, speedup=1.0, speedup_low=1.0, speedup_high=1.0) for row in recorded.rows]
+    flat = replace(recorded, rows=rows)
     history: list[Trial] = []
     policy = SchedulePolicy(flat, lambda: history, np.random.default_rng(0))
-    history.extend(flat.trial(candidate) for candidate in policy.propose(8))
+    history.extend(trial_of(flat, candidate) for candidate in policy.propose(8))
     policy.observe(history)
     assert (policy.updates, policy.skipped_groups) == (0, 1)
 
@@ -137,12 +142,12 @@ def test_a_group_without_variance_is_skipped_and_counted(recorded) -> None:
 def test_exemplars_reach_the_policy(recorded) -> None:
     """The same policy with other exemplars gives other probabilities once it has learnt anything."""
     policy = SchedulePolicy(recorded, list, np.random.default_rng(0))
-    trials = [recorded.trial(candidate) for candidate in policy.propose(8)]
+    trials = [trial_of(recorded, candidate) for candidate in policy.propose(8)]
     policy.observe(trials)
     network, scored = policy._network, [(trial.reward, recorded.values_of(trial)) for trial in trials]
     contexts = [network.context(recorded, [Exemplar(values, score)]) for score, values in scored[:2]]
     assert contexts[0].shape == contexts[1].shape and (contexts[0] != contexts[1]).any()
-    empty = policy._draw(contexts[0], 1)[0][:, :0]
+    empty = draw_answers(network, recorded, contexts[0], torch.ones(1), policy._generator)[0][:, :0]
     first, second = (network.logits(context, empty) for context in contexts)
     assert (first != second).any()
 

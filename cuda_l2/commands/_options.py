@@ -75,3 +75,11 @@ def end_interrupted() -> NoReturn:
     """Exit as an interrupted command does whose results are kept."""
     print("interrupted: the same command goes on from here", file=sys.stderr)
     sys.exit(130)
+
+
+def part(text: str) -> tuple[int, int]:
+    """`1/2` as its number and the number of parts."""
+    number, slash, parts = text.partition("/")
+    if not (slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise UserError(f"{text!r} is no part of a grid: give one as 1/2, 2/2")
+    return int(number), int(parts)

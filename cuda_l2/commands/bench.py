@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from cuda_l2.commands._options import (
     end_interrupted,
+    part,
     require_cuda_packages,
     require_default,
     require_target,
@@ -250,7 +251,7 @@ def _run_grid(settings: BenchSettings) -> None:
             "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"
         )
     gemms = settings.gemms()
-    number, parts = _part(settings.part)
+    number, parts = part(settings.part)
     own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
@@ -323,11 +324,3 @@ def _most(plans: "Iterable[Plan]") -> str:
 
     most_s = sum(plan.most_s for plan in plans)
     return f"; at most {duration(most_s)} in all" if math.isfinite(most_s) else ""
-
-
-def _part(text: str) -> tuple[int, int]:
-    """Number and count of 1/2."""
-    number, slash, parts = text.partition("/")
-    if not (slash and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise UserError(f"{text!r} is no part of a grid: give one as 1/2, 2/2")
-    return int(number), int(parts)

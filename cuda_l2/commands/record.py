@@ -1,68 +1,94 @@
-"""cuda-l2 record: time a grid of schedules once, so that searches can be replayed."""
+"""cuda-l2 record: measure many schedules of many tasks into one file, on which searches replay without the machine."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from cuda_l2.commands._options import require_writable
-from cuda_l2.records import Gemm
+from cuda_l2.commands._options import end_interrupted, part, require_target, require_writable, tell
+from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.place import Place
 from cuda_l2.system.text import counted
-
-BATCH = 16
 
 
 @Parameter(name="*")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordSettings:
-    """Which schedules to record."""
+    """What to record."""
 
-    values: int = 3
-    """Largest number of values a choice."""
-    fix: dict[str, int] = field(default_factory=dict)
-    """Choices to keep at one value: --fix.THREADS 2."""
-    limit: int = 2000
-    """Refuse grids larger than this."""
-    archive: Place | None = None
-    """File that keeps the trials, or postgresql://USER@HOST/DATABASE; an interrupted recording goes on from it."""
+    out: Path
+    """File of the world, in Parquet; an interrupted recording goes on, and a complete one takes more tasks."""
+    grid: str = ""
+    """More shapes: paper (1,000), off-grid (400 drawn at random), a file with one a line, or a list with commas."""
+    schedules: int = 300
+    """Size of the pool of schedules that all tasks share; of a task those that are valid for it are measured."""
+    part: str = "1/1"
+    """Measure only this part of the tasks, as in 1/2: for several GPUs, each with a file and CUDA_VISIBLE_DEVICES."""
+    join: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = ()
+    """Worlds of one machine, as of its parts, to write as one; nothing is measured."""
+    target: str = "auto"
+    """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
+    seed: int = 0
+    """Seed of the schedules that are drawn; inputs are always fresh."""
 
 
-def command(shape: str, out: Path, /, *, settings: RecordSettings = RecordSettings()) -> None:
-    """Build, verify and time a grid of one shape's schedules; `cuda-l2 replay` searches the recording.
+def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> None:
+    """Measure schedules of tasks, verified and timed, for `cuda-l2 train --stage schedule` and `cuda-l2 compare`.
 
     Parameters
     ----------
-    shape
-        As in 256x256x256.
-    out
-        File to write.
+    tasks
+        Shapes, as in 512x512x512 or 64x4096x4096:tn, or other tasks, as in softmax:rows=64,columns=1000.
     """
-    gemm = Gemm.parse(shape)
-    require_writable(out)
+    require_target(settings.target)
+    number, parts = part(settings.part)
+    if settings.schedules < 1:
+        raise UserError(f"--schedules must be at least 1, not {settings.schedules}")
+    require_writable(settings.out)
+    if settings.join:
+        if tasks or settings.grid:
+            raise UserError("--join measures nothing and takes no tasks: give one or the other")
+        _join(settings)
+        return
+    wanted = _wanted(tasks or [], settings)
 
-    from cuda_l2.families._base import families_for
-    from cuda_l2.optimizer import Optimizer
-    from cuda_l2.propose._base import FamilySpace
-    from cuda_l2.propose._recorded import RecordedSpace, grid, save
-    from cuda_l2.search import judge_group
-    from cuda_l2.settings import Settings
+    from cuda_l2.rigs import open_rig
+    from cuda_l2.runs.recording import Recorder, part_of, pool
 
-    with Optimizer(Settings(archive=settings.archive)) as optimizer, optimizer.evaluator(gemm) as evaluator:
-        family = families_for(gemm, optimizer.target)[0]
-        schedules = list(grid(family, gemm, optimizer.target, settings.fix, settings.values))
-        if not schedules:
-            raise UserError(f"no schedule of {family.name} for {gemm} is as --fix says; fix fewer choices")
-        if len(schedules) > settings.limit:
-            has = counted(len(schedules), "schedule")
-            raise UserError(f"the grid has {has}, more than {settings.limit}: fix choices with --fix, or raise --limit")
-        space = FamilySpace(family, gemm, optimizer.target)
-        rewards = {}
-        for start in range(0, len(schedules), BATCH):
-            batch = schedules[start : start + BATCH]
-            candidates = [space.render(values, "grid") for values in batch]
-            trials = [trial for trial, _ in judge_group(evaluator, optimizer.archive, candidates)]
-            rewards.update({values: trial.reward for values, trial in zip(batch, trials, strict=True)})
-            print(f"{len(rewards)} of {len(schedules)}, best reward {max(rewards.values()):.3f}", flush=True)
-        save(out, RecordedSpace(gemm, optimizer.target, family.choices, rewards), evaluator.environment)
+    drawn = {"schedules": settings.schedules, "seed": settings.seed}
+    with open_rig(settings.target) as rig:
+        entries = pool(wanted, rig.target, settings.schedules, settings.seed)
+        own = part_of(wanted, number, parts)
+        tell(f"a pool of {counted(len(entries), 'schedule')}, {counted(len(own), 'task')}; goes to {settings.out}")
+        try:
+            with Recorder(settings.out, rig, drawn, tell) as recorder:
+                recorder.record(own, entries)
+        except KeyboardInterrupt:
+            end_interrupted()
+    _print(settings.out)
+
+
+def _wanted(texts: list[str], settings: RecordSettings) -> list[Task]:
+    from cuda_l2 import tasks
+    from cuda_l2.machine import chosen
+    from cuda_l2.runs.recording import grid_tasks
+
+    named = [tasks.parse(text, chosen(settings.target)) for text in texts]
+    found = list(dict.fromkeys([*named, *(grid_tasks(settings.grid) if settings.grid else [])]))
+    if not found:
+        raise UserError("tasks are missing, as in 512x512x512, or --grid: what should be recorded?")
+    return found
+
+
+def _join(settings: RecordSettings) -> None:
+    from cuda_l2.worlds.world import join, read, write
+
+    write(join([(path, read(path, tell)) for path in settings.join]), settings.out)
+    _print(settings.out)
+
+
+def _print(path: Path) -> None:
+    from cuda_l2.worlds.world import read
+
+    print(f"{path}: {read(path, tell)}")

@@ -1,4 +1,4 @@
-"""cuda-l2 train: one stage of training a language model that writes kernels."""
+"""cuda-l2 train: one stage of training a language model that writes kernels, or the schedule policy."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cuda_l2 import machine, tasks
-from cuda_l2.commands._options import require_target
+from cuda_l2.commands._options import require_default, require_target
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import imported
@@ -27,6 +27,8 @@ ON_ALL, ON_PRODUCTS = "general-rl", "hgemm-rl"
 """The stage that takes all tasks of our own where none is named, and the one that takes matrix products alone."""
 RESUMABLE = ("save_every", "checkpoints")
 """Settings that may change when an interrupted run goes on."""
+WORLDS = ("world", "held_out")
+"""Options of the stage that learns from recorded worlds."""
 
 
 @Parameter(name="*")
@@ -60,6 +62,11 @@ class TrainSettings:
     """Build and run the model's kernels also where no sandbox shuts them off from the file system."""
     show: Annotated[bool, Parameter(negative=())] = False
     """Print the stage's packaged settings and do nothing."""
+    world: Annotated[list[Path] | None, Parameter(negative=())] = None
+    """Recorded world to train the schedule policy from, as `cuda-l2 record` writes it; may be given several times."""
+    held_out: str = ""
+    """Tasks of the world that the schedule policy must not see: a number of them, always the same; their texts with
+    commas; or a file with one a line."""
 
 
 def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSettings = TrainSettings()) -> None:
@@ -73,10 +80,17 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
         for hgemm-rl shapes alone.
     stage
         pretrain (on text), sft (on conversations that end in a verified kernel), self-supervised (on verified kernels
-        of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix products).
+        of the model's own), general-rl and hgemm-rl (by measured rewards, on tasks of every kind, on matrix products);
+        schedule (the schedule policy that `cuda-l2 optimize` searches with, from --world alone).
     """
-    from cuda_l2.learn.settings import packaged, read
+    from cuda_l2.learn.settings import SCHEDULE, packaged, read
 
+    if stage == SCHEDULE:
+        _train_schedule(shapes or [], settings)
+        return
+    for option in WORLDS:
+        if getattr(settings, option):
+            raise UserError(f"--{option.replace('_', '-')} goes with --stage {SCHEDULE} alone")
     chosen = read(stage, settings.config, settings.set or [])
     if settings.show:
         print(packaged(stage).read_text(), end="")
@@ -96,6 +110,44 @@ def command(shapes: list[str] | None = None, /, *, stage: str, settings: TrainSe
         named = list(dict.fromkeys(tasks.parse(shape, target, settings.kernelbench) for shape in shapes or []))
         _train_on_tasks(chosen, settings, settings.out, named)
     print(f"the model is in {settings.out / 'model'}; use it with --policy hf:{settings.out / 'model'}")
+
+
+def _train_schedule(shapes: list[str], settings: TrainSettings) -> None:
+    """The stage `schedule`: from worlds alone, without a machine."""
+    from cuda_l2.learn.settings import SCHEDULE, packaged, read_schedule
+
+    chosen = read_schedule(settings.config, settings.set or [])
+    if settings.show:
+        print(packaged(SCHEDULE).read_text(), end="")
+        return
+    if shapes:
+        raise UserError(f"the stage {SCHEDULE} learns from --world alone and takes no shapes")
+    require_default(settings, ("out", "config", "set", "show", *WORLDS), f"does not go with --stage {SCHEDULE}")
+    if not settings.world or settings.out is None:
+        missing = "--out" if settings.world else "--world"
+        raise UserError(f"{missing} is missing; `cuda-l2 train --help` says what it is")
+
+    from cuda_l2.learn.run import Run
+    from cuda_l2.learn.schedule import ScheduleTraining
+    from cuda_l2.propose._recorded import recorded_space
+    from cuda_l2.propose._weights import FILE
+    from cuda_l2.worlds.split import split
+    from cuda_l2.worlds.world import read
+
+    imported("safetensors", "the weights of a schedule policy need", "worlds")
+    spaces, digests = [], []
+    for path in settings.world:
+        world = read(path, _say)
+        learnt, held_out = split(world.tasks, settings.held_out)
+        spaces += [recorded_space(world, task) for task in learnt]
+        digests.append(hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        _say(f"{path}: {world}; {counted(len(held_out), 'task')} held out")
+    same = {name: value for name, value in asdict(chosen).items() if name not in RESUMABLE}
+    decisive = {"stage": SCHEDULE, "world": digests, "held_out": settings.held_out, **same}
+    with Run(settings.out, decisive) as run:
+        if not run.done:
+            ScheduleTraining(spaces, chosen, run, _say).train()
+    print(f"the policy is in {run.model / FILE}; use it with `cuda-l2 optimize --weights {run.model / FILE}`")
 
 
 def _train_on_data(stage: "StageSettings", settings: TrainSettings, out: Path) -> None:

@@ -20,8 +20,7 @@ from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
 from cuda_l2.machine._base import Target
-from cuda_l2.propose._base import FamilySpace
-from cuda_l2.propose.random import draw
+from cuda_l2.propose._base import FamilySpace, draw
 from cuda_l2.records import Task
 from cuda_l2.retrieve.nearest import Nearest
 from cuda_l2.retrieve.sources import Source, files

@@ -18,7 +18,7 @@ from cuda_l2.system.lines import LinesFile, parsed
 FORMAT = "cuda-l2 train 1"
 LOG = "run.jsonl"
 MODEL = "model"
-FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-out"}
+FINGERPRINTS = {"data": "--data", "prompts": "--prompts", "hold_out": "--hold-out", "world": "--world"}
 """Settings that the file holds as a hash, with their options: an error names the option, not the hash."""
 
 

@@ -11,6 +11,8 @@ from cuda_l2.system.files import read_text
 
 PACKAGED = Path(__file__).with_name("stages")
 STAGES = ("pretrain", "sft", "self-supervised", "general-rl", "hgemm-rl")
+SCHEDULE = "schedule"
+"""The stage that trains no language model but the schedule policy, with settings of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,41 @@ class Rl:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """The schedule policy's training from worlds: a warm start, then contrastive GRPO."""
+
+    warm_steps: int
+    steps: int
+    tasks: int
+    group: int
+    near: float
+    warm_learning_rate: float
+    learning_rate: float
+    exemplars: int
+    scores: bool
+    history: int
+    kl_weight: float
+    clip: float
+    smoothing: bool
+    smoothing_clip: float
+    alpha: float
+    beta: float
+    save_every: int
+    checkpoints: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "near", "warm_learning_rate", "learning_rate", "history", "save_every", "checkpoints"):
+            _require(getattr(self, name) > 0, f"schedule.{name} must be above 0")
+        _require(min(self.warm_steps, self.steps, self.seed) >= 0, "schedule's steps and seed must not be negative")
+        _require(self.warm_steps + self.steps > 0, "schedule needs steps above 0")
+        _require(self.group >= 2, "schedule.group must be at least 2: advantages are relative")
+        _require(0 <= self.exemplars <= 3, "schedule.exemplars is a number from 0 to 3")
+        _require(min(self.kl_weight, self.alpha, self.beta) >= 0, "schedule's weights must not be negative")
+        _require(self.clip > 0 and self.smoothing_clip > 0, "schedule.clip and smoothing_clip must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class StageSettings:
     """A stage's sections; those that it does not have are None."""
 
@@ -147,7 +184,7 @@ class StageSettings:
             _require(self.tuning.batch % self.rl.group == 0, "tuning.batch must be a multiple of rl.group")
 
 
-KINDS: Sequence[type] = (Tuning, Lora, Scratch, Sampling, Collecting, Rl)
+KINDS: Sequence[type] = (Tuning, Lora, Scratch, Sampling, Collecting, Rl, Schedule)
 SECTIONS = {kind.__name__.lower(): kind for kind in KINDS}
 
 
@@ -156,14 +193,23 @@ def read(stage: str, path: Path | None = None, changes: Sequence[str] = ()) -> S
     which count before both. UserError with what cannot be read.
     """
     if stage not in STAGES:
-        raise UserError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
+        raise UserError(f"there is no stage {stage!r}; choose from {', '.join((*STAGES, SCHEDULE))}")
+    return StageSettings(stage, **_sections(stage, path, changes))
+
+
+def read_schedule(path: Path | None = None, changes: Sequence[str] = ()) -> Schedule:
+    """The settings of the stage `schedule`, as `read` reads those of others."""
+    found: Schedule = _sections(SCHEDULE, path, changes)[SCHEDULE]
+    return found
+
+
+def _sections(stage: str, path: Path | None, changes: Sequence[str]) -> dict[str, Any]:
     values = tomllib.loads(packaged(stage).read_text())
     if path is not None:
         _merge(values, _parsed(read_text(path), str(path)), str(path))
     for change in changes:
         _merge(values, _parsed(change, f"--set {change}"), f"--set {change}")
-    made = {name: SECTIONS[name](**values[name]) for name in values}
-    return StageSettings(stage, **made)
+    return {name: SECTIONS[name](**values[name]) for name in values}
 
 
 def packaged(stage: str) -> Path:

@@ -9,6 +9,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +40,15 @@ class Space(Protocol):
     def values_of(self, trial: Trial) -> Values:
         """The values a trial's candidate was written from; empty where it was not written in this space."""
 
+    def ranked(self, count: int) -> list[Values]:
+        """Up to `count` schedules, the best by the families' own models first; the defaults where there is no model."""
+
+    def estimate_us(self, values: Values) -> float:
+        """The family's modelled microseconds of a launch; infinite without a model."""
+
+    def some(self, count: int, rng: np.random.Generator) -> list[Values]:
+        """Up to `count` different schedules, drawn choice by choice; all where the space is known to have no more."""
+
 
 @dataclass(frozen=True)
 class FamilySpace:
@@ -63,9 +73,28 @@ class FamilySpace:
             return ()
         return tuple(value for _, value in trial.candidate.schedule)
 
+    def whole(self, family: str, own: Values) -> Values:
+        """A family's schedule as one of this space; ValueError for another family's."""
+        if family != self.family.name:
+            raise ValueError(f"{family} is not in this space")
+        return own
+
+    def split(self, values: Values) -> tuple[Family, Values]:
+        """The family of a schedule of this space, and the family's own values."""
+        return self.family, values
+
     def defaults(self) -> list[Values]:
         """The schedules that an engineer would try first."""
         return self.family.defaults(self.task, self.target)
+
+    def ranked(self, count: int) -> list[Values]:
+        return self.family.ranked(self.task, self.target, count)
+
+    def estimate_us(self, values: Values) -> float:
+        return self.family.estimate_us(self.task, self.target, self.family.named(values))
+
+    def some(self, count: int, rng: np.random.Generator) -> list[Values]:
+        return drawn(self, count, rng)
 
 
 ABSENT = -1
@@ -88,7 +117,7 @@ class UnionSpace:
 
     def valid(self, prefix: Sequence[int]) -> Values:
         if not prefix:
-            return tuple(range(len(self.families)))
+            return self._serving
         start = 1
         for index, family in enumerate(self.families):
             end = start + len(family.choices)
@@ -99,25 +128,68 @@ class UnionSpace:
         raise ValueError("the schedule is complete")
 
     def render(self, values: Values, proposer: str) -> Candidate:
-        family = self.families[values[0]]
-        start = 1 + sum(len(other.choices) for other in self.families[: values[0]])
-        own = values[start : start + len(family.choices)]
+        family, own = self.split(values)
         return family.render(Schedule(family, self.task, self.target, own), proposer)
 
     def values_of(self, trial: Trial) -> Values:
-        names = [family.name for family in self.families]
-        if trial.candidate.family not in names:
+        try:
+            return self.whole(trial.candidate.family, tuple(value for _, value in trial.candidate.schedule))
+        except ValueError:
             return ()
-        return self._whole(names.index(trial.candidate.family), tuple(value for _, value in trial.candidate.schedule))
+
+    def split(self, values: Values) -> tuple[Family, Values]:
+        """The family of a schedule of this space, and the family's own values."""
+        family = self.families[values[0]]
+        start = 1 + sum(len(other.choices) for other in self.families[: values[0]])
+        return family, values[start : start + len(family.choices)]
 
     def defaults(self) -> list[Values]:
         """The schedules of each family that an engineer would try first."""
-        own = enumerate(family.defaults(self.task, self.target) for family in self.families)
+        own = [(i, self.families[i].defaults(self.task, self.target)) for i in self._serving]
         return [self._whole(i, values) for i, each in own for values in each]
+
+    def ranked(self, count: int) -> list[Values]:
+        own = [(i, self.families[i].ranked(self.task, self.target, count)) for i in self._serving]
+        found = [self._whole(i, values) for i, each in own for values in each]
+        return sorted(found, key=self.estimate_us)[:count]
+
+    def estimate_us(self, values: Values) -> float:
+        family, own = self.split(values)
+        return family.estimate_us(self.task, self.target, family.named(own))
+
+    def some(self, count: int, rng: np.random.Generator) -> list[Values]:
+        return drawn(self, count, rng)
+
+    def whole(self, family: str, own: Values) -> Values:
+        """A family's schedule as one of this space; ValueError for another family's."""
+        return self._whole([each.name for each in self.families].index(family), own)
+
+    @cached_property
+    def _serving(self) -> Values:
+        """Indices of the families that serve the task."""
+        return tuple(
+            i
+            for i, family in enumerate(self.families)
+            if family.products is self.task.product and family.serves(self.task, self.target)
+        )
 
     def _whole(self, chosen: int, own: Values) -> Values:
         parts = [own if i == chosen else (ABSENT,) * len(family.choices) for i, family in enumerate(self.families)]
         return (chosen, *(value for part in parts for value in part))
+
+
+def draw(space: Space, rng: np.random.Generator) -> Values:
+    """Values of a schedule, each uniform over those valid after the ones before."""
+    values: list[int] = []
+    for _ in space.choices:
+        valid = space.valid(values)
+        values.append(valid[int(rng.integers(len(valid)))])
+    return tuple(values)
+
+
+def drawn(space: Space, count: int, rng: np.random.Generator) -> list[Values]:
+    """Up to `count` different schedules of a space: what as many draws give."""
+    return list(dict.fromkeys(draw(space, rng) for _ in range(count)))
 
 
 def space_for(families: Sequence[Family], task: Task, target: Target) -> "FamilySpace | UnionSpace":

@@ -29,6 +29,7 @@ class Vocabulary:
         sizes = [len(choice.values) for choice in choices]
         self.offsets: list[int] = [0, *itertools.accumulate(sizes)]
         self.size = self.offsets[-1]
+        self._masks: dict[tuple[int, Values], torch.Tensor] = {}
         self._tokens = [
             {value: self.offsets[i] + j for j, value in enumerate(choice.values)} for i, choice in enumerate(choices)
         ]
@@ -40,10 +41,12 @@ class Vocabulary:
         return self.choices[position].values[token - self.offsets[position]]
 
     def mask(self, position: int, values: Values) -> torch.Tensor:
-        """True at the tokens of these values."""
-        mask = torch.zeros(self.size, dtype=torch.bool)
-        mask[[self.token(position, value) for value in values]] = True
-        return mask
+        """True at the tokens of these values. Shared: not to be written to."""
+        if (position, values) not in self._masks:
+            mask = torch.zeros(self.size, dtype=torch.bool)
+            mask[[self.token(position, value) for value in values]] = True
+            self._masks[position, values] = mask
+        return self._masks[position, values]
 
 
 class ScheduleTransformer(nn.Module):

@@ -1,6 +1,8 @@
 """Opens the policy that a user names, and the policy that chooses among schedules of kernel families."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -10,15 +12,26 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import Policy, Proposer, Trials, proposer_maker, space_for
 from cuda_l2.records import Candidate, Task, Trial
+from cuda_l2.system.errors import UserError
 from cuda_l2.system.place import Place
+
+TRAINED = "schedule"
+"""The policy that weights are of."""
 
 
 class FamilyPolicy(Policy):
     """Chooses among the schedules of the kernel families that serve a task."""
 
-    def __init__(self, name: str) -> None:
-        """UserError where there is no such policy or what it needs is not installed."""
+    def __init__(self, name: str, weights: Path | None = None) -> None:
+        """UserError where there is no such policy or what it needs is not installed. weights: of `schedule`."""
         self.name, self._maker = name, proposer_maker(name)
+        self._weights = None
+        if weights is not None:
+            if name != TRAINED:
+                raise UserError(f"weights are of the policy {TRAINED}, not of {name}")
+            from cuda_l2.propose._weights import load  # noqa: PLC0415 - loads torch
+
+            self._weights = load(weights)
 
     def proposer(
         self,
@@ -30,7 +43,14 @@ class FamilyPolicy(Policy):
         profile: Callable[[Trial], str] = lambda trial: "",
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> Proposer:
-        return self._maker(space_for(families_for(task, target), task, target), trials, rng)
+        if self._weights is None:
+            return self._maker(space_for(families_for(task, target), task, target), trials, rng)
+        from cuda_l2.propose.schedule import SchedulePolicy  # noqa: PLC0415 - loads torch
+
+        if target.machine not in self._weights.machines:
+            learnt = ", ".join(self._weights.machines)
+            print(f"cuda-l2: the weights learnt from {learnt}; this machine is {target.machine}", file=sys.stderr)
+        return SchedulePolicy(self._weights.space(task, target), trials, rng, weights=self._weights)
 
 
 def default_candidates(task: Task, target: Target) -> list[Candidate]:
@@ -50,13 +70,16 @@ def open_policy(
     hidden: Callable[[str], bool] = lambda text: False,
     *,
     anew: bool = False,
+    weights: Path | None = None,
 ) -> Policy:
     """The policy that a user names: a language model as KIND:NAME, or a proposer. UserError where it cannot be used.
 
-    The other arguments concern language models alone, see `ModelPolicy`.
+    weights: of a trained schedule policy. The other arguments concern language models alone, see `ModelPolicy`.
     """
     if not is_model(name):
-        return FamilyPolicy(name)
+        return FamilyPolicy(name, weights)
+    if weights is not None:
+        raise UserError(f"weights are of the policy {TRAINED}, not of {name}")
     from cuda_l2.propose._model_policy import ModelPolicy  # noqa: PLC0415 - parts of it are optional
 
     return ModelPolicy(name, settings, archive, purpose, hidden, anew=anew)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cuda_l2.propose._base import Proposer, Space
+from cuda_l2.propose._base import Proposer, Space, draw
 from cuda_l2.records import Candidate, Trial
 
 
@@ -21,15 +21,6 @@ class RandomProposer(Proposer):
 
     def observe(self, trials: Sequence[Trial]) -> None:
         pass
-
-
-def draw(space: Space, rng: np.random.Generator) -> tuple[int, ...]:
-    """Values of a schedule, each uniform over those valid after the ones before."""
-    values: list[int] = []
-    for _ in space.choices:
-        valid = space.valid(values)
-        values.append(valid[int(rng.integers(len(valid)))])
-    return tuple(values)
 
 
 PROPOSER = RandomProposer

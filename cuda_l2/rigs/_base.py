@@ -124,6 +124,8 @@ class Rig(Closing):
     """Candidates a search proposes at once."""
     builds_disturb = False
     """Whether compiling disturbs timings, so that both share the machine's lock."""
+    measures = True
+    """Whether the machine itself is at work, so that its lock is held meanwhile."""
     request: Request
 
     @abstractmethod

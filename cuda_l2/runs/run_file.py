@@ -62,6 +62,8 @@ class RunFile(Closing, Generic[R]):
 
     record: type[R]
     """What its lines hold; a subclass says."""
+    advice = "choose another place with --out, or --fresh to move it aside and begin anew"
+    """What to do where the file cannot be gone on with."""
 
     def __init__(self, path: Path, header: Header, warn: Callable[[str], None] | None = None) -> None:
         """Open the file or begin it; UserError where it is another machine's, other settings', or in use."""
@@ -103,8 +105,7 @@ class RunFile(Closing, Generic[R]):
 
     def _adopt(self, line: bytes) -> None:
         """Take the header that is there, if this run's figures belong under it."""
-        advice = "choose another place with --out, or --fresh to move it aside and begin anew"
-        fields, ours = lines.parsed(line), self.header
+        advice, fields, ours = self.advice, lines.parsed(line), self.header
         if not fields or fields.get("kind") != ours.kind:
             raise UserError(f"{self.path} does not begin as a file of {ours.kind}: {advice}")
         if fields.get("version") != ours.version:

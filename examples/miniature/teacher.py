@@ -17,9 +17,8 @@ from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Questions
-from cuda_l2.propose._base import Values, space_for
+from cuda_l2.propose._base import Values, draw, space_for
 from cuda_l2.propose._prompt import Templates
-from cuda_l2.propose.random import draw
 from cuda_l2.records import Candidate, Task, Trial
 from cuda_l2.retrieve.sources import installed_sources
 from cuda_l2.rigs import Rig

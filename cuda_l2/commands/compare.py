@@ -1,0 +1,54 @@
+"""cuda-l2 compare: searchers side by side on a recorded world, without its machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cuda_l2.commands._options import require_writable, tell
+from cuda_l2.system.files import write_text
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """How to compare."""
+
+    world: Path
+    """File that `cuda-l2 record` wrote."""
+    held_out: str = "10"
+    """Tasks to search: a number of them, always the same; their texts with commas; or a file with one a line. Searchers
+    may know the measurements of all others."""
+    searchers: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (
+        *("schedule", "random", "tpe", "ranked", "nearest", "boosted", "transfer"),
+        *("kernel-tuner:genetic_algorithm", "kernel-tuner:hybrid_vndx"),
+    )
+    """schedule (the policy, untrained), schedule:FILE (with trained weights), frozen, frozen:FILE (without updates),
+    random, tpe, ranked (the kernels' own models), nearest (what was best on the nearest tasks), boosted (a cost model
+    of the search so far), transfer (the same, fitted on the other tasks before), kernel-tuner:STRATEGY."""
+    seeds: int = 5
+    """Searches of each searcher on each task."""
+    measurements: int = 64
+    """Schedules measured in a search; one that comes again counts once."""
+    out: Path = Path("comparison")
+    """Folder for comparison.md, comparison.csv and comparison.svg."""
+
+
+def command(*, settings: CompareSettings) -> None:
+    """Print how far every searcher is from the best recorded kernel after so many measurements."""
+    require_writable(settings.out / "comparison.md")
+
+    from cuda_l2.report.comparison import csv, figure, table
+    from cuda_l2.runs.comparison import compare
+    from cuda_l2.worlds.split import split
+    from cuda_l2.worlds.world import read
+
+    world = read(settings.world, tell)
+    learnt, held_out = split(world.tasks, settings.held_out)
+    curves = compare(world, learnt, held_out, settings.searchers, settings.seeds, settings.measurements, tell)
+    text = table(curves, str(world))
+    print(text, end="")
+    for suffix, content in (("md", text), ("csv", csv(curves)), ("svg", figure(curves))):
+        write_text(settings.out / f"comparison.{suffix}", content)
+    tell(f"table, figures and plot are in {settings.out}")

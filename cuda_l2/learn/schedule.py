@@ -1,0 +1,243 @@
+"""The schedule policy's training from recorded worlds.
+
+First a warm start: the network learns to write the best schedules of each task. Then contrastive GRPO as the papers
+have it: a group of schedules of a task, with some of its measurements as exemplars in the question, and advantages of
+their recorded rewards. Half of all questions hold no exemplar, since the first guess of a search has none.
+"""
+
+import copy
+import io
+import json
+import math
+import pickle
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cuda_l2.learn.run import Run
+from cuda_l2.learn.settings import Schedule
+from cuda_l2.propose._base import Exemplar, Values
+from cuda_l2.propose._exemplars import sample_exemplars
+from cuda_l2.propose._grpo import GrpoSettings
+from cuda_l2.propose._network import ScheduleTransformer, Vocabulary, log_probabilities
+from cuda_l2.propose._recorded import RecordedSpace, recorded_reward
+from cuda_l2.propose._sampling import group_loss, one_thread, reference_of, sample_group, tokens_of, values_of
+from cuda_l2.propose._weights import FILE, Weights
+from cuda_l2.reward import RewardSettings, group_advantages, smooth
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.files import whole
+
+WARM, RL = "warm start", "GRPO"
+STATE, DONE = "state.pt", "trainer_state.json"
+"""Files of a checkpoint; the second is written last."""
+SHOWN_EVERY = 50
+
+
+class Lesson:
+    """One task to learn from: its recorded schedules with their rewards."""
+
+    def __init__(self, space: RecordedSpace, settings: Schedule) -> None:
+        self.space = space
+        rewards = RewardSettings(alpha=settings.alpha, beta=settings.beta, smoothing_clip=settings.smoothing_clip)
+        self.rewards = {values: recorded_reward(row, rewards) for values, row in space.by_values.items()}
+        self.rewards = {values: reward for values, reward in self.rewards.items() if not math.isnan(reward)}
+        self.schedules = list(self.rewards)
+        self._near = settings.near
+        self._answers: dict[Values, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """How often the warm start shows each schedule: falling with its time over the best."""
+        weights = [math.exp(-self.space.regret(values) / self._near) for values in self.schedules]
+        return np.array(weights) / sum(weights)
+
+    def answers(self, network: ScheduleTransformer, schedules: Sequence[Values]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Schedules as answers, G x T, with the masks of what the task's whole space allows, G x T x V.
+
+        Not of what was recorded: a search of the whole space must know that a value was good, also where it was alone.
+        """
+        for values in schedules:
+            if values not in self._answers:
+                answers, masks = tokens_of(network, self.space.inner, [values])
+                self._answers[values] = answers[0], masks[0]
+        found = [self._answers[values] for values in schedules]
+        return torch.stack([answer for answer, _ in found]), torch.stack([mask for _, mask in found])
+
+    def exemplars(self, settings: Schedule, rng: np.random.Generator) -> list[Exemplar]:
+        """Some of a few random measurements; none in half of the questions."""
+        if not settings.exemplars or rng.random() < 0.5:
+            return []
+        seen = min(int(rng.integers(1, settings.history + 1)), len(self.schedules))
+        history = [self.schedules[i] for i in rng.choice(len(self.schedules), seen, replace=False)]
+        chosen = sample_exemplars([(self.rewards[values], values) for values in history], settings.exemplars, rng)
+        return [Exemplar(values, score if settings.scores else 0.0) for score, values in chosen]
+
+    def advantages(self, schedules: Sequence[Values], settings: Schedule) -> list[float] | None:
+        """The advantages of a group; None where all are alike."""
+        rewards = [self.rewards.get(values, min(self.rewards.values())) for values in schedules]
+        if settings.smoothing:
+            rewards = smooth(rewards, list(self.rewards.values()), settings.smoothing_clip)
+        return group_advantages(rewards)
+
+
+class ScheduleTraining:
+    """One run: the network, its optimizer, and what a killed run goes on from."""
+
+    def __init__(
+        self, spaces: Sequence[RecordedSpace], settings: Schedule, run: Run, say: Callable[[str], None]
+    ) -> None:
+        """spaces: one for each task to learn from, all of the same families. UserError where none can be learnt."""
+        self._settings, self._run, self._say = settings, run, say
+        self._lessons = [Lesson(space, settings) for space in spaces]
+        self._families = spaces[0].families
+        if any(space.families != self._families for space in spaces):
+            raise UserError("the worlds have schedules of different families: train from them one by one")
+        self._machines = tuple(sorted({space.target.machine for space in spaces}))
+        torch.manual_seed(settings.seed)
+        self._network = ScheduleTransformer(Vocabulary(spaces[0].choices))
+        self._reference: ScheduleTransformer | None = None
+        self._generator = torch.Generator().manual_seed(settings.seed)
+        self._rng = np.random.default_rng(settings.seed)
+        self._optimizer = self._new_optimizer(settings.warm_learning_rate)
+        self._step = 0
+        self._kept = 0  # the step of the last checkpoint
+
+    def train(self) -> Path:
+        """Train to the end, from the last checkpoint where there is one; the file of the weights.
+
+        UserError where the loss is no number or a file cannot be written: the last checkpoint stays.
+        """
+        self._resume()
+        total = self._settings.warm_steps + self._settings.steps
+        with one_thread():
+            while self._step < total:
+                warm = self._step < self._settings.warm_steps
+                if not warm and self._reference is None:
+                    self._begin_rl()
+                figures = self._taken(self._warm_losses() if warm else self._rl_losses())
+                self._step += 1
+                self._run.log({"step": self._step, "phase": WARM if warm else RL, **figures})
+                if self._step % SHOWN_EVERY == 0 or self._step == total:
+                    said = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+                    self._say(f"step {self._step} of {total}, {WARM if warm else RL}: {said}")
+                if self._step % self._settings.save_every == 0 and self._step < total:
+                    self._save()
+        self._run.finish(lambda folder: self.weights.save(folder / FILE))
+        return self._run.model / FILE
+
+    @property
+    def weights(self) -> Weights:
+        """What was learnt so far."""
+        return Weights(
+            self._families,
+            {name: tensor.detach().clone().contiguous() for name, tensor in self._network.state_dict().items()},
+            tuple(sorted({str(lesson.space.task) for lesson in self._lessons})),
+            self._machines,
+            self._settings.exemplars,
+            self._settings.scores,
+            asdict(self._settings),
+        )
+
+    def _new_optimizer(self, rate: float) -> torch.optim.AdamW:
+        return torch.optim.AdamW(self._network.parameters(), lr=rate, weight_decay=0.0)
+
+    def _begin_rl(self) -> None:
+        """What was learnt so far becomes the reference policy."""
+        self._reference = copy.deepcopy(self._network).requires_grad_(False)
+        self._optimizer = self._new_optimizer(self._settings.learning_rate)
+
+    def _drawn(self) -> list[Lesson]:
+        return [self._lessons[i] for i in self._rng.integers(len(self._lessons), size=self._settings.tasks)]
+
+    def _warm_losses(self) -> tuple[list[torch.Tensor], dict[str, float]]:
+        """The surprise at good schedules, a token, for each drawn task."""
+        losses = []
+        for lesson in self._drawn():
+            picked = self._rng.choice(len(lesson.schedules), self._settings.group, p=lesson.shares)
+            answers, masks = lesson.answers(self._network, [lesson.schedules[i] for i in picked])
+            context = self._network.context(lesson.space, lesson.exemplars(self._settings, self._rng))
+            losses.append(-log_probabilities(self._network, context, answers, masks).sum(1).mean())
+        return losses, {}
+
+    def _rl_losses(self) -> tuple[list[torch.Tensor], dict[str, float]]:
+        """GRPO's loss for each drawn task whose group has different rewards, and the mean regret of the groups."""
+        assert self._reference is not None
+        settings = self._settings
+        grpo = GrpoSettings(settings.learning_rate, settings.clip, settings.kl_weight, epochs=1)
+        losses, regrets = [], []
+        for lesson in self._drawn():
+            space, exemplars = lesson.space, lesson.exemplars(settings, self._rng)
+            group = sample_group(self._network, space, exemplars, settings.group, self._generator, set())
+            schedules = [values_of(self._network, row) for row in group.answer_GT]
+            regrets.append(statistics.median(lesson.space.regret(values) for values in schedules))
+            advantages = lesson.advantages(schedules, settings)
+            if advantages is not None:
+                reference = reference_of(self._reference, space, group)
+                losses.append(group_loss(self._network, reference, space, group, torch.tensor(advantages), grpo))
+        return losses, {"median regret": statistics.median(regrets)}
+
+    def _taken(self, found: tuple[list[torch.Tensor], dict[str, float]]) -> dict[str, float]:
+        """One gradient step on the mean loss; the step's figures."""
+        losses, figures = found
+        if not losses:
+            return figures
+        loss = torch.stack(losses).mean()
+        if not torch.isfinite(loss):
+            raise UserError(
+                f"the loss is no number at step {self._step + 1}: the checkpoint of step {self._kept} is kept; lower"
+                f" schedule.learning_rate or look into the world's figures ({self._run.folder})"
+            )
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._network.parameters(), GrpoSettings().max_gradient_norm)
+        self._optimizer.step()
+        return {"loss": loss.item(), **figures}
+
+    def _save(self) -> None:
+        """Keep a checkpoint, then remove the oldest."""
+        folder = self._run.checkpoints / f"checkpoint-{self._step}"
+        buffer = io.BytesIO()
+        torch.save(self._state(), buffer)
+        for name, data in ((STATE, buffer.getvalue()), (DONE, json.dumps({"global_step": self._step}).encode())):
+            with whole(folder / name, "started again it goes on from the last checkpoint") as partial:
+                partial.write_bytes(data)
+        self._kept = self._step
+        found = sorted(self._run.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        for old in found[: -self._settings.checkpoints]:
+            shutil.rmtree(old)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "network": self._network.state_dict(),
+            "reference": self._reference.state_dict() if self._reference else None,
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "rng": json.dumps(self._rng.bit_generator.state),
+        }
+
+    def _resume(self) -> None:
+        folder = self._run.last_checkpoint()
+        if folder is None:
+            return
+        try:
+            kept = torch.load(io.BytesIO((folder / STATE).read_bytes()), weights_only=True)
+            self._network.load_state_dict(kept["network"])
+            if kept["reference"] is not None:
+                self._begin_rl()
+                assert self._reference is not None
+                self._reference.load_state_dict(kept["reference"])
+            self._optimizer.load_state_dict(kept["optimizer"])
+            self._generator.set_state(kept["generator"])
+            self._rng.bit_generator.state = json.loads(kept["rng"])
+        except (OSError, RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            raise UserError(f"{folder} is damaged ({error}): remove it to go on from the one before") from None
+        self._step = self._kept = kept["step"]
+        self._say(f"goes on from step {self._step}")

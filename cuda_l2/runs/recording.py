@@ -1,0 +1,190 @@
+"""Recording of a world: a pool of schedules that all tasks share, measured task by task, from where a killed run ended.
+
+Measurements go to a file of lines beside the world; the world is written whole from them when the run ends, also when
+it is interrupted, and goes on from both.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import Family, Schedule, all_families, families_for
+from cuda_l2.machine._base import Target
+from cuda_l2.measure.protocols import SEARCH
+from cuda_l2.propose._base import FamilySpace, Values, draw
+from cuda_l2.records import Candidate, Task, TimingStatus
+from cuda_l2.reward import count_tokens
+from cuda_l2.rigs import Rig
+from cuda_l2.runs.grid import drawn_shapes, read_grid
+from cuda_l2.runs.run_file import Header, RunFile
+from cuda_l2.system.closing import Closing
+from cuda_l2.system.errors import UserError
+from cuda_l2.system.text import counted
+from cuda_l2.system.values import now
+from cuda_l2.version import __version__
+from cuda_l2.worlds.rows import Row, row_of
+from cuda_l2.worlds.world import Head, World, read, space_of, target_fields, write
+
+OFF_GRID = "off-grid"
+OFF_GRID_SHAPES = 400
+"""Shapes drawn at random that a recording adds to the paper's."""
+OWN = 4
+"""Schedules by each family's own ranking that count as what it tries first, beside its defaults."""
+WAIT_S = 60.0
+"""Time for one schedule, waiting for a quiet machine included; the next run measures what has none then."""
+MOST_MISSES = 100
+"""Draws in turn that give no new schedule, after which a small space is taken to have no more."""
+
+Entry = tuple[Family, Values]
+"""A schedule of the pool."""
+
+
+class Journal(RunFile[Row]):
+    """The measurements of a run that has not ended."""
+
+    record = Row
+    advice = "choose another --out, or remove the file"
+
+
+def grid_tasks(text: str) -> list[Task]:
+    """The shapes of a grid: `paper`, `off-grid` (400, M N and K from 1, ragged, fp16 and bf16), a file or a list."""
+    return list(drawn_shapes(OFF_GRID_SHAPES, 0)) if text == OFF_GRID else list(read_grid(text))
+
+
+def pool(tasks: Sequence[Task], target: Target, count: int, seed: int) -> list[Entry]:
+    """Up to `count` schedules that all tasks share: half what families try first on most tasks, the rest random.
+
+    Random ones are drawn in the space of one task after another, so that every size has some that suit it. UserError
+    where no family serves a task.
+    """
+    rng = np.random.default_rng(seed)
+    spaces = [FamilySpace(family, task, target) for task in tasks for family in _serving(task, target)]
+    tried = Counter((space.family, values) for space in spaces for values in own_schedules(space))
+    found = dict.fromkeys(entry for entry, _ in tried.most_common((count + 1) // 2))
+    misses = 0
+    while len(found) < count and misses < MOST_MISSES:
+        space = spaces[int(rng.integers(len(spaces)))]
+        before = len(found)
+        found[space.family, draw(space, rng)] = None
+        misses = misses + 1 if len(found) == before else 0
+    return list(found)
+
+
+def own_schedules(space: FamilySpace) -> list[Values]:
+    """What a family would try first for one task."""
+    return list(dict.fromkeys([*space.defaults(), *space.ranked(OWN)]))
+
+
+def schedules_for(task: Task, target: Target, entries: Sequence[Entry]) -> list[Schedule]:
+    """The schedules of the pool that are valid for a task, and what its families try first, each once."""
+    serving = _serving(task, target)
+    own = [(family, values) for family in serving for values in own_schedules(FamilySpace(family, task, target))]
+    found = []
+    for family, values in dict.fromkeys([*own, *entries]):
+        if family in serving:
+            with contextlib.suppress(ValueError):
+                found.append(Schedule(family, task, target, values))
+    return found
+
+
+def part_of(tasks: Sequence[Task], number: int, parts: int) -> list[Task]:
+    """The tasks of one part of `parts`; every part has small and large ones."""
+    return list(tasks[number - 1 :: parts])
+
+
+class Recorder(Closing):
+    """Measures schedules on one machine into one world. A context manager, which writes the world at its end."""
+
+    def __init__(self, out: Path, rig: Rig, settings: dict[str, Any], say: Callable[[str], None]) -> None:
+        """settings: of the pool, which the world keeps. UserError where the file is another machine's or no world."""
+        self._out, self._rig, self._say, self._settings = out, rig, say, settings
+        earlier = read(out, say) if out.exists() else None
+        if earlier and earlier.head.machine != rig.target.machine:
+            raise UserError(
+                f"{out} was recorded on {earlier.head.machine}, not on {rig.target.machine}: choose another --out"
+            )
+        self._earlier = earlier.rows if earlier else ()
+        header = Header(rig.target.machine, rig.environment(), {}, now(), "cuda-l2 recording")
+        self._journal = Journal(out.with_name(f"{out.name}.lines"), header, say)
+        self.complete = False
+
+    @property
+    def rows(self) -> list[Row]:
+        """All measurements so far."""
+        found = {row.key: row for row in (*self._earlier, *self._journal.records)}
+        return [found[key] for key in sorted(found)]
+
+    def record(self, tasks: Sequence[Task], entries: Sequence[Entry]) -> None:
+        """Measure what is not yet known of these tasks."""
+        known, untimed = {row.key for row in self.rows}, 0
+        for number, task in enumerate(tasks, 1):
+            schedules = schedules_for(task, self._rig.target, entries)
+            new = [each for each in schedules if (str(task), each.family.name, each.values) not in known]
+            if not new:
+                continue
+            try:
+                self._rig.require_feasible(task)
+            except UserError as error:
+                self._say(f"left out: {error}")
+                continue
+            with Evaluator(task, self._rig) as evaluator:
+                measured = sum(1 for _ in self._measured(evaluator, new))
+            self._say(f"{task}, {number} of {len(tasks)}: {counted(measured, 'schedule')} measured")
+            untimed += len(new) - measured
+        if untimed:
+            self._say(f"{counted(untimed, 'schedule')} not timed, as the machine was busy: the same command goes on")
+        self.complete = not untimed
+
+    def close(self) -> None:
+        """Write the world; what has no measurement at all leaves none."""
+        rows = self.rows
+        try:
+            if any(row.measured for row in rows):
+                write(World(self._head(rows), tuple(rows)), self._out)
+                if self.complete:
+                    self._journal.path.unlink()
+        finally:
+            self._journal.close()
+
+    def _measured(self, evaluator: Evaluator, schedules: Sequence[Schedule]) -> Iterator[Row]:
+        """Rows of new schedules; what other work left untimed is measured by the next run."""
+        size = self._rig.group
+        for start in range(0, len(schedules), size):
+            candidates: list[Candidate] = [
+                each.family.render(each, "record") for each in schedules[start : start + size]
+            ]
+            trials = evaluator.evaluate(candidates, self._rig.protocols[SEARCH.name])
+            for _ in candidates:
+                evaluator.ends = evaluator.clock.now() + WAIT_S
+                trial = next(trials)
+                if trial.status != TimingStatus.BUSY:
+                    row = row_of(trial, count_tokens(trial.candidate.source))
+                    self._journal.append(row)
+                    yield row
+
+    def _head(self, rows: Sequence[Row]) -> Head:
+        target = self._rig.target
+        names = {row.family for row in rows}
+        return Head(
+            kind=target.name,
+            machine=target.machine,
+            target=target_fields(target),
+            environment=self._rig.environment(),
+            protocol=SEARCH.name,
+            spaces={family.name: space_of(family) for family in all_families() if family.name in names},
+            settings=self._settings,
+            created=now(),
+            version=__version__,
+        )
+
+
+def _serving(task: Task, target: Target) -> tuple[Family, ...]:
+    found = families_for(task, target)
+    if not found:
+        raise UserError(f"no kernel family serves {task} on {target.machine}: there are no schedules to record")
+    return found

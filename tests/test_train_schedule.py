@@ -1,0 +1,312 @@
+"""Training of the schedule policy from worlds: what it learns, going on after a kill, errors, switches, its weights."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import made_world
+import numpy as np
+import pytest
+import torch
+from made_world import TARGET
+
+from cuda_l2.commands import train as command
+from cuda_l2.commands.train import TrainSettings
+from cuda_l2.learn import schedule as stage
+from cuda_l2.learn.run import Run
+from cuda_l2.learn.schedule import Lesson, ScheduleTraining
+from cuda_l2.learn.settings import read_schedule
+from cuda_l2.llm.settings import ModelSettings
+from cuda_l2.propose._policy import open_policy
+from cuda_l2.propose._recorded import RecordedSpace, recorded_space
+from cuda_l2.propose._weights import FILE, Weights, load
+from cuda_l2.propose.schedule import SchedulePolicy
+from cuda_l2.runs.comparison import compare
+from cuda_l2.settings import Settings
+from cuda_l2.system.errors import UserError
+from cuda_l2.worlds.split import split
+from cuda_l2.worlds.world import World, write
+
+HELD_OUT = "64x64x64,128x512x128"
+LEARNT = [
+    f"schedule.{change}" for change in ("tasks=3", "group=8", "warm_steps=60", "steps=6", "warm_learning_rate=3e-3")
+]
+SMALL = ("tasks=2", "group=4", "save_every=2", "warm_steps=4", "steps=4")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return made_world.made_world(schedules=80)
+
+
+@pytest.fixture(scope="module")
+def spaces(world) -> list[RecordedSpace]:
+    return [recorded_space(world, task) for task in split(world.tasks, HELD_OUT)[0]]
+
+
+@pytest.fixture(scope="module")
+def path(world, tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("worlds") / "world.parquet"
+    write(world, path)
+    return path
+
+
+def settings(*changes: str) -> Any:
+    return read_schedule(None, [f"schedule.{change}" for change in (*SMALL, *changes)])
+
+
+def train(folder: Path, spaces: list[RecordedSpace], *changes: str) -> Path:
+    chosen = settings(*changes)
+    with Run(folder, asdict(chosen)) as run:
+        return ScheduleTraining(spaces, chosen, run, lambda text: None).train()
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()][1:]
+
+
+@pytest.fixture(scope="module")
+def trained(path, tmp_path_factory) -> Path:
+    """The folder of a policy that learnt from all but the held-out tasks, through the command."""
+    out: Path = tmp_path_factory.mktemp("trained") / "run"
+    command.command(stage="schedule", settings=TrainSettings(out=out, set=LEARNT, world=[path], held_out=HELD_OUT))
+    return out
+
+
+def test_the_policy_learns_and_guesses_well_on_tasks_that_it_never_saw(trained, world) -> None:
+    lines = logged(trained)
+    warm = [line["loss"] for line in lines if line["phase"] == stage.WARM]
+    assert len(warm) == 60 and np.mean(warm[-20:]) < 0.6 * np.mean(warm[:5])
+    assert [line["step"] for line in lines] == list(range(1, 67))
+    learnt, held_out = split(world.tasks, HELD_OUT)
+    curves = compare(world, learnt, held_out, [f"frozen:{trained / 'model'}", "frozen", "random"], 2, 8)
+    means = [
+        np.mean([curve.after(1) for curve in curves if curve.searcher == name])
+        for name in dict.fromkeys(c.searcher for c in curves)
+    ]
+    assert means[0] < 0.5 * min(means[1:])
+
+
+def test_a_searcher_that_saw_a_held_out_task_is_refused(trained, world) -> None:
+    with pytest.raises(UserError, match=r"learnt from .* held out here"):
+        compare(world, [], [world.tasks[0], world.tasks[3]], [f"schedule:{trained / 'model' / FILE}"], 1, 4)
+
+
+class Killed(BaseException):
+    """Nothing in the package catches it."""
+
+
+def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def log(self: Run, fields: dict[str, Any]) -> None:
+        if fields["step"] == step:
+            raise Killed
+
+    monkeypatch.setattr(Run, "log", log)
+
+
+@pytest.mark.parametrize("step", [4, 8])  # in the warm start, and in GRPO
+def test_a_killed_run_goes_on_to_the_very_same_weights(step, spaces, tmp_path, monkeypatch) -> None:
+    whole = train(tmp_path / "whole", spaces).read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(step, patch)
+        train(tmp_path / "killed", spaces)
+    kept = sorted((tmp_path / "killed" / "checkpoints").iterdir())
+    assert 0 < len(kept) <= 2 and not (tmp_path / "killed" / "model").exists()
+    assert train(tmp_path / "killed", spaces).read_bytes() == whole
+    assert not (tmp_path / "killed" / "checkpoints").exists()
+
+
+def test_seeds_give_other_weights_and_the_same_seed_the_same(spaces, tmp_path) -> None:
+    found = [train(tmp_path / str(i), spaces, f"seed={seed}").read_bytes() for i, seed in enumerate((0, 0, 1))]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_loss_that_is_no_number_ends_with_the_last_checkpoint(spaces, tmp_path, monkeypatch) -> None:
+    real = ScheduleTraining._rl_losses
+
+    def spoilt(self: ScheduleTraining) -> Any:
+        losses, figures = real(self)
+        return [loss * (math.nan if self._step == 6 else 1) for loss in losses] or [torch.tensor(math.nan)], figures
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScheduleTraining, "_rl_losses", spoilt)
+        with pytest.raises(UserError, match="no number at step 7: the checkpoint of step 6 is kept"):
+            train(tmp_path / "run", spaces)
+    assert {each.name for each in (tmp_path / "run" / "checkpoints").iterdir()} == {"checkpoint-4", "checkpoint-6"}
+    assert train(tmp_path / "run", spaces).read_bytes() == train(tmp_path / "whole", spaces).read_bytes()
+
+
+def test_a_full_disk_ends_with_the_last_checkpoint(spaces, tmp_path, monkeypatch) -> None:
+    real = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if "checkpoint-4" in str(self):
+            raise OSError(28, "No space left on device")
+        return real(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(UserError, match=r"No space left.*goes on from the last checkpoint"):
+            train(tmp_path / "run", spaces)
+    assert train(tmp_path / "run", spaces).read_bytes() == train(tmp_path / "whole", spaces).read_bytes()
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(spaces, tmp_path, monkeypatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(3, patch)
+        train(tmp_path, spaces)
+    (tmp_path / "checkpoints" / "checkpoint-2" / stage.STATE).write_bytes(b"half")
+    with pytest.raises(UserError, match="checkpoint-2 is damaged"):
+        train(tmp_path, spaces)
+
+
+def test_supervised_alone_takes_no_step_of_grpo(spaces, tmp_path) -> None:
+    train(tmp_path, spaces, "steps=0")
+    assert {line["phase"] for line in logged(tmp_path)} == {stage.WARM}
+
+
+def test_exemplars_come_with_scores_in_half_of_the_questions_unless_switched_off(spaces) -> None:
+    def drawn(*changes: str) -> list[Any]:
+        chosen, rng = settings(*changes), np.random.default_rng(0)
+        return [Lesson(spaces[0], chosen).exemplars(chosen, rng) for _ in range(100)]
+
+    usual = drawn()
+    assert 30 < sum(not exemplars for exemplars in usual) < 70 and max(map(len, usual)) == 2
+    rewards = Lesson(spaces[0], settings()).rewards
+    assert all(each.score == rewards[each.values] for exemplars in usual for each in exemplars)
+    assert not any(drawn("exemplars=0"))
+    blind = drawn("scores=false")
+    assert any(blind) and all(each.score == 0 for exemplars in blind for each in exemplars)
+
+
+def test_smoothing_clips_what_lies_far_out_unless_switched_off(spaces) -> None:
+    lesson = Lesson(spaces[0], settings())
+    order = sorted(lesson.schedules, key=lesson.rewards.__getitem__)
+    group = [order[0], order[len(order) // 2], order[-1]]
+    smooth, plain = (lesson.advantages(group, settings(change)) for change in ("smoothing=true", "smoothing=false"))
+    tight = lesson.advantages(group, settings("smoothing_clip=0.1"))
+    assert smooth and plain and tight and smooth != pytest.approx(plain) and tight != pytest.approx(smooth)
+    assert lesson.advantages(group[:1] * 3, settings()) is None
+
+
+def test_the_penalties_of_equation_3_can_be_switched_off(spaces) -> None:
+    usual, free = Lesson(spaces[0], settings()), Lesson(spaces[0], settings("alpha=0", "beta=0"))
+    for values, row in spaces[0].by_values.items():
+        if row.measured:
+            assert free.rewards[values] == pytest.approx(row.speedup)
+            assert usual.rewards[values] == pytest.approx(max(0.0, row.speedup - 0.1 * 0.01 - 1e-6 * 1000))
+
+
+def test_the_divergence_from_the_warm_start_can_be_switched_off(spaces, tmp_path) -> None:
+    weak, strong = (train(tmp_path / name, spaces, f"kl_weight={weight}") for name, weight in (("a", 0), ("b", 1e6)))
+    assert weak.read_bytes() != strong.read_bytes()
+
+
+def test_the_warm_start_shows_fast_schedules_more_often_and_failures_never(spaces) -> None:
+    lesson = Lesson(spaces[0], settings())
+    shares = dict(zip(lesson.schedules, lesson.shares, strict=True))
+    assert sum(shares.values()) == pytest.approx(1)
+    assert max(shares, key=shares.__getitem__) == min(shares, key=spaces[0].regret)
+    assert all(share == 0 for values, share in shares.items() if not spaces[0].by_values[values].measured)
+
+
+def test_the_warm_start_is_of_the_whole_space(spaces) -> None:
+    """Also where one value alone was recorded: `optimize` searches more than what was."""
+    lesson = Lesson(spaces[0], settings())
+    network = stage.ScheduleTransformer(stage.Vocabulary(spaces[0].choices))
+    answers, masks = lesson.answers(network, lesson.schedules[:3])
+    recorded = stage.tokens_of(network, spaces[0], lesson.schedules[:3])
+    assert (answers == recorded[0]).all() and masks.sum() > 2 * recorded[1].sum()
+    assert masks.gather(-1, answers[..., None]).all()
+
+
+def test_weights_keep_what_they_are_for(trained, world) -> None:
+    found = load(trained / "model")
+    assert found.tasks == tuple(str(task) for task in split(world.tasks, HELD_OUT)[0])
+    assert found.machines == (TARGET.machine,) and found.families == world.families
+    assert found.settings["warm_steps"] == 60 and (found.exemplars, found.scores) == (2, True)
+    assert (trained / "model" / FILE).stat().st_size < 10 << 20
+
+
+def test_optimize_searches_with_the_weights(trained, world, tmp_path, capsys) -> None:
+    policy = open_policy("schedule", ModelSettings(), tmp_path, weights=trained / "model" / FILE)
+    task = split(world.tasks, HELD_OUT)[1][0]
+    proposer = policy.proposer(task, TARGET, list, np.random.default_rng(0))
+    other = policy.proposer(task, TARGET, list, np.random.default_rng(1))
+    assert proposer.name == other.name != SchedulePolicy.name  # its state is kept apart from an untrained one's
+    firsts = [each.propose(4)[0] for each in (proposer, other)]
+    assert firsts[0].id == firsts[1].id and not capsys.readouterr().err  # the most likely one, whatever the seed
+    policy.proposer(task, replace(TARGET, model="Other"), list, np.random.default_rng(0))
+    assert "learnt from cpu:Made" in capsys.readouterr().err
+    assert Settings(weights=trained).weights == trained
+
+
+def test_a_trained_policy_goes_on_from_its_own_state(trained, world) -> None:
+    weights, space = load(trained / "model"), recorded_space(world, world.tasks[0])
+    first = SchedulePolicy(space, list, np.random.default_rng(0), weights=weights)
+    second = SchedulePolicy(space, list, np.random.default_rng(1), weights=weights)
+    second.load_state(first.state())
+    for ours, theirs in zip(first._network.parameters(), second._network.parameters(), strict=True):
+        assert (ours == theirs).all()
+
+
+def test_weights_that_cannot_be_used_are_one_clear_error(trained, world, tmp_path, monkeypatch) -> None:
+    file = trained / "model" / FILE
+    (tmp_path / "half").write_bytes(file.read_bytes()[:1000])
+    for path, says in ((tmp_path / "half", "damaged"), (tmp_path / "none", "no weights at")):
+        with pytest.raises(UserError, match=says):
+            load(path)
+    with pytest.raises(UserError, match="of the policy schedule, not of random"):
+        open_policy("random", ModelSettings(), tmp_path, weights=file)
+    gelu = replace(load(file), families=())
+    with pytest.raises(UserError, match="none of them serves"):
+        gelu.space(world.tasks[0], TARGET)
+    monkeypatch.setattr(type(world.families[0]), "choices", world.families[0].choices[:-1])
+    with pytest.raises(UserError, match="another version of cpu_gemm"):
+        load(file)
+
+
+def test_saving_weights_and_loading_them_changes_nothing(spaces, tmp_path) -> None:
+    state = {"a": torch.arange(4.0), "b": torch.ones(2, 2)}
+    made = Weights(spaces[0].families, state, ("64x64x64",), ("m",), 1, False)
+    made.save(tmp_path / "x" / FILE)
+    found = load(tmp_path / "x")
+    assert found.fingerprint == made.fingerprint and (found.tasks, found.exemplars, found.scores) == (
+        ("64x64x64",),
+        1,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["64x64x64", "--world", "w"], "takes no shapes"),
+        ([], "--world is missing"),
+        (["--world", "w"], "--out is missing"),
+        (["--world", "w", "--out", "o", "--model", "m"], "--model does not go with"),
+        (["--world", "w", "--out", "o"], "there is no file w"),
+        (["--set", "schedule.group=1"], "group must be at least 2"),
+        (["--set", "schedule.nothing=1"], "has no 'nothing'"),
+    ],
+)
+def test_bad_input_of_the_command_is_one_clear_line(arguments, says, typed) -> None:
+    status, out, err = typed("train", "--stage", "schedule", *arguments)
+    assert status == 2 and not out and says in err and len(err.splitlines()) == 1
+
+
+def test_worlds_go_with_this_stage_alone(typed) -> None:
+    status, _, err = typed("train", "--stage", "sft", "--world", "w")
+    assert status == 2 and "--world goes with --stage schedule" in err
+    status, out, _ = typed("train", "--stage", "schedule", "--show")
+    assert status == 0 and "[schedule]" in out
+
+
+def test_a_run_goes_on_only_with_the_same_world(trained, path, tmp_path) -> None:
+    other = made_world.written(tmp_path / "other.parquet", schedules=20)
+    with pytest.raises(UserError, match="other contents of --world"):
+        command.command(
+            stage="schedule", settings=TrainSettings(out=trained, set=LEARNT, world=[other], held_out=HELD_OUT)
+        )
