@@ -16,6 +16,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import few_kernels
 import kept_baselines
 import scripted_times
 
@@ -78,6 +79,7 @@ def serve() -> None:
 
     scripted_times.install(setattr)
     kept_baselines.install(setattr)
+    few_kernels.install(setattr)
     kept_baselines.await_start()
     for line in sys.stdin:
         child = os.fork()

@@ -20,6 +20,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: spinning threads slow others down
 
+import few_kernels
 import kept_baselines
 import scripted_times
 import torch
@@ -130,6 +131,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("OPENAI_API_KEY", KEY)
         scripted_times.install(patch.setattr)
         kept_baselines.install(patch.setattr)
+        few_kernels.install(patch.setattr)
         yield folder
 
 

@@ -9,6 +9,7 @@ What a run does to its process (memory, time, a crash) it does to its child, or 
 anew. Ends when the socket closes, and its child too.
 """
 
+import functools
 import json
 import os
 import resource
@@ -42,11 +43,15 @@ LIBRARIES_BYTES = 8 << 30
 """Address space that torch's libraries and threads take beside what they work on."""
 
 
+load = functools.cache(warm_up)
+"""What a template has done before it forks."""
+
+
 def main() -> None:
     """Arguments: the socket's descriptor, the device."""
     connection, on_cpu = socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "cpu"
     try:
-        warm_up()
+        load()
         if not on_cpu:
             set_full_precision()
         answer: dict[str, Any] = {"ready": True}

@@ -1,13 +1,15 @@
 """A sandboxed process that runs somebody else's Python: a folder of its own, lines of JSON, gone with all it started.
 
 The program inside is a module of ours (`reference_server`, `runner`), but what it runs shares its process, so
-nothing that it says is believed: answers are data.
+nothing that it says is believed: answers are data. Where no GPU is asked for it is forked from a template, which has
+torch loaded; else it loads torch itself.
 """
 
 import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cuda_l2.kernelbench import template_main
+from cuda_l2.kernelbench.template import Forked, give_up, kill, template_of
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import paths, process_tree, sandbox, scratch
@@ -63,30 +67,15 @@ class SandboxedPython(Closing):
             raise UserError("there is no sandbox to run other people's Python in; apt install bubblewrap")
         self._watch: process_tree.Watch | None = None
         self.folder = scratch.make_folder().resolve()
-        self._connection, theirs = socket.socketpair()
         for name, content in files.items():
             (self.folder / name).write_bytes(content)
-        command = [*python(program), str(theirs.fileno()), *arguments]
-        reads, variables = readable(), {"USER": "sandbox", **environment}
-        for variable, name in FOLDERS.items():
+        for name in FOLDERS.values():
             (self.folder / name).mkdir(exist_ok=True)
-            variables[variable] = str(self.folder / name)
-        if devices:
-            libraries = sandbox.gpu_libraries()
-            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
-            if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
-                variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
-            reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
-        command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items()), *command]
-        wrapped = sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True)
         try:
-            with theirs, tempfile.TemporaryFile() as log:
-                self._process = sandbox.start(
-                    wrapped, pass_fds=(theirs.fileno(), *pass_fds), stdout=log, stderr=log, cwd=self.folder
-                )
-                theirs.close()
+            with tempfile.TemporaryFile() as log:
+                self._start(program, arguments, {"USER": "sandbox", **environment}, pass_fds, devices, log.fileno())
                 if memory_bytes:
-                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: sandbox.kill(self._process))
+                    self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: kill(self.pid))
                 try:
                     answer = self.answer(START_TIMEOUT_S)
                 except Fault:
@@ -98,6 +87,45 @@ class SandboxedPython(Closing):
         except BaseException:
             self.close()
             raise
+
+    def _start(
+        self,
+        program: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        pass_fds: Sequence[int],
+        devices: Sequence[Path],
+        output: int,
+    ) -> None:
+        """From a template, whose own variables these are, or where that cannot be, as a new Python."""
+        own = {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
+        self._process: Forked | subprocess.Popen[bytes]
+        template = None if devices else template_of(python(template_main.__name__), program, variables)
+        if template:
+            holder = sandbox.wrap(template_main.HOLDER, self.folder, reads=readable(), proc=True)
+            forked = template.fork(holder, self.folder, {**variables, **own}, arguments, output, pass_fds)
+            if forked:
+                self._process, self._connection = forked, forked.connection
+                return
+            give_up(template)
+        reads, variables = readable(), {**variables, **own}
+        if devices:
+            libraries = sandbox.gpu_libraries()
+            variables["LD_LIBRARY_PATH"] = ":".join(libraries)
+            if "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPU that we use ourselves
+                variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+            reads += [Path(folder) for folder in libraries if not folder.startswith(("/usr", "/lib"))]
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            command = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
+            command += [*python(program), str(theirs.fileno()), *arguments]
+            self._process = sandbox.start(
+                sandbox.wrap(command, self.folder, reads=reads, devices=devices, proc=True),
+                pass_fds=(theirs.fileno(), *pass_fds),
+                stdout=output,
+                stderr=output,
+                cwd=self.folder,
+            )
 
     @property
     def pid(self) -> int:
@@ -145,13 +173,14 @@ class SandboxedPython(Closing):
             self._watch.close()
         if hasattr(self, "_process"):
             held = process_tree.processes(self.pid)
-            sandbox.kill(self._process)
+            kill(self.pid)
             self._process.wait()
             process_tree.wait_gone(held, GONE_TIMEOUT_S)
 
     def close(self) -> None:
         self.end()
-        self._connection.close()
+        if hasattr(self, "_connection"):
+            self._connection.close()
         scratch.remove(self.folder)
 
     def _gone(self) -> Fault:

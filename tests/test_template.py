@@ -1,0 +1,223 @@
+"""kernelbench/template.py: a process that is forked into a sandbox is wholly inside, and has nothing of others."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_l2.kernelbench import sandboxed, template
+from cuda_l2.kernelbench.sandboxed import SandboxedPython
+from cuda_l2.system import process_tree, sandbox
+
+pytestmark = pytest.mark.skipif(sandbox.kind() is sandbox.Kind.LIMITS, reason="there is no sandbox on this machine")
+
+ASKS = """
+import json, os, random, sys
+import numpy
+
+def load():
+    pass
+
+def main():
+    connection = int(sys.argv[1])
+    os.write(connection, b'{"ready": true}\\n')
+    while line := os.read(connection, 1 << 16):
+        try:
+            answer = eval(json.loads(line)["ask"])
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(connection, json.dumps(answer).encode() + b"\\n")
+
+if __name__ == "__main__":
+    main()
+"""
+"""A program that says what a file of others would find."""
+
+COMMON = {*template.BASE, "LC_CTYPE", "PWD", "OLDPWD"}
+"""Variables of every sandbox's commands, which bubblewrap clears in part, and of a shell in between."""
+
+Start = Callable[..., SandboxedPython]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """start(): the program in a sandbox of its own, from one template."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(template, "_templates", {})
+    readable = sandboxed.readable
+    monkeypatch.setattr(sandboxed, "readable", lambda: [*readable(), tmp_path])
+    started: list[SandboxedPython] = []
+
+    def run(**options: object) -> SandboxedPython:
+        started.append(SandboxedPython("asks", {"a": b"text"}, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.close()
+    for known in filter(None, template._templates.values()):
+        known.close()
+
+
+def ask(process: SandboxedPython, expression: str) -> object:
+    process.send({"ask": expression})
+    line = sandbox.receive_line(process._connection, 600, 1 << 20)
+    return json.loads(line)
+
+
+def is_forked(process: SandboxedPython) -> bool:
+    return isinstance(process._process, template.Forked)
+
+
+def test_a_forked_process_is_what_one_would_be_that_was_started(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    forked = start()
+    monkeypatch.setattr(sandboxed, "template_of", lambda *_: None)
+    plain = start()
+    assert is_forked(forked) and not is_forked(plain)
+    for expression in (
+        "sorted(os.listdir('/'))",
+        "sorted(os.listdir('.'))",
+        "sorted(os.listdir('/dev'))",
+        "open('/proc/self/limits').read()",
+        "[line for line in open('/proc/self/status') if line.startswith(('Uid', 'Gid', 'Groups', 'Cap', 'NoNew', 'Secc'))]",
+        f"sorted(item for item in os.environ.items() if 'scratch' not in item[1] and item[0] not in {COMMON})",
+        f"sorted(os.environ.keys() - {COMMON})",
+        "os.stat('/proc/self/fd/0').st_rdev",
+        "os.getsid(0) == 0",  # one from outside
+        "oct(os.umask(0o22))",
+        "sys.argv[0].endswith(('asks', 'asks.py'))",
+        "sys.path",
+        "open('/proc/self/cgroup').read()",
+        "open('/etc/hostname').read()",
+        "sorted(name for name in os.listdir('/sys/class/net'))",
+        "open('written-by-it', 'w').close()",
+        "open('/usr/written-by-it', 'w').close()",
+    ):
+        assert ask(forked, expression) == ask(plain, expression), expression
+    assert ask(forked, "len([name for name in os.listdir('/proc') if name.isdigit()])") in (2, 3), (
+        "the sandbox's own, and it"
+    )
+    assert ask(forked, "os.getppid()") == 0, "what forked it cannot be addressed"
+
+
+def test_it_has_no_descriptor_but_its_own(start: Start, tmp_path: Path) -> None:
+    with (tmp_path / "shared").open("wb") as file:
+        process = start(pass_fds=[file.fileno()])
+        held = ask(process, "sorted(int(name) for name in os.listdir('/proc/self/fd'))")
+        assert isinstance(held, list) and file.fileno() in held
+        assert len(held) == len({0, 1, 2}) + len(["socket", "file", "the folder that is listed"])
+
+
+def test_it_cannot_write_the_program_that_it_executes(start: Start) -> None:
+    process = start()
+    assert "memfd:" in str(ask(process, "os.readlink('/proc/self/exe')"))
+    found = ask(process, f"__import__('fcntl').fcntl(os.open('/proc/self/exe', os.O_RDONLY), {fcntl.F_GET_SEALS})")
+    assert found == template.SEALS
+    assert "OSError" in str(ask(process, "open('/proc/self/exe', 'r+b')"))
+    mapped = ask(process, "[open(f'/proc/self/map_files/{name}') for name in os.listdir('/proc/self/map_files')]")
+    assert "PermissionError" in str(mapped)
+
+
+def test_what_one_does_is_not_the_next_ones_business(start: Start) -> None:
+    first, second = start(), start()
+    ask(first, "setattr(numpy, 'left', 1), os.environ.update(LEFT='1'), open('left', 'w').close()")
+    third = start()
+    for process in (second, third):
+        assert ask(process, "[hasattr(numpy, 'left'), 'LEFT' in os.environ, os.path.exists('left')]") == [False] * 3
+    drawn = [[ask(each, "random.random()"), ask(each, "numpy.random.rand()")] for each in (first, second, third)]
+    assert len({number for numbers in drawn for number in numbers}) == 6
+
+
+def test_one_that_is_not_wholly_inside_never_runs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is then started in the sandbox itself, and so is every later one."""
+    asked: list[int] = []
+
+    def differ(child: int, *_: object) -> list[str]:
+        asked.append(child)
+        return ["CapEff"]
+
+    monkeypatch.setattr(template, "differences", differ)
+    first, second = start(), start()
+    assert not is_forked(first) and not is_forked(second) and len(asked) == 1
+    assert ask(first, "1 + 1") == 2
+    assert not Path(f"/proc/{asked[0]}/exe").exists()
+
+
+def test_every_difference_is_seen(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[int, int, set[int]]] = []
+    differences = template.differences
+
+    def kept(*given: Any) -> list[str]:
+        compared.append(given)
+        return differences(*given)
+
+    monkeypatch.setattr(template, "differences", kept)
+    start()
+    ((child, inside, held),) = compared
+    assert differences(child, inside, held) == []
+    assert differences(child, inside, held - {1}) == ["descriptors"]
+    assert {"user", "mnt", "pid", "net", "root", "CapBnd", "NoNewPrivs"} <= set(differences(os.getpid(), inside, held))
+
+
+def test_a_template_that_is_lost_or_does_not_start_is_not_needed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start()
+    (known,) = template._templates.values()
+    assert is_forked(first) and known
+    held = process_tree.processes(first.pid)
+    known._process.kill()
+    process_tree.wait_gone(held, 60)
+    first.close()
+    second = start()
+    assert not is_forked(second) and ask(second, "1 + 1") == 2
+    monkeypatch.setattr(template, "_templates", {})
+    monkeypatch.setattr(template, "SEALS", 1 << 20)
+    third = start()
+    assert not is_forked(third) and ask(third, "1 + 1") == 2
+
+
+def test_idle_templates_beyond_a_few_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "MOST_IDLE", 1)
+    busy = start(environment={"NUMBER": "0"})
+    start(environment={"NUMBER": "1"}).close()
+    start(environment={"NUMBER": "2"}).close()
+    assert [dict(key[-2:])["NUMBER"] for key in template._templates] == ["0", "2"]  # type: ignore[call-overload]
+    assert ask(busy, "os.environ['NUMBER']") == "0"
+
+
+JUDGE = """
+import os, signal, sys
+from cuda_l2.kernelbench import sandboxed, template
+from cuda_l2.system import process_tree
+readable = sandboxed.readable
+sandboxed.readable = lambda: [*readable(), sys.argv[2]]
+sys.path.append(sys.argv[2])
+process = sandboxed.SandboxedPython("asks", {})
+(known,) = template._templates.values()
+held = process_tree.processes(process.pid)
+process_tree.stop(process.pid)
+print(known._process.pid, *held, flush=True)
+os.kill(known._process.pid if sys.argv[1] == "template" else os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("killed", ["judge", "template"])
+def test_nothing_is_left_where_the_judge_or_the_template_is_killed(killed: str, tmp_path: Path) -> None:
+    """Though the processes are stopped, as they are while others are timed."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    command = [sys.executable, "-c", JUDGE, killed, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as judge:
+        assert judge.stdout
+        pids = [int(word) for word in judge.stdout.readline().split()]
+        assert len(pids) >= 4
+        process_tree.wait_gone(pids, 300)
+        assert [process_tree._state(pid) for pid in pids if process_tree._state(pid) not in ("", "Z", "X")] == []
+        assert judge.stdin
+        judge.stdin.close()
