@@ -120,7 +120,7 @@ def test_it_cannot_write_the_program_that_it_executes(start: Start) -> None:
     assert "memfd:" in str(ask(process, "os.readlink('/proc/self/exe')"))
     found = ask(process, f"__import__('fcntl').fcntl(os.open('/proc/self/exe', os.O_RDONLY), {fcntl.F_GET_SEALS})")
     assert found == template.SEALS
-    assert "OSError" in str(ask(process, "open('/proc/self/exe', 'r+b')"))
+    assert "Error: [Errno" in str(ask(process, "open('/proc/self/exe', 'r+b')"))
     mapped = ask(process, "[open(f'/proc/self/map_files/{name}') for name in os.listdir('/proc/self/map_files')]")
     assert "PermissionError" in str(mapped)
 
@@ -128,7 +128,17 @@ def test_it_cannot_write_the_program_that_it_executes(start: Start) -> None:
 def test_what_one_does_is_not_the_next_ones_business(start: Start) -> None:
     first, second = start(), start()
     ask(first, "setattr(numpy, 'left', 1), os.environ.update(LEFT='1'), open('left', 'w').close()")
+    before = ask(second, "os.stat('/proc/self/exe').st_mtime_ns")
+    for left in (
+        "os.utime('/proc/self/exe', ns=(1, 12345))",
+        "os.setxattr('/proc/self/exe', 'user.left', b'x')",
+        "os.chmod('/proc/self/exe', 0o700)",
+    ):
+        ask(first, left)  # as root it cannot, others own the file
     third = start()
+    assert is_forked(third)
+    assert ask(third, "os.stat('/proc/self/exe').st_mtime_ns != 12345 and os.listxattr('/proc/self/exe') == []")
+    assert os.geteuid() or ask(third, "os.stat('/proc/self/exe').st_mtime_ns") == before
     for process in (second, third):
         assert ask(process, "[hasattr(numpy, 'left'), 'LEFT' in os.environ, os.path.exists('left')]") == [False] * 3
     drawn = [[ask(each, "random.random()"), ask(each, "numpy.random.rand()")] for each in (first, second, third)]
@@ -180,6 +190,28 @@ def test_a_template_that_is_lost_or_does_not_start_is_not_needed(start: Start, m
     monkeypatch.setattr(template, "SEALS", 1 << 20)
     third = start()
     assert not is_forked(third) and ask(third, "1 + 1") == 2
+
+
+def test_what_fails_once_ends_no_other_process(start: Start) -> None:
+    first = start()
+    (known,) = template._templates.values()
+    assert known and "error" in known._ask({"reap": 1})
+    first.close()
+    first.close()
+    second = start()
+    assert is_forked(second) and ask(second, "1 + 1") == 2
+    output = "__import__('subprocess').run(['readlink', '/proc/self/fd/0'], capture_output=True, text=True).stdout"
+    assert ask(second, output) == "/dev/null\n"
+
+
+def test_a_process_that_left_its_group_ends_too(start: Start) -> None:
+    process = start()
+    leaves = "[os.fork() or (os.setsid(), __import__('ctypes').CDLL(None).prctl(1, 0), __import__('time').sleep(9999))]"
+    ask(process, leaves)
+    held = process_tree.processes(process.pid)
+    assert len(held) >= 3
+    process.close()
+    assert [process_tree._state(pid) for pid in held if process_tree._state(pid) not in ("", "Z", "X")] == []
 
 
 def test_idle_templates_beyond_a_few_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

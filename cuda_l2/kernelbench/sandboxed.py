@@ -5,9 +5,11 @@ nothing that it says is believed: answers are data. Where no GPU is asked for it
 torch loaded; else it loads torch itself.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +68,7 @@ class SandboxedPython(Closing):
         if sandbox.kind() is sandbox.Kind.LIMITS:
             raise UserError("there is no sandbox to run other people's Python in; apt install bubblewrap")
         self._watch: process_tree.Watch | None = None
+        self._ended = False
         self.folder = scratch.make_folder().resolve()
         for name, content in files.items():
             (self.folder / name).write_bytes(content)
@@ -171,9 +174,13 @@ class SandboxedPython(Closing):
         """End it with every process of its namespace; its folder stays, and nobody changes it any more."""
         if self._watch:
             self._watch.close()
-        if hasattr(self, "_process"):
+        if hasattr(self, "_process") and not self._ended:
+            self._ended = True
             held = process_tree.processes(self.pid)
             kill(self.pid)
+            for pid in held:  # one may have left the group, and given up to end with its parent
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
             process_tree.wait_gone(held, GONE_TIMEOUT_S)
 

@@ -29,6 +29,7 @@ from cuda_l2.system.closing import Closing
 
 START_TIMEOUT_S = 120.0
 MOST_ANSWER_BYTES = 1 << 16
+NOBODY = 65534
 MOST_IDLE = 3
 """Templates that go on running while nothing that they forked is there; each holds some 200 MiB."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -49,7 +50,8 @@ class Forked:
 
     def wait(self) -> None:
         """Return when its first process, which was killed, has ended: its number may be another's from here on."""
-        self._template.reap(self.pid)
+        if self.pid in self._template.running:
+            self._template.reap(self.pid)
 
 
 class Template(Closing):
@@ -57,6 +59,7 @@ class Template(Closing):
 
     def __init__(self, command: Sequence[str], program: str, environment: Mapping[str, str]) -> None:
         self.running: set[int] = set()
+        self._touched = 0
         self._program, self._lock = program, threading.Lock()
         self._connection, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a request comes as a whole
         with theirs, _sealed(Path(sys.executable).resolve()) as executable:
@@ -72,9 +75,22 @@ class Template(Closing):
             )
         try:
             self._answer()
+            self._touched = self._changed_ns()
         except BaseException:
             self.close()
             raise
+
+    def _changed_ns(self) -> int:
+        """When the mode, times or attributes of the file that it executes were changed last."""
+        return os.stat(f"/proc/{self._process.pid}/exe").st_ctime_ns  # noqa: PTH116
+
+    @property
+    def clean(self) -> bool:
+        """Whether no child has left anything on that file, which all children share."""
+        try:
+            return self._changed_ns() == self._touched
+        except OSError:  # it is lost, which the next request finds
+            return True
 
     def fork(
         self,
@@ -107,8 +123,10 @@ class Template(Closing):
                 with self._lock:
                     answer = self._ask(request, [theirs.fileno(), output, *descriptors])
             except (OSError, ValueError):  # the template is lost
-                ours.close()
-                return None
+                answer = {}
+        if "keeper" not in answer:
+            ours.close()
+            return None
         forked = Forked(self, answer["keeper"], ours)
         self.running.add(forked.pid)
         try:
@@ -147,6 +165,14 @@ class Template(Closing):
         self._process.wait()
 
     def _ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        """The answer to a request. Where none comes the template ends: a late one would be taken for another's."""
+        try:
+            return self._asked(message, descriptors)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _asked(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
         socket.send_fds(self._connection, [json.dumps(message).encode()], descriptors)
         return self._answer()
 
@@ -163,6 +189,9 @@ def _sealed(path: Path) -> Iterator[int]:
     try:
         with open(file, "wb", closefd=False) as copy:
             copy.write(path.read_bytes())
+        os.fchmod(file, 0o555)
+        if os.geteuid() == 0:  # else its children own it, and may change its times and attributes
+            os.fchown(file, NOBODY, NOBODY)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
         yield file
     finally:
@@ -180,7 +209,9 @@ def differences(child: int, inside: int, descriptors: set[int]) -> list[str]:
     ours, theirs = _state(child), _state(inside)
     found = [name for name, value in theirs.items() if ours[name] != value]
     held = {int(name) for name in os.listdir(f"/proc/{child}/fd")}  # noqa: PTH208
-    return [*found, *(["descriptors"] if held != descriptors else [])]
+    maps = [line.split()[1] for line in Path(f"/proc/{child}/maps").read_text().splitlines()]
+    shared = any("w" in rights and "s" in rights for rights in maps)
+    return [*found, *(["descriptors"] if held != descriptors else []), *(["shared memory"] if shared else [])]
 
 
 def _state(pid: int) -> dict[str, object]:
@@ -201,20 +232,18 @@ def _state(pid: int) -> dict[str, object]:
 
 _templates: dict[tuple[object, ...], Template | None] = {}
 """By program and environment; None where one does not serve here."""
-_owner = os.getpid()
+_left: list[Template] = []
+"""Templates whose file a child has changed: they end with the last of their children."""
 _lock = threading.Lock()
 
 
 def template_of(command: Sequence[str], program: str, environment: Mapping[str, str]) -> Template | None:
     """One that runs, started on first use; None where that fails. command: runs `template_main`."""
-    global _owner  # noqa: PLW0603 - with the templates
     key = (*command, program, *sorted(environment.items()))
     with _lock:
-        if _owner != os.getpid():
-            for known in filter(None, _templates.values()):
-                known.forget()
-            _templates.clear()
-            _owner = os.getpid()
+        if (used := _templates.get(key)) and not used.clean:
+            _left.append(used)
+            del _templates[key]
         if key not in _templates:
             _close_idle()
             try:
@@ -235,10 +264,25 @@ def _close_idle() -> None:
     for key, known in idle[: max(0, len(idle) - MOST_IDLE + 1)]:
         known.close()
         del _templates[key]
+    for left in [left for left in _left if not left.running]:
+        left.close()
+        _left.remove(left)
 
 
 @atexit.register
 def _close_all() -> None:
-    if _owner == os.getpid():
-        for known in filter(None, _templates.values()):
-            known.close()
+    for known in filter(None, [*_templates.values(), *_left]):
+        known.close()
+
+
+def _forget_all() -> None:
+    """In a forked process: the templates are another's, and end with it."""
+    global _lock  # noqa: PLW0603 - another thread may have held it at the fork
+    _lock = threading.Lock()
+    for known in filter(None, [*_templates.values(), *_left]):
+        known.forget()
+    _templates.clear()
+    _left.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

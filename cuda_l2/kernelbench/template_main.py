@@ -37,7 +37,7 @@ from typing import Any
 from cuda_l2.system import process_tree
 
 READY, PREPARED, GO = "ready", b"P", b"G"
-HOLDER = ("/bin/sh", "-c", f"echo {READY} && exec sleep infinity")
+HOLDER = ("/bin/sh", "-c", f"echo {READY} && exec sleep infinity >/dev/null 2>&1")
 """The command in the new sandbox, whose namespaces the child joins."""
 NAMESPACES = {
     **{"user": 0x10000000, "mnt": 0x00020000, "pid": 0x20000000, "net": 0x40000000},
@@ -65,15 +65,27 @@ def main() -> None:
             for keeper in keepers:
                 _end_group(keeper)
             return
-        request = json.loads(line)
-        if "reap" in request:
-            os.waitpid(request["reap"], 0)
-            keepers.discard(request["reap"])
-            answer = {}
-        else:
-            answer = _started(request, descriptors, judge, program.main)
-            keepers.add(answer["keeper"])
+        try:
+            answer = _answer(json.loads(line), descriptors, judge, program.main, keepers)
+        except Exception as error:  # noqa: BLE001 - what fails once, as a fork without memory, ends no other child
+            answer = {"error": str(error)}
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
         judge.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _answer(
+    request: dict[str, Any], descriptors: list[int], judge: socket.socket, run: Callable[[], None], keepers: set[int]
+) -> dict[str, Any]:
+    """Do what a request asks for. keepers: those that run, which this keeps up to date."""
+    if "reap" in request:
+        os.waitpid(request["reap"], 0)
+        keepers.discard(request["reap"])
+        return {}
+    answer = _started(request, descriptors, judge, run)
+    keepers.add(answer["keeper"])
+    return answer
 
 
 def _started(
@@ -84,9 +96,9 @@ def _started(
     keeper = os.fork()
     if not keeper:
         try:
+            os.setpgid(0, 0)
             judge.close()
             os.close(told)
-            os.setpgid(0, 0)
             _keep(request, descriptors, tell, run)
         except BaseException:  # noqa: BLE001 - this is the keeper's end
             traceback.print_exc()
@@ -166,7 +178,7 @@ def _take_descriptors(given: Sequence[int], numbers: Sequence[int]) -> None:
         os.dup2(descriptor, number)
     os.dup2(1, 2)
     os.closerange(above, MOST_DESCRIPTOR)
-    os.open(os.devnull, os.O_RDONLY)  # as 0, the lowest that is free
+    os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)  # as 0, the lowest that is free
 
 
 def _join(pid: int) -> None:
