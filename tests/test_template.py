@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cuda_l2.kernelbench import sandboxed, template
+from cuda_l2.kernelbench import sandboxed, template, template_main
 from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.system import process_tree, sandbox
 
@@ -43,6 +43,24 @@ COMMON = {*template.BASE, "LC_CTYPE", "PWD", "OLDPWD"}
 """Variables of every sandbox's commands, which bubblewrap clears in part, and of a shell in between."""
 
 Start = Callable[..., SandboxedPython]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def joined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where the system lets no process join a sandbox: util-linux's nsenter shows that without our code."""
+    holder = sandbox.wrap(template_main.HOLDER, tmp_path_factory.mktemp("folder"), proc=True)
+    with subprocess.Popen(holder, env=template.BASE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline().strip() == template_main.READY
+            inside = process_tree.processes(process.pid)[-1]
+            joins = ["nsenter", f"--target={inside}", "--user", "--preserve-credentials", "--mount", "--pid", "--net"]
+            refused = subprocess.run([*joins, "/bin/true"], check=False, capture_output=True, text=True)
+        except FileNotFoundError:  # no nsenter: the tests will tell
+            return
+        finally:
+            process.kill()
+    if refused.returncode:
+        pytest.skip(f"processes cannot join a sandbox here: {refused.stderr.strip()}")
 
 
 @pytest.fixture
