@@ -43,11 +43,6 @@ def late_mean(curve: Curve) -> float:
     return statistics.fmean(curve[int(len(curve) * LATE) :])
 
 
-def best_area(curve: Curve) -> float:
-    """Mean over the search of the best reward so far."""
-    return statistics.fmean(np.maximum.accumulate(curve).tolist())
-
-
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Mean difference over ten seeds with its 95 % interval (Student's t)."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]

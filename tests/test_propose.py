@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import RECORDING
-from replays import best_area, late_mean, paired_difference, replay, trial_of
+from replays import late_mean, paired_difference, replay, trial_of
 
 from cuda_l2.propose._base import Exemplar, UnionSpace, proposer_maker, proposer_names
 from cuda_l2.propose._exemplars import sample_exemplars
@@ -72,12 +72,6 @@ def curves(recorded):
 @pytest.mark.parametrize("other", ["frozen", "random"])
 def test_the_policy_after_its_updates_beats_the_one_without(other, curves) -> None:
     ours, theirs = (list(map(late_mean, curves[name])) for name in ("schedule", other))
-    assert paired_difference(ours, theirs).low > 0
-
-
-@pytest.mark.full
-def test_the_policy_finds_better_schedules_than_random_search(curves) -> None:
-    ours, theirs = (list(map(best_area, curves[name])) for name in ("schedule", "random"))
     assert paired_difference(ours, theirs).low > 0
 
 
