@@ -143,7 +143,10 @@ def test_it_cannot_write_the_program_that_it_executes(start: Start) -> None:
     assert "PermissionError" in str(mapped)
 
 
-def test_what_one_does_is_not_the_next_ones_business(start: Start) -> None:
+@pytest.mark.parametrize("owner", [template.NOBODY, os.geteuid()])
+def test_what_one_does_is_not_the_next_ones_business(owner: int, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether others own the program's file, or children do, so that a new template follows a change of it."""
+    monkeypatch.setattr(template, "NOBODY", owner)
     first, second = start(), start()
     ask(first, "setattr(numpy, 'left', 1), os.environ.update(LEFT='1'), open('left', 'w').close()")
     before = ask(second, "os.stat('/proc/self/exe').st_mtime_ns")
@@ -152,11 +155,12 @@ def test_what_one_does_is_not_the_next_ones_business(start: Start) -> None:
         "os.setxattr('/proc/self/exe', 'user.left', b'x')",
         "os.chmod('/proc/self/exe', 0o700)",
     ):
-        ask(first, left)  # as root it cannot, others own the file
+        ask(first, left)
     third = start()
     assert is_forked(third)
     assert ask(third, "os.stat('/proc/self/exe').st_mtime_ns != 12345 and os.listxattr('/proc/self/exe') == []")
-    assert os.geteuid() or ask(third, "os.stat('/proc/self/exe').st_mtime_ns") == before
+    shared = os.geteuid() == 0 and owner != 0  # whoever is no root gives nothing away
+    assert (ask(third, "os.stat('/proc/self/exe').st_mtime_ns") == before) == shared
     for process in (second, third):
         assert ask(process, "[hasattr(numpy, 'left'), 'LEFT' in os.environ, os.path.exists('left')]") == [False] * 3
     drawn = [[ask(each, "random.random()"), ask(each, "numpy.random.rand()")] for each in (first, second, third)]

@@ -36,7 +36,7 @@ class CompareSettings:
 
 
 def command(*, settings: CompareSettings) -> None:
-    """Print how far every searcher is from the best recorded kernel after so many measurements."""
+    """Print every searcher's regret against the best recorded kernel, by number of measurements."""
     require_writable(settings.out / "comparison.md")
 
     from cuda_l2.report.comparison import csv, figure, table

@@ -28,7 +28,7 @@ WARPGROUPS = {64: 1, 128: 2, 256: 2}
 WIDEST = {64: 256, 128: 256, 256: 128}
 """Most columns whose sums fit the registers, by rows."""
 PAD_THREADS, PER_THREAD = 256, 2
-"""Of a block that copies: its threads, and how many chunks of 8 elements each takes."""
+"""Threads of a block that copies, and chunks of 8 elements that a thread copies."""
 MAX_SPLIT_SUMS = 64
 """A thread's sums where K is split: they move through registers as a whole."""
 

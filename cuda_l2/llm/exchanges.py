@@ -26,7 +26,7 @@ _COLUMNS = (
     *("key", "purpose", "task", "machine", "model", "address", "parent", "turn", "settings", "messages", "reply"),
     *("cost", "created"),
 )
-"""Of a row, in the order of the table."""
+"""Columns of a row, in the order of the table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from cuda_l2.system.closing import Closing
 from cuda_l2.system.place import Place
 
 SCHEMA_VERSION = 1
-"""Of the tables in schema.py. Tables were added to version 1 and none was changed: files of before open as they are."""
+"""Version of the tables in schema.py. Version 1 gained tables and changed none: older files open as they are."""
 Mode: TypeAlias = Literal["make", "add", "read"]
 """make: an archive that is made where there is none. add: one that is there. read: the same, never written."""
 Values: TypeAlias = Mapping[str, object]

@@ -35,7 +35,7 @@ def check(gemm: Gemm) -> list[str]:
 
 
 def times_us(gemms: Iterable[Gemm]) -> Iterator[tuple[Gemm, dict[str, float]]]:
-    """Of each shape the GPU's microseconds of a product by the names of COLUMNS: medians of interleaved replays.
+    """Microseconds of a product on the GPU, shape by shape, by the names of COLUMNS: medians of interleaved replays.
 
     B comes from memory. Graphs are captured several times, as in tuning. UserError as from `check`.
     """

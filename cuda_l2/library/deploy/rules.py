@@ -50,7 +50,7 @@ def _invariant(gemm: Gemm, target: CudaTarget, found: Pack) -> Candidate | None:
     family = family_of(INVARIANT_FAMILY)
 
     def cost(compiled: dict[str, int]) -> tuple[float, list[tuple[str, int]]]:
-        """Of a schedule; the schedule itself decides between equals."""
+        """Cost of a schedule; the schedule itself decides between equals."""
         times = [family.estimate_us(replace(gemm, m=m), target, compiled) for m in INVARIANT_ROWS]
         return sum(map(math.log, times)), sorted(compiled.items())
 

@@ -14,7 +14,7 @@ from cuda_l2.report.page.templates import HERE
 from cuda_l2.system.errors import UserError
 
 WIDTH_PT, HEIGHT = 640, 2.2
-"""Of a picture in points, and in inches at a width of 4.4."""
+"""Size of a picture in points, and in inches at a width of 4.4."""
 
 
 def sizes(found: Found) -> str:

@@ -163,7 +163,7 @@ class Found:
 
     @property
     def origins(self) -> list[Origin]:
-        """Of what holds figures, in the page's order."""
+        """Parts of the page that hold figures, in the page's order."""
         return [case.origin for case in self.cases] + [each.origin for each in (*self.models, *self.products)]
 
     @property
