@@ -16,7 +16,7 @@ from cuda_l2 import tasks
 from cuda_l2.archive import Archive
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.library.kernel import Kernel, TorchKernel
-from cuda_l2.library.saved import TorchsOwn, why_no_win
+from cuda_l2.library.saved import TorchsOwn, torchs_best, why_no_win
 from cuda_l2.llm._base import is_model, is_unread
 from cuda_l2.machine import chosen
 from cuda_l2.machine._base import Target
@@ -78,7 +78,7 @@ class Result:
         """What `kernel` gives: the winner's id or the name of torch's product; empty where nothing can be called."""
         if self.best is None or self.best.timing is None or self.target.name != "cpu" or not self.task.product:
             return ""
-        return self.best.candidate.id if self.wins else self.best.timing.reference
+        return self.best.candidate.id if self.wins else torchs_best(self.task, self.best.timing)
 
     @cached_property
     def kernel(self) -> Kernel | TorchKernel:

@@ -15,7 +15,7 @@ import cuda_l2
 from cuda_l2.build import cpu
 from cuda_l2.library import saved
 from cuda_l2.library.kernel import Kernel, TorchKernel
-from cuda_l2.library.saved import TorchsOwn, why_no_win
+from cuda_l2.library.saved import TorchsOwn, torchs_best, why_no_win
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Interval
@@ -58,6 +58,15 @@ def product(request) -> TorchKernel:
 )
 def test_a_kernel_wins_where_the_interval_of_its_report_lies_above_1_and_below_it_in_none(reports, wins) -> None:
     assert (why_no_win(reports) == "") is wins
+
+
+@pytest.mark.parametrize(
+    ("us", "given"),
+    [(10.0, "torch widened, preallocated"), (10.3, "torch widened, preallocated"), (12.0, "torch fp16")],
+)
+def test_what_keeps_its_buffers_is_handed_out_unless_another_is_surely_faster(us, given) -> None:
+    times = timing(20.0, {"torch fp16": 10.0, "torch widened, preallocated": us}, 0.02)
+    assert times.reference == "torch fp16" and torchs_best(GEMM, times) == given
 
 
 def test_an_interval_without_bounds_is_no_win() -> None:

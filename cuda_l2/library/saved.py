@@ -16,7 +16,7 @@ from cuda_l2.archive import Archive
 from cuda_l2.build import cpu
 from cuda_l2.machine.cpu.target import detect
 from cuda_l2.measure.baselines._base import TorchProduct, named
-from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Timing, Trial
+from cuda_l2.records import SHORT_DTYPES, Build, BuildStatus, Candidate, Gemm, Task, Timing, Trial
 from cuda_l2.system import paths, scratch
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
@@ -62,6 +62,18 @@ def why_no_win(reports: Sequence[Trial]) -> str:
                 f" {timing.reference} ({trial.protocol}); its interval must lie above 1 to win"
             )
     return "" if ratios else "no kernel was timed beside all baselines after the search"
+
+
+def torchs_best(task: Task, timing: Timing) -> str:
+    """The way to use torch that is handed out where no kernel wins: the strongest by a timing, or the usual strongest.
+
+    The usual one keeps its buffers, so it is taken unless another is surely faster: a call that allocates may take a
+    third longer in a caller's process than in the one that timed it.
+    """
+    ratios = dict(timing.speedups)
+    usual = next((name for name in ratios if torch_baseline(name).usually_strongest(task)), timing.reference)
+    surely_slower = usual in ratios and ratios[usual].low > ratios[timing.reference].high
+    return timing.reference if surely_slower else usual
 
 
 def to_text(kernel: Saved | TorchsOwn) -> str:
@@ -212,7 +224,7 @@ def best(gemm: Gemm, path: Place) -> tuple[Saved | TorchsOwn, Timing | None]:
     why = why_no_win(list(own.values()))
     if why:
         assert headline.timing
-        return TorchsOwn(gemm, headline.timing.reference, why, machine), headline.timing
+        return TorchsOwn(gemm, torchs_best(gemm, headline.timing), why, machine), headline.timing
     return Saved(gemm, latest.candidate, machine), headline.timing
 
 
