@@ -12,6 +12,7 @@ import pytest
 from made_world import TARGET
 from pyarrow import parquet
 
+from cuda_l2.commands import record as record_command
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families._base import Choice
 from cuda_l2.propose._base import FamilySpace, proposer_maker
@@ -19,6 +20,7 @@ from cuda_l2.propose._policy import default_candidates
 from cuda_l2.propose._recorded import recorded_space
 from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.rigs.recorded import UNKNOWN, RecordedRig
+from cuda_l2.runs import workers
 from cuda_l2.runs.recording import Recorder, grid_tasks, own_schedules, part_of, pool, schedules_for
 from cuda_l2.search import search
 from cuda_l2.system.errors import UserError
@@ -175,6 +177,23 @@ def test_parts_join_to_the_whole(world, tmp_path) -> None:
     for number, out in enumerate(paths, 1):
         record(RecordedRig(world), out, part_of(world.tasks, number, 2))
     assert facts(join([(each, read(each)) for each in paths])) == facts(world)
+
+
+def test_workers_record_a_part_each_and_go_on_from_what_is_there(world, path, monkeypatch) -> None:
+    out = path.with_name("out.parquet")
+    write(World(world.head, world.rows[:1]), out)
+
+    def recorded(commands: Any, say: Any) -> None:
+        for number, arguments in enumerate(commands.values()):
+            place = Path(arguments[arguments.index("--out") + 1])
+            assert len(read(place).rows) == 1  # nothing is measured twice
+            write(World(world.head, world.rows[number::2]), place)
+
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
+    monkeypatch.setattr(workers, "share", recorded)
+    apart = record_command._by_workers(record_command.RecordSettings(out=out, workers="auto"))
+    assert [each.name for each in apart] == ["out.gpu-0.parquet", "out.gpu-1.parquet"]
+    assert facts(read(out)) == facts(world)
 
 
 def test_worlds_of_two_machines_are_not_joined_nor_gone_on_with(world, path) -> None:

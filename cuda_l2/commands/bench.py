@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -255,6 +256,7 @@ def _run_grid(settings: BenchSettings) -> None:
     own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
+    also = (*settings.also, *(_by_workers(settings, out) if settings.workers else ()))
 
     from cuda_l2.report.grid import KEPT, write_tables
     from cuda_l2.report.grid_summary import summary
@@ -265,7 +267,7 @@ def _run_grid(settings: BenchSettings) -> None:
         if settings.fresh:
             set_aside(out)
         with ResultsFile(out / RESULTS, sweep.header(gemms)) as results:
-            for folder in settings.also:
+            for folder in also:
                 results.take_over(folder / RESULTS)
             pending = sweep.pending(own, results)
             tell(
@@ -289,6 +291,24 @@ def _run_grid(settings: BenchSettings) -> None:
         tell(missing)
     if not finished:
         end_interrupted()
+
+
+def _by_workers(settings: BenchSettings, out: Path) -> list[Path]:
+    """Have every GPU measure its part of a grid; the folders that have results."""
+    from cuda_l2.runs import workers
+
+    if settings.part != BenchSettings.part or settings.fresh:
+        raise UserError(
+            "--workers gives each GPU its part, and goes on from what is there: leave --part and --fresh out"
+        )
+    found = workers.gpus(settings.workers)
+    before = ["--also", str(out)] if (out / RESULTS).exists() else []
+    commands = {}
+    for number, gpu in enumerate(found, 1):
+        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(out / f"gpu-{gpu}")}
+        commands[gpu] = [*workers.own_arguments(sys.argv[1:], own), *before]
+    workers.share(commands, tell)
+    return [path.parent for path in sorted(out.glob(f"gpu-*/{RESULTS}"))]
 
 
 def _kernels(settings: BenchSettings, budget_s: float) -> str:

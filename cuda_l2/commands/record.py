@@ -1,5 +1,8 @@
 """cuda-l2 record: measure many schedules of many tasks into one file, on which searches replay without the machine."""
 
+import shutil
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +28,8 @@ class RecordSettings:
     """Size of the pool of schedules that all tasks share; of a task those that are valid for it are measured."""
     part: str = "1/1"
     """Measure only this part of the tasks, as in 1/2: for several GPUs, each with a file and CUDA_VISIBLE_DEVICES."""
+    workers: str = ""
+    """Several GPUs of this machine, a process each: auto for all that are visible, or how many."""
     join: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative=())] = ()
     """Worlds of one machine, as of its parts, to write as one; nothing is measured."""
     target: str = "auto"
@@ -49,9 +54,11 @@ def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> N
     if settings.join:
         if tasks or settings.grid:
             raise UserError("--join measures nothing and takes no tasks: give one or the other")
-        _join(settings)
+        _join(settings.join, settings.out)
+        _print(settings.out)
         return
     wanted = _wanted(tasks or [], settings)
+    apart = _by_workers(settings) if settings.workers else []
 
     from cuda_l2.rigs import open_rig
     from cuda_l2.runs.recording import Recorder, part_of, pool
@@ -66,6 +73,8 @@ def command(tasks: list[str] | None = None, /, *, settings: RecordSettings) -> N
                 recorder.record(own, entries)
         except KeyboardInterrupt:
             end_interrupted()
+    for path in apart:
+        path.unlink()
     _print(settings.out)
 
 
@@ -81,11 +90,30 @@ def _wanted(texts: list[str], settings: RecordSettings) -> list[Task]:
     return found
 
 
-def _join(settings: RecordSettings) -> None:
+def _by_workers(settings: RecordSettings) -> list[Path]:
+    """Have every GPU record its part, and join the parts; their files, which the world makes superfluous."""
+    from cuda_l2.runs import workers
+
+    if settings.part != RecordSettings.part:
+        raise UserError("--workers gives each GPU its part: leave --part out")
+    found, out, commands = workers.gpus(settings.workers), settings.out, {}
+    places = [out.with_name(f"{out.stem}.gpu-{gpu}{out.suffix}") for gpu in found]
+    for number, (gpu, place) in enumerate(zip(found, places, strict=True), 1):
+        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place)}
+        commands[gpu] = workers.own_arguments(sys.argv[1:], own)
+        if out.exists() and not place.exists():
+            shutil.copyfile(out, place)  # so that nothing is measured twice
+    workers.share(commands, tell)
+    there = [place for place in places if place.exists()]
+    if there:
+        _join([*there, *([out] if out.exists() else [])], out)
+    return there
+
+
+def _join(paths: Sequence[Path], out: Path) -> None:
     from cuda_l2.worlds.world import join, read, write
 
-    write(join([(path, read(path, tell)) for path in settings.join]), settings.out)
-    _print(settings.out)
+    write(join([(path, read(path, tell)) for path in paths]), out)
 
 
 def _print(path: Path) -> None:

@@ -16,14 +16,15 @@ TIMEOUT_S = 600.0
 """Limit of a process that finds its GPU, tunes cuBLASLt, verifies and times once."""
 
 
-def second_gpu(present: int) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that selects the second visible GPU; empty where there is none.
+def visible_gpus(present: int) -> list[str]:
+    """Values of CUDA_VISIBLE_DEVICES, each of which selects one visible GPU. present: how many this process sees."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return (named or [str(number) for number in range(present)])[:present]
 
-    present: number of GPUs that this process sees.
-    """
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    devices = visible or [str(number) for number in range(present)]
-    return devices[1] if min(present, len(devices)) > 1 else ""
+
+def second_gpu(present: int) -> str:
+    """The value of CUDA_VISIBLE_DEVICES that selects the second visible GPU; empty where there is none."""
+    return next(iter(visible_gpus(present)[1:]), "")
 
 
 def judge_on(device: str, task: Task, candidate: Candidate, protocol: str, target: str = "cuda") -> Elsewhere:

@@ -1,0 +1,87 @@
+"""A command on several GPUs: parts, processes that die, one table in the end. Two of the CPU's processes stand in for GPUs."""
+
+import signal
+import sys
+
+import pytest
+from command_line import run
+from waiting import CLI
+
+from cuda_l2.commands.bench import BenchSettings
+from cuda_l2.commands.bench import _by_workers as by_workers
+from cuda_l2.runs import workers
+from cuda_l2.system.errors import UserError
+
+GRID = "16x16x16,16x16x32,16x32x16"
+ARGUMENTS = ("bench", "--grid", GRID, "--target", "cpu", "--baselines-only", "--arms", "torch fp16")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("bench --out X --grid a,b", "bench --grid a,b --part 1/2 --out Y"),
+        ("bench --workers=auto --grid a --out=X", "bench --grid a --part 1/2 --out Y"),
+        ("record 8x8x8 --workers 2 --out X", "record 8x8x8 --part 1/2 --out Y"),
+    ],
+)
+def test_a_worker_has_the_command_line_with_a_part_and_an_output_of_its_own(given, kept) -> None:
+    changed = {"--workers": "", "--part": "1/2", "--out": "Y"}
+    assert workers.own_arguments(given.split(), changed) == kept.split()
+
+
+@pytest.mark.parametrize(("asked", "present", "found"), [("auto", 2, ["0", "1"]), ("1", 2, ["0"])])
+def test_workers_are_visible_gpus(asked, present, found, monkeypatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: present)
+    assert workers.gpus(asked) == found
+
+
+@pytest.mark.parametrize(("asked", "says"), [("3", "there are 2 GPUs"), ("0", "auto or a number"), ("ray", "auto or")])
+def test_workers_that_there_cannot_be_are_one_line(asked, says, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UserError, match=says):
+        workers.gpus(asked)
+
+
+def test_a_worker_that_a_signal_ends_is_started_again_and_one_with_an_error_is_not(tmp_path) -> None:
+    program = f"""
+import os, pathlib, sys
+gpu, runs = os.environ["CUDA_VISIBLE_DEVICES"], pathlib.Path({str(tmp_path)!r}, sys.argv[1])
+runs.write_text((runs.read_text() if runs.exists() else "") + gpu)
+if sys.argv[1] == "dies" and len(runs.read_text()) < 2:
+    os.kill(os.getpid(), {int(signal.SIGKILL)})
+print("cuda-l2: measured", file=sys.stderr, flush=True)
+sys.exit(2 if sys.argv[1] == "fails" else 0)
+"""
+    said: list[str] = []
+    workers.share({"0": ["dies"], "5": ["fails"]}, said.append, (sys.executable, "-c", program))
+    assert (tmp_path / "dies").read_text() == "00" and (tmp_path / "fails").read_text() == "5"
+    assert sorted(said) == [
+        "GPU 0: ended by signal 9; started again",
+        "GPU 0: measured",
+        "GPU 5: ended with status 2; what it has not measured is measured after",
+        "GPU 5: measured",
+    ]
+
+
+def test_an_interrupted_worker_interrupts_the_command() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        workers.share({"0": []}, print, (sys.executable, "-c", "raise SystemExit(130)"))
+
+
+def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "out"
+    command = [*ARGUMENTS, "--workers", "auto", "--out", str(out)]
+    shared = workers.share
+    monkeypatch.setattr(workers, "gpus", lambda asked: ["0", "1"])
+    monkeypatch.setattr(workers, "share", lambda commands, say: shared(commands, say, CLI))
+    monkeypatch.setattr(sys, "argv", ["cuda-l2", *command])
+    folders = by_workers(BenchSettings(workers="auto"), out)
+    assert folders == [out / "gpu-0", out / "gpu-1"]
+    done = run(*ARGUMENTS, "--out", str(out), *(word for folder in folders for word in ("--also", str(folder))))
+    assert "baselines alone on 3 shapes, 3 of them done before" in done.stderr
+
+
+def test_workers_take_no_part(tmp_path) -> None:
+    done = run(*ARGUMENTS, "--workers", "auto", "--part", "1/2", "--out", str(tmp_path / "out"))
+    assert done.returncode == 2 and "leave --part and --fresh out" in done.stderr
