@@ -153,6 +153,23 @@ def test_under_torch_compile_the_op_serves_what_a_tuned_kernel_wins_and_inductor
     assert graphs.operators[1:] == [set()]
 
 
+def test_under_torch_compile_a_bias_is_added_to_a_tuned_kernels_product(tuned) -> None:
+    tuned |= {"3x32x16:tn:bf16"}
+    layer, x, graphs = cuda_l2.accelerate(torch.nn.Linear(16, 32).to(torch.bfloat16)), whole(3, 16), Graphs()
+    with torch.no_grad():
+        layer.weight.copy_(whole(32, 16))
+        layer.bias.copy_(whole(32))
+        compiled = torch.compile(layer, fullgraph=True, backend=graphs)
+        assert torch.equal(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+        tuned.clear()
+        torch.compiler.reset()
+        assert torch.equal(compiled(x), layer(x))
+    assert graphs.operators == [{"cuda_l2.linear.default"}, set()]
+    trained = torch.compile(lambda x: cuda_l2.accelerate(layer)(x).sum(), backend="aot_eager")
+    trained(x).backward()
+    assert torch.equal(layer.bias.grad, torch.full((32,), 3.0, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("first", [(), ("3x8x16:bf16",)])
 def test_a_choice_that_changes_after_compilation_is_only_an_old_one(tuned, first) -> None:
     w, graphs = whole(16, 8), Graphs()
@@ -272,7 +289,7 @@ def test_within_accelerated_torchs_functions_call_the_op() -> None:
 def test_a_models_shapes_are_recorded_as_the_op_sees_them() -> None:
     model = cuda_l2.accelerate(Model().to(torch.bfloat16))
     x = torch.randn(2, 3, 16, dtype=torch.bfloat16)
-    assert [str(gemm) for gemm in _recorded(model, ((x,),), {})] == ["6x32x16:tn:bf16"]
+    assert [str(gemm) for gemm in _recorded(model, ((x,),), {})] == ["6x32x16:tn:bf16", "6x16x32:tn:bf16"]
     with recorded() as seen:
         torch.matmul(x[0], torch.ones(16, 8, dtype=torch.bfloat16))
         torch.matmul(x[0].half(), torch.ones(16, 8).half())

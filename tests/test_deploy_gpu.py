@@ -10,7 +10,7 @@ from test_rules_gpu import exact, launched, operands
 
 import cuda_l2
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, choices, dispatch, pack, tuning
+from cuda_l2.library.deploy import calls, choices, dispatch, pack, tuning, vendor
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.costs import host_us
 from cuda_l2.library.deploy.recipes import recipes, serving
@@ -152,6 +152,21 @@ def test_tuning_keeps_choices_that_serve(served) -> None:
         before = launched()
         assert torch.equal(cuda_l2.matmul(a, b), exact(a, b)) or not choice.served
         assert launched() - before == choice.served
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_algorithm_of_cublaslt_serves_its_shape_also_in_a_graph(served, shape) -> None:
+    gemm = Gemm.parse(shape)
+    (a, b), found = operands(gemm), vendor.candidates(gemm, 0, rounded=False)
+    assert found
+    for made in found:
+        assert vendor.put(dict(made.schedule), gemm, 0) == ""
+        before, graph = launched(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = cuda_l2.matmul(a, b)
+        graph.replay()
+        assert torch.equal(result, exact(a, b)) and launched() == before + 1
+    calls.native().clear()
 
 
 def test_an_accelerated_model_is_tuned_by_running_it(served) -> None:

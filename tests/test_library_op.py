@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from cuda_l2.library.deploy import calls, entries, native
 from cuda_l2.library.deploy.native import Native
 from cuda_l2.records import Gemm
 from cuda_l2.system import paths
+from cuda_l2.system.native import compiled
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 NAME = "0123456789abcdef"
@@ -386,3 +388,46 @@ def test_one_module_serves_every_plan_of_a_kernel(driver) -> None:
     for m in (33, 34, 35):
         direct(fake, library, f"{m}x24x16")
     assert fake["module_count"] == 1 and fake["exchanged"] == 1
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), *[(name, ctypes.c_uint64) for name in ("rows", "columns", "leading")]]
+
+
+class Call(ctypes.Structure):
+    _fields_ = [
+        *[("addresses", ctypes.c_uint64 * 3), *[(name, ctypes.c_uint64) for name in ("workspace", "bytes", "stream")]],
+        *[("algorithm", ctypes.c_uint64 * 8), *[(name, Matrix) for name in "abc"], ("operation", ctypes.c_int * 3)],
+    ]
+
+
+def test_an_algorithm_of_cublaslt_is_launched_on_the_operands_as_the_library_sees_them(driver) -> None:
+    _, library = driver
+    path = str(compiled(Path(__file__).with_name("fake_cublaslt.c"), "-shared", "-fPIC"))
+    fake, words = ctypes.CDLL(path), tuple(range(2, 10))
+    count, alive = (ctypes.c_int.in_dll(fake, name) for name in ("call_count", "alive"))
+    count.value = 0
+
+    def put_algorithm(shape: str, first: int = 2, room: int = 4096) -> str:
+        algorithm = struct.pack("<8Q", first, *words[1:])
+        return library.put(entries.packed_algorithm(Gemm.parse(shape), 0, algorithm, room, path), "0", b"")
+
+    assert put_algorithm("32x64x128:tn:bf16") == put_algorithm("32x64x128") == ""
+    a, b = operands(32, 64, 128, BFLOAT)
+    turned = b.t().contiguous().t()
+    c, d = calls.matmul(a, turned), calls.matmul(a.half(), b.half())
+    assert count.value == 2 and library.counts()["launched"] == 2 and library.counts()["vendor"] == 0
+    tn, nn = (Call * 16).in_dll(fake, "calls")[:2]
+    assert tuple(tn.addresses) == (a.data_ptr(), turned.data_ptr(), c.data_ptr()) and nn.addresses[2] == d.data_ptr()
+    assert tn.workspace % 1024 == 0 and tn.workspace and (tn.bytes, tn.stream) == (4096, STREAM)
+    assert tuple(tn.algorithm) == words and tuple(tn.operation) == (68, 0, 1) and tuple(nn.operation) == (68, 0, 0)
+
+    def seen(call: Call) -> list[tuple[int, ...]]:
+        return [(each.type, each.rows, each.columns, each.leading) for each in (call.a, call.b, call.c)]
+
+    assert seen(tn) == [(14, 128, 32, 128), (14, 128, 64, 128), (14, 64, 32, 64)]
+    assert seen(nn) == [(2, 128, 32, 128), (2, 64, 128, 64), (2, 64, 32, 64)]
+    assert "does not take the algorithm" in put_algorithm("64x64x64", first=1)
+    assert "more workspace" in put_algorithm("64x64x64", room=64)
+    library.clear()
+    assert alive.value == 0

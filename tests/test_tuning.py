@@ -10,12 +10,14 @@ import torch
 from fake_driver import fake_driver
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, choices, dispatch, pack, recipes, tuning
+from cuda_l2.library.deploy import calls, choices, dispatch, pack, recipes, tuning, vendor
 from cuda_l2.library.deploy.choices import Choice, Place
+from cuda_l2.library.deploy.entries import packed_algorithm
 from cuda_l2.library.deploy.recipes import candidate
 from cuda_l2.library.deploy.tuning import Arm, choose
 from cuda_l2.library.table import family_of, schedule_text
 from cuda_l2.machine.cuda.target import compile_only
+from cuda_l2.measure import cublas
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.system.errors import UserError
 
@@ -65,6 +67,15 @@ def test_torch_serves_what_no_kernel_wins_clearly() -> None:
         assert unsure.us < unsure.vendor_us and not unsure.served
     seldom = 3 * [4.2, *6 * [3.9]]
     assert choose(GEMM, schedules(a=1), Scripted(a0=[9.0, 4.0, *seldom], vendor=4.0)).served
+
+
+def test_the_librarys_best_algorithm_serves_where_it_beats_kernels_and_torch() -> None:
+    algorithms = [Arm("l", Candidate("", "cublaslt", (("way", way),), "cublaslt")) for way in range(4)]
+    times = {"l0": 4.0, "l1": 2.0, "l2": 3.0, "l3": None, "vendor": 4.0}
+    found = choose(GEMM, schedules(a=1), Scripted(a0=3.0, **times), algorithms)
+    assert (found.kernel, found.family, found.schedule, found.us) == ("l", "cublaslt", "way=1", 2.0)
+    assert choose(GEMM, schedules(a=1), Scripted(a0=1.0, **times), algorithms).kernel == "a"
+    assert choose(GEMM, schedules(), Scripted(**times), algorithms).kernel == "l"
 
 
 def test_a_kernel_that_is_wrong_or_does_not_run_is_out() -> None:
@@ -185,6 +196,30 @@ def test_a_tuned_shape_is_launched_as_the_family_plans_it(tuned) -> None:
         assert library.counts() | {"encoded": 0, "allocated": 0} == {
             **{"launched": 2, "vendor": 1, "encoded": 0, "resolved": 2, "allocated": 0}
         }
+
+
+def test_a_chosen_algorithm_is_put_for_its_shape_and_library_alone(tuned, monkeypatch) -> None:
+    gemm, *_ = tuned
+    words = tuple((f"W{number}", number + (1 << 63)) for number in range(8))
+    choice = Choice(str(gemm), vendor.FAMILY, vendor.FAMILY, schedule_text((*words, ("WORKSPACE", 64), ("VERSION", 7))))
+    plans = []
+
+    class Library:
+        def put(self, plan: bytes, name: str, cubin: bytes) -> str:
+            plans.append((plan, name, cubin))
+            return ""
+
+    monkeypatch.setattr(vendor, "native", Library)
+    monkeypatch.setattr(cublas, "lt_version", lambda: 7)
+    monkeypatch.setattr(cublas, "file_name", lambda library: f"lib{library}.so.13")
+    assert dispatch.put(choice, 0) == ""
+    algorithm = b"".join(word.to_bytes(8, "little") for _, word in words)
+    assert plans == [(packed_algorithm(gemm, 0, algorithm, 64, "libcublasLt.so.13"), "0", b"")]
+    monkeypatch.setattr(cublas, "lt_version", lambda: 8)
+    assert "another version of cuBLASLt" in dispatch.put(choice, 0) and len(plans) == 1
+    choices.add(PLACE, [choice, Choice(str(gemm).replace("256", "128", 1), "a" * 16, "sm90_wave", "BM=64", 1.0)])
+    between = Gemm.parse("200x512x1024:tn:bf16")
+    assert choices.between(choices.read(PLACE), between) is None
 
 
 @pytest.mark.parametrize("fault", ["another kernel", "damaged kernel", "no pack", "damaged file"])

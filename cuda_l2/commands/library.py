@@ -186,15 +186,16 @@ def demote(*shapes: str) -> None:
 def bench(
     *shapes: str,
     grid: str = "",
+    sample: int | None = None,
     random: int = 0,
     seed: int = 1,
     warm: Annotated[bool, Parameter(negative=())] = False,
     tuned: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
 ) -> None:
-    """Time cuda_l2.matmul beside torch.matmul, shape by shape; shapes below 1 are measured again. Needs a Hopper GPU.
+    """Time cuda_l2.matmul beside torch.matmul and autotuned cuBLASLt, shape by shape. Needs a Hopper GPU.
 
-    Exits with 1 where a shape is below 0.99 both times.
+    Shapes below 1 are measured again. Exits with 1 where a shape is below 0.99 of torch.matmul both times.
 
     Parameters
     ----------
@@ -202,10 +203,12 @@ def bench(
         As in 16x4096x4096:tn:bf16.
     grid
         Further shapes: `paper` for the paper's 1,000, or a file as `cuda-l2 bench --grid` takes it.
+    sample
+        Number of sizes of the grid to take, stratified by size; all if not given.
     random
         So many more, drawn at random: M, N and K log-uniform from 1 to 16384, M N K up to 2^36.
     seed
-        Of the random shapes.
+        Of the sample and of the random shapes.
     warm
         Find B in the L2 cache. If not given it comes from memory, as a model's weights do.
     tuned
@@ -213,25 +216,27 @@ def bench(
     out
         CSV file for the times.
     """
-    from cuda_l2.library.deploy.compared import Compared, compare, graphs, summary, table
+    from cuda_l2.library.deploy.compared import Compared, algorithms, compare, graphs, summary, table
     from cuda_l2.library.deploy.tuning import device_for_timing, tune
     from cuda_l2.records import Gemm
     from cuda_l2.runs.grid import drawn_shapes, read_grid
+    from cuda_l2.runs.grid import sample as sampled
     from cuda_l2.system.files import write_text
 
     gemms = [Gemm.parse(shape) for shape in shapes]
-    gemms += [*(read_grid(grid) if grid else []), *drawn_shapes(random, seed)]
+    listed = read_grid(grid) if grid else []
+    gemms += [*(sampled(listed, sample, seed) if sample else listed), *drawn_shapes(random, seed)]
     if not gemms:
         raise UserError("name shapes, as in 16x4096x4096:tn:bf16, or give --grid or --random")
     device = device_for_timing()
     if not tuned:
         tune(gemms, cold=not warm)
     found: dict[str, Compared] = {}
-    for each in compare(gemms, device, graphs(device, cold=not warm)):
-        found[each.shape] = each
-        server, ratio = each.kernel or "torch", each.again or each.ratio
-        times = f"{each.us:9.2f} us, torch {each.torch_us:9.2f} us"
-        print(f"{each.shape:<28} {server:<16} {times}: {ratio.estimate:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]")
+    for each in compare(gemms, device, graphs(device, cold=not warm), algorithms(device)):
+        found[each.shape], last = each, each.again or each.first
+        times = f"{last.us:9.2f} us, torch {last.torch_us:9.2f} us, cuBLASLt {last.cublaslt_us:9.2f} us"
+        over = f", {last.over_cublaslt.estimate:.3f}x" if last.over_cublaslt else ""
+        print(f"{each.shape:<28} {each.kernel or 'torch':<16} {times}: {last.ratio.estimate:.3f}x{over}")
     if out:
         write_text(out, table(found.values()), "choose another --out")
     for line in summary(found.values()):

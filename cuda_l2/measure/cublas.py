@@ -69,6 +69,7 @@ REDUCTIONS = {0: "none", 1: "in place", 2: "compute type", 4: "output type"}
 """In what type the parts of a split K are summed; 'output type' rounds every part to fp16 first."""
 _DESC_TRANSA = 3
 _PREFERENCE_MAX_WORKSPACE_BYTES = 1
+_PREFERENCE_MIN_ALIGNMENTS = (5, 6, 7, 8)  # of the first matrix, the second, C and D
 _TRANSPOSE = 1
 _GEMM_DEFAULT_TENSOR_OP = 99
 _NOT_SUPPORTED = 15
@@ -141,9 +142,8 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     """cuBLAS and cuBLASLt, the copies that torch has loaded; UserError where it has none."""
     import torch  # noqa: PLC0415 - loads the libraries
 
-    major = (torch.version.cuda or "none").split(".")[0]
     try:
-        blas, lt = ctypes.CDLL(f"libcublas.so.{major}"), ctypes.CDLL(f"libcublasLt.so.{major}")
+        blas, lt = (ctypes.CDLL(file_name(name)) for name in ("cublas", "cublasLt"))
     except OSError as error:
         raise UserError(
             f"no cuBLAS beside torch {torch.__version__} ({error}): install a build of torch for CUDA"
@@ -172,6 +172,13 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     _declare(lt, "cublasLtMatmul", *[pointer] * 14, size, pointer)
     lt.cublasLtGetVersion.restype = size
     return blas, lt
+
+
+def file_name(library: str) -> str:
+    """The file of cublas or cublasLt that torch has loaded."""
+    import torch  # noqa: PLC0415 - knows its version of CUDA
+
+    return f"lib{library}.so.{(torch.version.cuda or 'none').split('.')[0]}"
 
 
 def _declare(library: ctypes.CDLL, name: str, *argument_types: type) -> None:
@@ -245,10 +252,13 @@ class Cublas:
 
 
 class LtProduct:
-    """One product with B in one layout: cuBLASLt's descriptors, its algorithms, and launches of any of them."""
+    """One product with B in one layout: cuBLASLt's descriptors, its algorithms, and launches of any of them.
 
-    def __init__(self, blas: Cublas, gemm: Gemm, layout: Layout) -> None:
-        self._blas, self._accumulate, lt = blas, gemm.accumulate, blas.lt
+    alignment: bytes to which addresses are aligned.
+    """
+
+    def __init__(self, blas: Cublas, gemm: Gemm, layout: Layout, alignment: int = ALIGNMENT) -> None:
+        self._blas, self._accumulate, self._alignment, lt = blas, gemm.accumulate, alignment, blas.lt
         self._element, self._row_major = element_type(gemm), layout is Layout.NN
         m, n, k = gemm.m, gemm.n, gemm.k
         types = compute_type(gemm.accumulate), scale_type(gemm.accumulate)
@@ -270,6 +280,9 @@ class LtProduct:
         lt.cublasLtMatmulPreferenceSetAttribute(
             preference, _PREFERENCE_MAX_WORKSPACE_BYTES, ctypes.byref(limit), ctypes.sizeof(limit)
         )
+        aligned = ctypes.c_uint32(self._alignment)
+        for operand in _PREFERENCE_MIN_ALIGNMENTS:
+            lt.cublasLtMatmulPreferenceSetAttribute(preference, operand, ctypes.byref(aligned), 4)
         results, found = (HeuristicResult * requested)(), ctypes.c_int(0)
         try:
             lt.cublasLtMatmulAlgoGetHeuristic(
@@ -304,11 +317,12 @@ class LtProduct:
         alpha, beta, algo = ctypes.byref(one), ctypes.byref(zero), ctypes.byref(stored)
         function, handle, workspace, size = blas.lt.cublasLtMatmul, blas.lt_handle, blas.workspace, blas.workspace_bytes
         a_layout, b_layout, c_layout, row_major = self._a, self._b, self._c, self._row_major
+        alignment = self._alignment
 
         def launch(stream: int, a: int, b_nn: int, b_tn: int, c: int) -> None:
             b = b_nn if row_major else b_tn
-            if (a | b | c) % ALIGNMENT:
-                raise ValueError(f"cuBLASLt's algorithms were chosen for operands aligned to {ALIGNMENT} bytes")
+            if (a | b | c) % alignment:
+                raise ValueError(f"cuBLASLt's algorithms were chosen for operands aligned to {alignment} bytes")
             function(
                 *(handle, operation, alpha, b, b_layout, a, a_layout, beta, c, c_layout, c, c_layout),
                 *(algo, workspace, size, stream),

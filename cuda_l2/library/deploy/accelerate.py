@@ -56,7 +56,10 @@ class accelerated(TorchFunctionMode):  # noqa: N801 - a context manager, named a
 
 
 class recorded(TorchFunctionMode):  # noqa: N801
-    """Within it the shapes of products that a kernel might serve are kept, each once, in the order they came up."""
+    """Within it the shapes of products that a kernel might serve are kept, each once, in the order they came up.
+
+    Those with a bias too, which kernels serve under torch.compile.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,8 +71,7 @@ class recorded(TorchFunctionMode):  # noqa: N801
         place = _transposed(func)
         if place is not None and len(args) >= 2:
             gemm = gemm_of(args[0], args[1], transposed=place)
-            bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
-            if gemm is not None and bias is None:
+            if gemm is not None:
                 self.shapes[gemm] = None
         return func(*args, **(kwargs or {}))
 

@@ -93,12 +93,19 @@ def linear(
     deterministic: bool = False,
     batch_invariant: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.linear, as `matmul` serves it."""
+    """torch.nn.functional.linear, as `matmul` serves it.
+
+    With a bias torch serves it, except under torch.compile: there the bias is added to a tuned kernel's rounded product
+    by the kernel into which Inductor fuses what follows, as it does with torch's own product.
+    """
     if deterministic or batch_invariant:
         b = weight.mT if weight.dim() == 2 else weight
         return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
-    if bias is not None or not READY or _is_torchs(x, weight, transposed=True):
+    compiling = torch.compiler.is_compiling()
+    if (bias is not None and not compiling) or not READY or _is_torchs(x, weight, transposed=True):
         return torch.nn.functional.linear(x, weight, bias)
+    if bias is not None:
+        return linear(x, weight) + bias
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
     if x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2 and (won := _won(x, weight.mT, None)) is not None:

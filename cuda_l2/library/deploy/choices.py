@@ -22,6 +22,8 @@ from cuda_l2.system.lock import held
 FORMAT = "cuda-l2 choices, version 1"
 VENDOR = ""
 """The kernel's id where torch's own serves."""
+EXACT = ("imported", "cublaslt")
+"""Families whose choices serve the shape alone that was tuned: a source of the user's, an algorithm of cuBLASLt."""
 REACH = 2
 """Most rows of a tuned shape, in those of the next smaller one, where shapes between the two are served."""
 
@@ -98,7 +100,7 @@ def between(known: Mapping[Gemm, Choice], gemm: Gemm) -> Choice | None:
     upper = min((m for m in rows if m > gemm.m), default=0)
     if not lower or not upper or upper > REACH * lower or not (rows[lower].served and rows[upper].served):
         return None
-    return rows[upper]
+    return rows[upper] if rows[upper].family not in EXACT else None
 
 
 def add(place: Place, new: Iterable[Choice]) -> dict[Gemm, Choice]:

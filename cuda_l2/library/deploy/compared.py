@@ -1,6 +1,7 @@
-"""The public call beside torch.matmul on this GPU, shape by shape: whether it is ever slower.
+"""The public call beside torch.matmul and autotuned cuBLASLt on this GPU, shape by shape: whether it is ever slower.
 
-Both in CUDA graphs of back-to-back launches, by turns in random order. What comes out below 1 is measured again.
+All in CUDA graphs of back-to-back launches, by turns in random order. What comes out below 1 is measured again.
+cuBLASLt: each algorithm that its heuristic proposes is timed, and the fastest one then timed beside the call.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -11,11 +12,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cuda_l2.library.deploy import choices, dispatch
+from cuda_l2.library.deploy import choices, dispatch, vendor
 from cuda_l2.library.deploy.calls import matmul
 from cuda_l2.library.deploy.native import native
-from cuda_l2.library.deploy.tuning import Graphs
-from cuda_l2.measure.sampler import Sampler, Samples
+from cuda_l2.library.deploy.tuning import Arm, GraphTimer
+from cuda_l2.measure.sampler import Sampler
+from cuda_l2.measure.selection import Effort, select
 from cuda_l2.records import Gemm, Interval
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import csv_text
@@ -24,112 +26,167 @@ ROUNDS = 15
 OURS, TORCHS = "cuda_l2.matmul", "torch.matmul"
 SLOWER = 0.99
 """A shape whose ratio is below this in both measurements is slower."""
+COLUMNS = (
+    *("shape", "kernel", "us", "torch_us", "ratio", "low", "high", "again", "again_low", "again_high"),
+    *("cublaslt_us", "over_cublaslt", "over_cublaslt_low", "over_cublaslt_high", "over_cublaslt_again"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Medians in microseconds, and median ratios of the others' times to the call's."""
+
+    us: float
+    torch_us: float
+    ratio: Interval  # of torch's time
+    cublaslt_us: float = 0.0
+    over_cublaslt: Interval | None = None  # None where cuBLASLt computes no such product
+
+    @property
+    def below(self) -> bool:
+        return any(each.estimate < 1 for each in (self.ratio, self.over_cublaslt) if each)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One shape: medians in microseconds, and the median ratio of torch's time to the call's."""
+    """One shape."""
 
     shape: str
     kernel: str  # the id of the kernel that serves, or of the larger tuned shape's; empty where torch's own serves
-    us: float
-    torch_us: float
-    ratio: Interval
-    again: Interval | None = None  # measured once more, where the ratio was below 1
+    first: Measured
+    again: Measured | None = None  # measured once more, where a ratio was below 1
 
     @property
     def slower(self) -> bool:
-        return self.again is not None and max(self.ratio.estimate, self.again.estimate) < SLOWER
+        """Whether torch was faster both times."""
+        return self.again is not None and max(self.first.ratio.estimate, self.again.ratio.estimate) < SLOWER
+
+    @property
+    def slower_than_cublaslt(self) -> bool:
+        """Whether its best algorithm was faster both times."""
+        both = [each.over_cublaslt for each in (self.first, self.again) if each and each.over_cublaslt]
+        return len(both) > 1 and max(each.estimate for each in both) < SLOWER
 
 
 class Timer(Protocol):
-    """Times both calls on one shape."""
+    """Times calls and algorithms on one shape."""
 
     def capture(self, name: str, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None: ...
 
-    def sample(self, name: str) -> float:
+    def prepare(self, arm: Arm) -> bool:
+        """Capture an algorithm; whether it runs here and computes the product."""
+
+    def sample(self, name: str | Arm) -> float:
         """Microseconds of one launch."""
 
 
 def compare(
-    gemms: Iterable[Gemm], device: int, open_timer: Callable[[Gemm], Timer], seed: int = 0
+    gemms: Iterable[Gemm],
+    device: int,
+    open_timer: Callable[[Gemm], Timer],
+    algorithms_of: Callable[[Gemm], list[Arm]],
+    seed: int = 0,
 ) -> Iterator[Compared]:
     """Every shape as soon as it is measured, then those below 1 again, with `again`; none that memory is short for.
 
-    open_timer: what times the calls on a shape.
+    open_timer: what times the calls on a shape. algorithms_of: cuBLASLt's for a shape.
     """
     rng, below = np.random.default_rng(seed), list[Compared]()
     known = dispatch.known(device)
+
+    def measured(gemm: Gemm) -> Measured | None:
+        mark, timer = native().mark(), None
+        try:
+            timer = open_timer(gemm)
+            return _measured(timer, algorithms_of(gemm), rng)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            del timer  # its graphs end before what they work on
+            native().release(mark)
+            native().clear()  # algorithms stand in the table
+
     for gemm in gemms:
         choice = known.get(gemm, choices.between(known, gemm))
-        measured = _measured(gemm, open_timer, rng)
-        if measured is None:
+        first = measured(gemm)
+        if first is None:
             dispatch.warn(f"{gemm} is not measured: the GPU has too little memory left for it")
             continue
-        ratio, us, torch_us = measured
-        found = Compared(str(gemm), choice.kernel if choice and choice.served else "", us, torch_us, ratio)
-        if ratio.estimate < 1:
+        found = Compared(str(gemm), choice.kernel if choice and choice.served else "", first)
+        if first.below:
             below.append(found)
         yield found
     for found in below:
-        measured = _measured(Gemm.parse(found.shape), open_timer, rng)
-        if measured:
-            yield replace(found, again=measured[0])
+        again = measured(Gemm.parse(found.shape))
+        if again:
+            yield replace(found, again=again)
 
 
 def table(found: Iterable[Compared]) -> str:
     """As CSV: times in microseconds, ratios with their 95 % intervals."""
-    header = ("shape", "kernel", "us", "torch_us", "ratio", "low", "high", "again", "again_low", "again_high")
     lines = []
     for each in found:
-        ratio, again = each.ratio, each.again
-        first = f"{ratio.estimate:.4f}", f"{ratio.low:.4f}", f"{ratio.high:.4f}"
-        second = (f"{again.estimate:.4f}", f"{again.low:.4f}", f"{again.high:.4f}") if again else ("", "", "")
-        lines.append((each.shape, each.kernel, each.us, each.torch_us, *first, *second))
-    return csv_text(header, lines)
+        first, again = each.first, each.again
+        over, twice = first.over_cublaslt, again.over_cublaslt if again else None
+        lines.append(
+            (
+                *(each.shape, each.kernel, first.us, first.torch_us, *_cells(first.ratio)),
+                *_cells(again.ratio if again else None),
+                *(first.cublaslt_us if over else "", *_cells(over), _cells(twice)[0]),
+            )
+        )
+    return csv_text(COLUMNS, lines)
 
 
 def summary(found: Collection[Compared]) -> list[str]:
     """What a person wants to know of all shapes, in lines; UserError where none was measured."""
     if not found:
         raise UserError("no shape was measured: the GPU has too little memory left")
-    parts = {"": [each.ratio.estimate for each in found]}
-    parts[" that kernels serve"] = [each.ratio.estimate for each in found if each.kernel]
+    served = [each for each in found if each.kernel]
+    library = [each.first.over_cublaslt.estimate for each in found if each.first.over_cublaslt]
+    parts = {
+        "over torch.matmul": [each.first.ratio.estimate for each in found],
+        "that kernels serve, over torch.matmul": [each.first.ratio.estimate for each in served],
+        "over autotuned cuBLASLt": library,
+    }
     lines = [
-        f"{len(ratios)} shapes{which}: geometric mean {geometric_mean(ratios):.3f}x, worst {min(ratios):.3f}x"
+        f"{len(ratios)} shapes {which}: geometric mean {geometric_mean(ratios):.3f}x, worst {min(ratios):.3f}x"
         for which, ratios in parts.items()
         if ratios
     ]
     slower = [each.shape for each in found if each.slower]
-    return [*lines, f"below {SLOWER} both times: {', '.join(slower) or 'none'}"]
+    lines.append(f"below {SLOWER} of torch.matmul both times: {', '.join(slower) or 'none'}")
+    slower = [each.shape for each in found if each.slower_than_cublaslt]
+    return [*lines, f"below {SLOWER} of autotuned cuBLASLt both times: {', '.join(slower) or 'none'}"]
 
 
-def graphs(device: int, *, cold: bool) -> Callable[[Gemm], Graphs]:
+def graphs(device: int, *, cold: bool) -> Callable[[Gemm], GraphTimer]:
     """Times calls on a CUDA device. cold: B comes from memory in each launch."""
-    return lambda gemm: Graphs(gemm, device, cold=cold)
+    return lambda gemm: GraphTimer(gemm, device, dispatch.required_pack(), cold=cold)
 
 
-def _measured(
-    gemm: Gemm, open_timer: Callable[[Gemm], Timer], rng: np.random.Generator
-) -> tuple[Interval, float, float] | None:
-    """The ratio, and both medians in microseconds; None where memory does not suffice."""
-    mark, timer = native().mark(), None
-    try:
-        timer = open_timer(gemm)
-        samples = _samples(timer, rng)
-    except torch.OutOfMemoryError:
-        return None
-    finally:
-        del timer  # its graphs end before what they work on
-        native().release(mark)
-    return samples.ratio(TORCHS, OURS), round(samples.median(OURS), 3), round(samples.median(TORCHS), 3)
+def algorithms(device: int) -> Callable[[Gemm], list[Arm]]:
+    """All of cuBLASLt's algorithms for a shape, those too that round parts of sums."""
+    return lambda gemm: [Arm(vendor.FAMILY, made) for made in vendor.candidates(gemm, device, rounded=True)]
 
 
-def _samples(timer: Timer, rng: np.random.Generator) -> Samples[str]:
-    sampler = Sampler(timer.sample, rng)
+def _measured(timer: Timer, algorithms: list[Arm], rng: np.random.Generator) -> Measured:
+    sampler, arms = Sampler(timer.sample, rng), list[str | Arm]((TORCHS, OURS))
     for name, call in ((TORCHS, torch.matmul), (OURS, matmul)):
         timer.capture(name, call)
-    sampler.round((TORCHS, OURS), kept=False)  # brings memory and clocks up
+    runs = [arm for arm in algorithms if timer.prepare(arm)]
+    if runs:
+        one: Sampler[int] = Sampler(lambda number: timer.sample(runs[number]), rng)
+        arms.append(runs[select(one, len(runs), Effort()).chosen])
+    sampler.round(arms, kept=False)  # brings memory and clocks up
     for _ in range(ROUNDS):
-        sampler.round((TORCHS, OURS))
-    return sampler.samples
+        sampler.round(arms)
+    samples = sampler.samples
+    us, torch_us, *library = (round(samples.median(arm), 3) for arm in (OURS, *arms[:1], *arms[2:]))
+    if not library:
+        return Measured(us, torch_us, samples.ratio(TORCHS, OURS))
+    return Measured(us, torch_us, samples.ratio(TORCHS, OURS), library[0], samples.ratio(arms[2], OURS))
+
+
+def _cells(ratio: Interval | None) -> tuple[str, str, str]:
+    return (f"{ratio.estimate:.4f}", f"{ratio.low:.4f}", f"{ratio.high:.4f}") if ratio else ("", "", "")

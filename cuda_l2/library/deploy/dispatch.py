@@ -12,7 +12,7 @@ import torch
 
 from cuda_l2 import contract
 from cuda_l2.contract.cuda import CudaContract
-from cuda_l2.library.deploy import choices, imported, rules
+from cuda_l2.library.deploy import choices, imported, rules, vendor
 from cuda_l2.library.deploy.choices import Choice
 from cuda_l2.library.deploy.entries import DETERMINISTIC, TUNED, Key, gemm_of, packed
 from cuda_l2.library.deploy.native import native
@@ -64,6 +64,8 @@ def put(choice: Choice, device: int) -> str:
     if choice.family == imported.FAMILY:
         made, own = imported.find(choice.kernel)
         return launch(made, choice.gemm, device, choice.kernel, own)
+    if choice.family == vendor.FAMILY:
+        return vendor.put(dict(schedule_of(choice.schedule)), choice.gemm, device)
     target, found = target_of(device), pack()
     if found is None:
         return "there is no pack of kernels: cuda-l2 library build"
@@ -77,7 +79,7 @@ def put(choice: Choice, device: int) -> str:
 def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
     """Serve a shape by the schedule of a choice for more rows, where the pack has its kernel; else torch serves it."""
     target, found = target_of(device), pack()
-    if found is None or choice.family == imported.FAMILY:  # an imported kernel was verified for its own shapes
+    if found is None:
         return ""
     rows = choice.gemm.m, choice.gemm.m - 1, gemm.m  # whole tiles, a last one that is cut, and this M's own orders
     for near in (replace(gemm, m=m) for m in rows):
@@ -89,6 +91,8 @@ def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
 
 def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack, rule: int = TUNED) -> str:
     """Put a candidate's plan into the op's table. name: of its kernel in the pack. Why it cannot be, or empty."""
+    if made.family == vendor.FAMILY:
+        return vendor.put(dict(made.schedule), gemm, device)
     plan = _terms(made.source).plan(gemm, target_of(device).sms)
     return native().put(packed(plan, gemm, device, rule), name, found.cubin(name))
 

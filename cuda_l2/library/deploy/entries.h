@@ -10,11 +10,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "driver.h"
+#include "cublaslt.h"
 
 namespace cuda_l2 {
 
-constexpr uint32_t kVersion = 2;  // of the packed form
+constexpr uint32_t kVersion = 3;  // of the packed form
 constexpr int kMaxDims = 5, kMaxMaps = 8, kMaxWorkspaces = 4, kMaxArguments = 32;
 constexpr size_t kMaxEncoded = 4096;       // tensor maps kept for an entry; then all are dropped
 constexpr size_t kWorkspaceAlign = 1024;   // docs/contract.md
@@ -119,6 +119,7 @@ struct Entry {
   std::vector<Workspace> workspaces;
   std::vector<MapPlan> maps;
   std::vector<Launch> launches;
+  std::string algorithm, library;  // cuBLASLt's, and its file; empty where kernels are launched
   std::atomic<bool> broken{false};
 
   Entry(const uint8_t* data, size_t size) {
@@ -152,10 +153,16 @@ struct Entry {
         if (argument.kind != Argument::kBytes && argument.index >= most) throw std::runtime_error("no such argument");
       }
     }
+    algorithm = in.bytes(), library = in.bytes();
   }
 
   // Finds the kernels of a module and prepares them; throws where the device cannot launch them as planned.
   void prepare(const Driver& driver, Module module, int multiprocessors) {
+    if (!algorithm.empty()) {
+      size_t bytes = workspaces.empty() ? 0 : workspaces[0].bytes;
+      product_ = std::make_unique<LtProduct>(driver, library, algorithm, key.device, key.dtype == 1, key.layout == 1,
+                                             key.m, key.n, key.k, bytes);
+    }
     for (Launch& launch : launches) {
       const std::string& name = launch.kernel;
       if (driver.cuModuleGetFunction(&launch.function, module, name.c_str()))
@@ -168,6 +175,11 @@ struct Entry {
   // Enqueues every launch; 0 or the driver's error. pointers: A, B, C, then the workspaces.
   Status launch(const Driver& driver, const uint64_t* pointers, Stream stream, std::atomic<uint64_t>& encoded,
                 int repeats = 1) {
+    if (product_) {
+      for (int i = 0; i < repeats; i++)
+        if (Status status = product_->launch(pointers, stream)) return status;
+      return 0;
+    }
     EncodedMap encodings[kMaxMaps];
     for (size_t i = 0; i < maps.size(); i++)
       if (Status status = encode(driver, i, pointers[maps[i].tensor], encodings[i], encoded)) return status;
@@ -258,6 +270,7 @@ struct Entry {
     return 0;
   }
 
+  std::unique_ptr<LtProduct> product_;
   std::mutex mutex_;
   std::array<std::unordered_map<uint64_t, EncodedMap>, kMaxMaps> encoded_;
 };

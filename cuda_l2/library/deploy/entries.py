@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cuda_l2.contract.cuda import Argument, LaunchPlan, MapPlan, Plan
 from cuda_l2.records import Gemm, Layout
 
-VERSION = 2
+VERSION = 3
 MAX_DIMS = 5
 DTYPES = ("float16", "bfloat16")
 """Element types by the number that a key has."""
@@ -46,7 +46,14 @@ def packed(plan: Plan, gemm: Gemm, device: int, rule: int = TUNED) -> bytes:
     parts.append(struct.pack("<I", len(plan.launches)))
     for launch in plan.launches:
         parts += [_launch(launch), *(_argument(argument, tensors, maps) for argument in launch.arguments)]
-    return b"".join(parts)
+    return b"".join([*parts, _text(b"") * 2])
+
+
+def packed_algorithm(gemm: Gemm, device: int, algorithm: bytes, workspace_bytes: int, library: str) -> bytes:
+    """One of cuBLASLt's algorithms for a shape on a device, in place of a plan. library: its file."""
+    workspaces = [struct.pack("<QII", workspace_bytes, 0, 0)] if workspace_bytes else []
+    head = struct.pack("<Iiiiiqqq", VERSION, *key_of(gemm, device)), struct.pack("<I", len(workspaces)), *workspaces
+    return b"".join([*head, struct.pack("<II", 0, 0), _text(algorithm), _text(library.encode())])
 
 
 def _map(tensor_map: MapPlan, tensors: Sequence[str]) -> bytes:

@@ -93,6 +93,7 @@ class Table {
 
   // A cubin on a device, loaded once and kept: graphs may hold its kernels.
   Module module(int32_t device, uint64_t name, const void* cubin) {
+    if (!*static_cast<const char*>(cubin)) return nullptr;  // cuBLASLt has its own
     std::lock_guard<std::mutex> hold(slow_);
     Module& module = modules_[{device, name}];
     if (!module) {

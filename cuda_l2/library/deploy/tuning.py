@@ -1,4 +1,4 @@
-"""Chooses the kernel for a shape on the user's GPU: every kernel of the pack that serves it beside torch's own.
+"""Chooses the kernel for a shape on the user's GPU: every kernel of the pack and cuBLASLt's algorithms beside torch's.
 
 First each kernel once, then the best with every launch, then the finalists and torch in interleaved rounds. Times are
 replays of CUDA graphs of back-to-back launches whose B is another tensor each time, so that weights come from memory.
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import choices, dispatch, imported
+from cuda_l2.library.deploy import choices, dispatch, imported, vendor
 from cuda_l2.library.deploy.accelerate import recorded
 from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
@@ -29,6 +29,8 @@ from cuda_l2.system.errors import UserError
 
 BEST, FINALISTS = 6, 3
 """Schedules that are timed with every launch, and kernels that are timed against torch."""
+ALGORITHMS = 2
+"""Algorithms of cuBLASLt that are timed against torch."""
 LAUNCHES = 12
 """Ways to launch a kernel that are timed."""
 CAPTURES, ROUNDS = 3, 7
@@ -93,7 +95,8 @@ def tune(
         mark, timer = native().mark(), None
         try:
             timer = GraphTimer(gemm, device, found, cold=cold)
-            choice = choose(gemm, candidates(gemm, device, found, one_stream), timer)
+            algorithms = [Arm(vendor.FAMILY, made) for made in vendor.candidates(gemm, device, rounded=False)]
+            choice = choose(gemm, candidates(gemm, device, found, one_stream), timer, algorithms)
         except torch.OutOfMemoryError:
             dispatch.warn(f"{gemm} is not tuned: the GPU has too little memory left for it")
             continue
@@ -145,9 +148,14 @@ def check(cold: bool = True) -> list[Choice]:
     return lost
 
 
-def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: int = 0) -> Choice:
+def choose(
+    gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, algorithms: Iterable[Arm] = (), seed: int = 0
+) -> Choice:
     """The choice for a shape. schedules: of each the ways to launch it, most promising first."""
     times = dict[Arm, float]()
+
+    def best(arms: Iterable[Arm], count: int) -> list[Arm]:
+        return sorted(arms, key=lambda arm: times[arm])[:count]
 
     def tried(arm: Arm) -> bool:
         if not timer.prepare(arm):
@@ -157,10 +165,11 @@ def choose(gemm: Gemm, schedules: Iterable[Iterator[Arm]], timer: Timer, seed: i
         return True
 
     first = {arm: ways for ways in schedules if (arm := next(ways, None)) and tried(arm)}
-    for arm in sorted(times, key=lambda arm: times[arm])[:BEST]:
+    for arm in best(times, BEST):
         for other in itertools.islice(first[arm], LAUNCHES - 1):
             tried(other)
-    finalists = sorted(times, key=lambda arm: times[arm])[:FINALISTS]
+    finalists = best(times, FINALISTS)
+    finalists += best([arm for arm in algorithms if tried(arm)], ALGORITHMS)
     if not finalists:
         return Choice(str(gemm))
     arms, sampler = (VENDOR_ARM, *finalists), Sampler(timer.sample, np.random.default_rng(seed))
@@ -281,6 +290,8 @@ def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candi
     """A choice's kernel and the pack that holds its code."""
     if choice.family == imported.FAMILY:
         return imported.find(choice.kernel)
+    if choice.family == vendor.FAMILY:
+        return Candidate("", vendor.FAMILY, schedule_of(choice.schedule), vendor.FAMILY), found
     wanted = dict(schedule_of(choice.schedule))
     return named(family_of(choice.family), wanted, gemm, dispatch.target_of(device), choice.kernel), found
 

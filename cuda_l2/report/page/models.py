@@ -88,7 +88,8 @@ def _products(of: Compared, key: str) -> list[Part]:
         by_rows.setdefault(gemm.m.bit_length() - 1, []).append(ratio)
         rows.append(
             (row["shape"], row["kernel"] or "torch's own", number(float(row["us"])), number(float(row["torch_us"])),
-             _interval(row, "ratio", "low", "high"), _interval(row, "again", "again_low", "again_high"), at)
+             _interval(row, "ratio", "low", "high"), _interval(row, "again", "again_low", "again_high"),
+             _interval(row, "over_cublaslt", "over_cublaslt_low", "over_cublaslt_high"), at)
         )  # fmt: skip
     caption = f"The call of `cuda_l2.matmul` against torch.matmul on the same tensors. {_source(of)}"
     title = f"Products under torch by rows of A: {of.origin.file}"
@@ -98,7 +99,7 @@ def _products(of: Compared, key: str) -> list[Part]:
         for size, ratios in sorted(by_rows.items())
     ]
     sizes.append(("all", *_geometric([float(row["ratio"]) for row in of.rows])))
-    head = ("shape", "kernel", "us", "torch.matmul, us", "speedup [95 %]", "measured again", "row")
+    head = ("shape", "kernel", "us", "torch.matmul, us", "speedup [95 %]", "measured again", "over cuBLASLt", "row")
     return [
         figure,
         table(f"{key}-sizes", f"By rows of A: {of.origin.file}", caption,
