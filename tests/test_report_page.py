@@ -274,6 +274,9 @@ def test_models_and_their_products_are_shown_with_their_rows(tmp_path: Path) -> 
         *("2.000 [1.900, 2.100]", "torch&#39;s own", '<td data-v="2">2</td>', ">+0.0%<"),  # geometric mean of 2 and 0.5
     ):
         assert shown in text, shown
+    command(folder, out=tmp_path / "new.html", pictures=tmp_path / "pictures")
+    assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["models.svg"]
+    assert "&lt;b&gt;m, decode, batch 16" in (tmp_path / "pictures" / "models.svg").read_text()
     (folder / "layers.csv").write_text(head + products + "1x1x1:tn,k,nan,1,1,1,1,,,\n")
     assert any("row 3: us is no number" in note for note in read([folder]).notes)
 

@@ -31,22 +31,23 @@ def command(
     force
         Replace the page and the pictures where they are there.
     pictures
-        Folder for two of the page's figures as SVG files of their own, in light and dark colours.
+        Folder for the page's main figures as SVG files of their own, in light and dark colours: sizes.svg and
+        baselines.svg of products beside baselines, models.svg of a model's steps.
     """
-    drawn = [pictures / name for name in ("sizes.svg", "baselines.svg")] if pictures else []
-    for path in () if force else (out, *drawn):
-        if path.exists():
-            raise UserError(f"{path} is there: choose another place, or --force to replace it")
-    from cuda_l2.report.page.pictures import baselines, sizes
+    from cuda_l2.report.page.pictures import NAMES, drawn
     from cuda_l2.report.page.reading import read
     from cuda_l2.report.page.whole import html
 
+    for path in () if force else (out, *[pictures / name for name in NAMES if pictures]):
+        if path.exists():
+            raise UserError(f"{path} is there: choose another place, or --force to replace it")
     words = ["cuda-l2", "report", *map(str, results), "-o", out.name]
     found = read(results)
     text = html(found, shlex.join(words))
     write_text(out, text)
-    for path, draw in zip(drawn, (sizes, baselines), strict=bool(drawn)):
-        write_text(path, draw(found), "choose another place with --pictures")
+    if pictures:
+        for name, svg in drawn(found).items():
+            write_text(pictures / name, svg, "choose another place with --pictures")
     size = len(text.encode())
     print(f"{out}: {size / 1e6:.1f} MB")
     if size > LARGE_BYTES:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cuda_l2.records import Gemm
@@ -58,20 +58,26 @@ def _interval(row: Mapping[str, str], name: str, low: str, high: str) -> Cell:
     return Cell(f"{value:.3f}{bounds}", value)
 
 
+def bars(key: str, device: str, rows: Iterable[Mapping[str, str]]) -> str:
+    """Speedups of a model's steps, by arm, as a figure."""
+    steps: dict[str, dict[str, float]] = {}
+    for row in rows:
+        name = f"{row['model']}, {row['phase']}, batch {row['batch']}"
+        steps.setdefault(name, {})[row["arm"]] = float(row["ratio"])
+    title = f"Steps of a model: time without over time with tuned kernels, {device}"
+    return plots.bars(key, title, list(steps.items()), x="speedup - 1, %")
+
+
 def _steps(of: Compared, key: str) -> list[Part]:
-    bars: dict[str, dict[str, float]] = {}
     rows: list[Row] = []
     for at, row in enumerate(of.rows, 1):
-        name = f"{row['model']}, {row['phase']}, batch {row['batch']}"
-        bars.setdefault(name, {})[row["arm"]] = float(row["ratio"])
         rows.append(
             (row["model"], row["phase"], number(float(row["batch"]), 0), row.get("cached", ""), row["arm"],
              number(float(row["us"]), 2), number(float(row["ours_us"]), 2),
              _interval(row, "ratio", "ratio_low", "ratio_high"), row.get("bar") or "-",
              _interval(row, "over_bar", "over_bar_low", "over_bar_high"), at)
         )  # fmt: skip
-    title = f"Steps of a model: time without over time with tuned kernels, {of.origin.device}"
-    svg = plots.bars(f"{key}bars", title, list(bars.items()), x="speedup - 1, %")
+    title, svg = f"Steps of a model, {of.origin.device}", bars(f"{key}bars", of.origin.device, of.rows)
     caption = f"CUDA graphs, interleaved rounds, medians; us a layer, for the head a step. {_source(of)}"
     head = (
         *("model", "phase", "batch", "cached tokens", "arm", "us", "ours, us", "speedup [95 %]"),

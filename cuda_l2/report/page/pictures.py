@@ -6,7 +6,7 @@ system's that decides here: then the picture is a panel of the other theme, and 
 
 import re
 
-from cuda_l2.report.page import plots
+from cuda_l2.report.page import models, plots
 from cuda_l2.report.page.published import COLUMNS
 from cuda_l2.report.page.records import Found
 from cuda_l2.report.page.studies import MAX, Study, comparisons, headline, label, ratios, spread, studies
@@ -17,9 +17,23 @@ WIDTH_PT, HEIGHT = 640, 2.2
 """Size of a picture in points, and in inches at a width of 4.4."""
 
 
-def sizes(found: Found) -> str:
+NAMES = ("sizes.svg", "baselines.svg", "models.svg")
+
+
+def drawn(found: Found) -> dict[str, str]:
+    """The pictures that results allow, by file name; UserError where they allow none."""
+    study = next((each for each in studies(found.cases) if headline(each.main)[1]), None)
+    draw = {NAMES[0]: _sizes(study), NAMES[1]: _baselines(study)} if study else {}
+    if found.models:
+        rows = [row for each in found.models for row in each.rows]
+        draw[NAMES[2]] = models.bars("models", found.models[0].origin.device, rows)
+    if not draw:
+        raise UserError("the results hold no matrix products timed beside baselines and no model: nothing is drawn")
+    return {name: _alone(svg) for name, svg in draw.items()}
+
+
+def _sizes(study: Study) -> str:
     """Speedup of every shape against its size, of the first study."""
-    study = _study(found)
     against, pairs = headline(study.main)
     points = [
         plots.Point((case.gemm.m * case.gemm.n * case.gemm.k).bit_length() - 1, ratio.estimate, "", "")
@@ -27,26 +41,18 @@ def sizes(found: Found) -> str:
         if case.gemm
     ]
     title = f"{study.device}: speedup over {against} of {len(points)} shapes"
-    return _alone(plots.scatter("sizes", title, "log2(M N K)", "speedup", points, log=False, height=HEIGHT))
+    return plots.scatter("sizes", title, "log2(M N K)", "speedup", points, log=False, height=HEIGHT)
 
 
-def baselines(found: Found) -> str:
+def _baselines(study: Study) -> str:
     """Mean speedup over each of the paper's baselines, the faster layout of both sides, in two modes."""
-    study = _study(found)
     means: dict[str, dict[str, float]] = {}
     for mode, cases in list(study.modes.items())[:2]:
         for kind, way in comparisons(cases):
             pairs = ratios(cases, kind, way) if (kind, way) in COLUMNS and way in ("", MAX) else []
             if pairs:
                 means.setdefault(label(kind, ""), {})[mode] = spread([ratio for _, ratio in pairs]).mean
-    return _alone(plots.bars("baselines", f"{study.device}: mean speedup over each baseline", list(means.items())))
-
-
-def _study(found: Found) -> Study:
-    for study in studies(found.cases):
-        if headline(study.main)[1]:
-            return study
-    raise UserError("the results hold no matrix products timed beside baselines, so there is nothing to draw")
+    return plots.bars("baselines", f"{study.device}: mean speedup over each baseline", list(means.items()))
 
 
 def _alone(svg: str) -> str:
