@@ -106,7 +106,8 @@ def test_the_fastest_algorithm_that_runs_is_the_other_bar() -> None:
 
 def test_between_tuned_rows_the_larger_ones_kernel_is_named(monkeypatch) -> None:
     lower, upper, between = (replace(FAST, m=m) for m in (16, 32, 20))
-    known = {gemm: Choice(str(gemm), name * 16) for gemm, name in ((lower, "c"), (upper, "d"))}
+    kernel = {"family": "sm90_wave", "schedule": "SWAP=1 BM=64", "us": 2.0, "vendor_us": 3.0}
+    known = {gemm: Choice(str(gemm), name * 16, **kernel) for gemm, name in ((lower, "c"), (upper, "d"))}
     monkeypatch.setattr(dispatch, "known", lambda device: known)
     (found,) = compare([between], 0, lambda gemm: Scripted(2.0, 3.0), none)
     assert found.kernel == "d" * 16

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from cuda_l2.library.table import schedule_of
 from cuda_l2.records import Gemm
 from cuda_l2.system import paths
 from cuda_l2.system.errors import UserError
@@ -26,6 +27,11 @@ EXACT = ("imported", "cublaslt")
 """Families whose choices serve the shape alone that was tuned: a source of the user's, an algorithm of cuBLASLt."""
 REACH = 2
 """Most rows of a tuned shape, in those of the next smaller one, where shapes between the two are served."""
+GAIN = 1.05
+"""torch's time at either over the kernel's at the larger one, at least, where shapes between are served."""
+FILLED = 0.75
+"""Least part of a kernel's last tile of rows that such a shape fills. On one H100 kernels took up to 1.6 times the time
+of a full tile where less was filled; swapped ones, whose tiles of rows are narrow, at most 1.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +98,25 @@ def read(place: Place) -> dict[Gemm, Choice]:
 def between(known: Mapping[Gemm, Choice], gemm: Gemm) -> Choice | None:
     """The choice of the next larger tuned shape, which serves a shape that was not tuned; None where torch serves it.
 
-    Its tuned neighbours have the same N, K, layout and types, and fewer and more rows. Kernels must serve both, and the
-    larger one may have at most REACH times the rows of the smaller one.
+    Its tuned neighbours have the same N, K, layout and types, and fewer and more rows. Kernels must serve both, the
+    larger one may have at most REACH times the rows of the smaller one, its kernel must be faster there by GAIN than
+    torch is at both, and its last tile must be FILLED, unless its operands are swapped.
     """
     rows = {other.m: choice for other, choice in known.items() if _but_rows(other) == _but_rows(gemm)}
     lower = max((m for m in rows if m < gemm.m), default=0)
     upper = min((m for m in rows if m > gemm.m), default=0)
-    if not lower or not upper or upper > REACH * lower or not (rows[lower].served and rows[upper].served):
+    if not lower or not upper or upper > REACH * lower:
         return None
-    return rows[upper] if rows[upper].family not in EXACT else None
+    small, large = rows[lower], rows[upper]
+    if (
+        not (small.served and large.served)
+        or large.family in EXACT
+        or large.us * GAIN > min(small.vendor_us, large.vendor_us)
+    ):
+        return None
+    schedule = dict(schedule_of(large.schedule))
+    last = (gemm.m - 1) % schedule["BM"] + 1
+    return large if schedule.get("SWAP") or last >= FILLED * schedule["BM"] else None
 
 
 def add(place: Place, new: Iterable[Choice]) -> dict[Gemm, Choice]:
