@@ -92,7 +92,7 @@ def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
 def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack, rule: int = TUNED) -> str:
     """Put a candidate's plan into the op's table. name: of its kernel in the pack. Why it cannot be, or empty."""
     if made.family == vendor.FAMILY:
-        return vendor.put(dict(made.schedule), gemm, device)
+        return vendor.put(dict(made.schedule), gemm, device, rule)
     plan = _terms(made.source).plan(gemm, target_of(device).sms)
     return native().put(packed(plan, gemm, device, rule), name, found.cubin(name))
 

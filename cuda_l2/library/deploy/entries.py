@@ -49,10 +49,16 @@ def packed(plan: Plan, gemm: Gemm, device: int, rule: int = TUNED) -> bytes:
     return b"".join([*parts, _text(b"") * 2])
 
 
-def packed_algorithm(gemm: Gemm, device: int, algorithm: bytes, workspace_bytes: int, library: str) -> bytes:
+def packed_algorithm(
+    gemm: Gemm, device: int, algorithm: bytes, workspace_bytes: int, library: str, rule: int = TUNED
+) -> bytes:
     """One of cuBLASLt's algorithms for a shape on a device, in place of a plan. library: its file."""
     workspaces = [struct.pack("<QII", workspace_bytes, 0, 0)] if workspace_bytes else []
-    head = struct.pack("<Iiiiiqqq", VERSION, *key_of(gemm, device)), struct.pack("<I", len(workspaces)), *workspaces
+    head = (
+        struct.pack("<Iiiiiqqq", VERSION, *key_of(gemm, device, rule)),
+        struct.pack("<I", len(workspaces)),
+        *workspaces,
+    )
     return b"".join([*head, struct.pack("<II", 0, 0), _text(algorithm), _text(library.encode())])
 
 

@@ -8,7 +8,7 @@ import functools
 import struct
 from collections.abc import Mapping
 
-from cuda_l2.library.deploy.entries import packed_algorithm
+from cuda_l2.library.deploy.entries import TUNED, packed_algorithm
 from cuda_l2.library.deploy.native import native
 from cuda_l2.measure import cublas
 from cuda_l2.measure.cublas import Algorithm, Cublas, LtProduct
@@ -42,12 +42,12 @@ def candidates(gemm: Gemm, device: int, *, rounded: bool) -> list[Candidate]:
         product.close()
 
 
-def put(schedule: Mapping[str, int], gemm: Gemm, device: int) -> str:
+def put(schedule: Mapping[str, int], gemm: Gemm, device: int, rule: int = TUNED) -> str:
     """Serve a shape by an algorithm. Why it cannot be, or empty."""
     if schedule.get("VERSION") != cublas.lt_version():
         return "it was tuned with another version of cuBLASLt: tune it again"
     algorithm = struct.pack("<8Q", *(schedule[f"W{number}"] for number in range(8)))
-    plan = packed_algorithm(gemm, device, algorithm, schedule["WORKSPACE"], cublas.file_name("cublasLt"))
+    plan = packed_algorithm(gemm, device, algorithm, schedule["WORKSPACE"], cublas.file_name("cublasLt"), rule)
     return native().put(plan, "0", b"")
 
 
