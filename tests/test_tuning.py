@@ -213,7 +213,7 @@ class ByKernel:
 
     times: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, gemm: Gemm, device: int, found: object, *, cold: bool) -> None:
+    def __init__(self, gemm: Gemm, device: int, found: object, *, cold: bool, rule: int = 0) -> None:
         if gemm.m == 1 << 20:
             raise torch.OutOfMemoryError
 
