@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cuda_l2 import contract
-from cuda_l2.library.deploy import ahead, choices, dispatch, imported
+from cuda_l2.library.deploy import choices, dispatch, imported
 from cuda_l2.library.deploy.accelerate import recorded
 from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
@@ -287,7 +287,6 @@ class GraphTimer(Graphs):
                 return False
         self.capture(arm, call)
         return True
-
 
     def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._rule == AHEAD:
