@@ -373,7 +373,8 @@ def evaluate(
     Timings hold the machine's lock. On a CPU up to 8 sources are timed side by side in one run, so that the
     `reward_interval` of one kernel overlaps that of an equal one. Where other work disturbed that run, status is
     `busy`, the reward NaN, and the reason says so. full: also the checks that are too slow for every candidate
-    (sanitizers, stress builds). weights_ahead: sources may declare inputs constant. UserError where what is asked for cannot be judged at all; it says what to do.
+    (sanitizers, stress builds). weights_ahead: sources may declare inputs constant. UserError where what is asked for
+    cannot be judged at all; it says what to do.
     """
     several = isinstance(source, list | tuple)
     texts = sources.read(source)

@@ -27,7 +27,7 @@ class AcceleratedLinear(torch.nn.Linear):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What .to(), .half() and the like call: memory and contents change, and torch may count no write."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.weights_ahead:
             ahead.constant(self.weight)
             ahead.invalidate()
@@ -41,10 +41,10 @@ def accelerate(
 
     Subclasses of Linear, and layers with a forward of their own, stay as they are. Which kernel serves a layer is
     decided call by call: its type and device may change afterwards. deterministic, batch_invariant: as in
-    `calls.matmul`, for these layers alone; a later call changes it. weights_ahead: kernels may read these layers' weights
-    before the launch ahead has ended. Call `invalidate` after writes that torch does not count: through `.data`, by a
-    kernel of your own, by another library. A weight that is replaced by another tensor is read ahead only after another
-    call of this.
+    `calls.matmul`, for these layers alone; a later call changes it.
+    weights_ahead: kernels may read these layers' weights before the launch ahead has ended. Call `invalidate` after
+    writes that torch does not count: through `.data`, by a kernel of your own, by another library. A weight that is
+    replaced by another tensor is read ahead only after another call of this.
     """
     for module in model.modules():
         if type(module) is torch.nn.Linear and "forward" not in vars(module):

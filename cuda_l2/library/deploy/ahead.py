@@ -1,7 +1,8 @@
-"""Weights ahead: which operands are declared constant, so that kernels may read them before the launch ahead has ended.
+"""Weights ahead: operands declared constant, which kernels may read before the launch ahead has ended.
 
-Only an operand's owner can say so, tensor by tensor. Per launch the op compares the tensor's address and torch's counter
-of writes with those of its latest launch (`Constants` in table.h), and takes an ordinary edge where they differ.
+Only an operand's owner can say so, tensor by tensor. At each launch the op compares the tensor's address and torch's
+counter of writes with those of the latest launch (`Constants` in table.h), and takes an ordinary edge where they
+differ.
 """
 
 import weakref

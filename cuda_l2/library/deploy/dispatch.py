@@ -115,7 +115,10 @@ def required_pack() -> Pack:
 
 @functools.cache
 def known(device: int, rule: int = TUNED) -> dict[Gemm, Choice]:
-    """What was tuned on a device, for weights that may be read ahead or for others; none without a pack for it, nor, after one warning, where its file is damaged."""
+    """What was tuned on a device for a rule, TUNED or AHEAD; none without a pack for it.
+
+    None either, after one warning, where its file is damaged.
+    """
     found = pack()
     if found is None or not serves(device):
         return {}

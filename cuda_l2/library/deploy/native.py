@@ -107,8 +107,10 @@ class Native:
         self._resolve = None
 
     def counts(self) -> dict[str, int]:
-        """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made, launches that
-        read weights ahead."""
+        """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made.
+
+        And of launches that read weights ahead.
+        """
         numbers = (ctypes.c_uint64 * len(COUNTS))()
         self._library.cuda_l2_counts(numbers)
         return dict(zip(COUNTS, numbers, strict=True))

@@ -266,7 +266,10 @@ class Graphs:
 
 
 class GraphTimer(Graphs):
-    """Times arms on a CUDA device: launches of the op, or of torch.mm. rule: AHEAD, where B may be read ahead, or TUNED."""
+    """Times arms on a CUDA device: launches of the op, or of torch.mm.
+
+    rule: TUNED, or AHEAD where B may be read ahead.
+    """
 
     def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool, rule: int = TUNED) -> None:
         super().__init__(gemm, device, cold=cold)

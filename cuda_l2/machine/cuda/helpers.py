@@ -64,7 +64,10 @@ class Helpers:
         self._launch("slow_copy", stream, 8, 256, [source, target, words, ns])
 
     def relay(self, stream: int, *, programmatic: bool) -> None:
-        """Let a dependent kernel begin at once, and end after the kernel ahead. programmatic: begin before it has ended."""
+        """Let a dependent kernel begin at once, and end after the kernel ahead.
+
+        programmatic: begin before that one has ended.
+        """
         self._launch("relay", stream, 1, 32, [], programmatic=programmatic and self._programmatic)
 
     def occupy(self, stream: int, share: float, ns: int, traffic: tuple[int, int] = (0, 0)) -> None:
