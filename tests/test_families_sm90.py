@@ -110,11 +110,12 @@ def test_the_persistent_kernels_division_is_exact() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_what_tma_cannot_address_is_not_served(family) -> None:
-    for shape in ("1024x1024x1020", "1024x1020x1024", "1024x1024x1001:tn"):
-        assert not family.serves(Gemm.parse(shape), HOPPER)
-    assert family.serves(Gemm.parse("1024x1024x1024"), HOPPER)
+    m = 64 if family is AHEAD else 1024
+    for shape in ("1024x1020", "1020x1024", "1024x1001:tn"):
+        assert not family.serves(Gemm.parse(f"{m}x{shape}"), HOPPER)
+    assert family.serves(Gemm.parse(f"{m}x1024x1024"), HOPPER)
     for arch in ("sm_80", "sm_100a"):
-        assert not family.serves(Gemm.parse("1024x1024x1024"), compile_only(arch))
+        assert not family.serves(Gemm.parse(f"{m}x1024x1024"), compile_only(arch))
 
 
 def test_columns_that_are_no_multiple_of_8_are_stored_one_by_one() -> None:
