@@ -18,6 +18,7 @@ from cuda_l2.version import __version__
 if TYPE_CHECKING:
     from cuda_l2.evaluator import evaluate
     from cuda_l2.library.deploy.accelerate import accelerate, accelerated
+    from cuda_l2.library.deploy.ahead import invalidate
     from cuda_l2.library.deploy.calls import matmul
     from cuda_l2.library.deploy.inductor import max_autotune
     from cuda_l2.library.deploy.tuning import tune
@@ -34,6 +35,7 @@ __all__ = [
     "accelerate",
     "accelerated",
     "evaluate",
+    "invalidate",
     "load",
     "matmul",
     "max_autotune",
@@ -48,6 +50,7 @@ _HOMES = {
     "accelerate": "cuda_l2.library.deploy.accelerate",
     "accelerated": "cuda_l2.library.deploy.accelerate",
     "evaluate": "cuda_l2.evaluator",
+    "invalidate": "cuda_l2.library.deploy.ahead",
     "load": "cuda_l2.library.kernel",
     "matmul": "cuda_l2.library.deploy.calls",
     "max_autotune": "cuda_l2.library.deploy.inductor",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
-from cuda_l2 import sources, tasks
+from cuda_l2 import contract, sources, tasks
 from cuda_l2.contract import ContractError
 from cuda_l2.machine import chosen
 from cuda_l2.measure.clock import CLOCK, Clock
@@ -55,7 +55,7 @@ class Evaluator(Closing):
     """The stages of one task, set up once. A context manager.
 
     seed: seed of the inputs, random by default, so that no candidate can know them. checker: reviews candidates whose
-    reward jumps.
+    reward jumps. weights_ahead: candidates may declare inputs constant; elsewhere that is an unfair advantage.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class Evaluator(Closing):
         rewards: RewardSettings = RewardSettings(),
         checker: Checker | None = None,
         clock: Clock = CLOCK,
+        weights_ahead: bool = False,
     ) -> None:
-        self.clock = clock
+        self.clock, self._weights_ahead = clock, weights_ahead
         self.task, self.rig, self.target, self.rewards = task, rig, rig.target, rewards
         self._seed = secrets.randbits(48) if seed is None else seed
         with step("drawing inputs"):
@@ -202,6 +203,8 @@ class Evaluator(Closing):
                 self.stage_seconds[name] += self.clock.now() - start
 
     def _verified(self, candidate: Candidate, build: Build, full: bool = False) -> Verdict:
+        if not self._weights_ahead and contract.declares_constant(candidate.source):
+            return Verdict(VerdictStatus.FORBIDDEN, reason="declares an input constant, which needs --weights-ahead")
         slow = " with sanitizers and stress builds" if full and self.target.name == "cuda" else ""
         with self._stage("verify", f"checking a kernel{slow}"):
             return self._bench.verify(candidate, build, full=full)
@@ -336,6 +339,7 @@ def evaluate(
     rewards: RewardSettings = ...,
     target: str = ...,
     full: bool = ...,
+    weights_ahead: bool = ...,
 ) -> Trial: ...
 @overload
 def evaluate(
@@ -347,6 +351,7 @@ def evaluate(
     rewards: RewardSettings = ...,
     target: str = ...,
     full: bool = ...,
+    weights_ahead: bool = ...,
 ) -> list[Trial]: ...
 def evaluate(
     source: Source | list[Source] | tuple[Source, ...],
@@ -357,6 +362,7 @@ def evaluate(
     rewards: RewardSettings = RewardSettings(),
     target: str = "auto",
     full: bool = False,
+    weights_ahead: bool = False,
 ) -> Trial | list[Trial]:
     """Build, verify, time and reward sources for a shape or another task: a reward function for any trainer.
 
@@ -367,7 +373,8 @@ def evaluate(
     Timings hold the machine's lock. On a CPU up to 8 sources are timed side by side in one run, so that the
     `reward_interval` of one kernel overlaps that of an equal one. Where other work disturbed that run, status is
     `busy`, the reward NaN, and the reason says so. full: also the checks that are too slow for every candidate
-    (sanitizers, stress builds). UserError where what is asked for cannot be judged at all; it says what to do.
+    (sanitizers, stress builds). weights_ahead: sources may declare inputs constant. UserError where what is asked for
+    cannot be judged at all; it says what to do.
     """
     several = isinstance(source, list | tuple)
     texts = sources.read(source)
@@ -381,7 +388,7 @@ def evaluate(
         if not isinstance(protocol, str) or protocol not in rig.protocols:
             raise UserError(f"there is no protocol {protocol!r}; choose from {', '.join(rig.protocols)}")
         rig.reports(wanted, [protocol])
-        with Evaluator(wanted, rig, seed=seed, rewards=rewards) as evaluator:
+        with Evaluator(wanted, rig, seed=seed, rewards=rewards, weights_ahead=weights_ahead) as evaluator:
             candidates = [Candidate(text) for text in texts]
             parts = [candidates[i : i + MOST_TOGETHER] for i in range(0, len(candidates), MOST_TOGETHER)]
             terms = rig.protocols[protocol]

@@ -254,7 +254,7 @@ def judge_on_gpu(gpu: Any) -> Iterator[Callable[[Cheat], Trial]]:
         if not opened or opened[-1].task != task:
             for evaluator in opened:
                 evaluator.close()
-            opened[:] = [Evaluator(task, gpu)]
+            opened[:] = [Evaluator(task, gpu, weights_ahead=True)]
         return next(opened[-1].evaluate([Candidate(cheat.source)], full=cheat.full))
 
     yield run

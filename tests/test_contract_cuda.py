@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from cuda_l2.contract import ContractError, parse, parse_cpu, parse_cuda, plan_cuda
+from cuda_l2.contract import ContractError, declares_constant, parse, parse_cpu, parse_cuda, plan_cuda
 from cuda_l2.contract.cuda import Plan
 from cuda_l2.records import Gemm, from_json, to_json
 
@@ -133,6 +133,15 @@ def test_a_shape_for_which_a_limit_breaks_is_refused(old, new, says) -> None:
     contract = parse_cuda(WHOLE.replace(old, new))
     with pytest.raises(ContractError, match=says):
         contract.plan(Gemm(256, 128, 512), 132)
+
+
+def test_inputs_alone_can_be_declared_constant() -> None:
+    assert parse_cuda(WHOLE).constant == ()
+    stated = WHOLE.replace('arch = "sm_90a"', 'arch = "sm_90a"\nconstant = ["b"]')
+    assert parse_cuda(stated).constant == ("b",) and declares_constant(stated) and not declares_constant(WHOLE)
+    for wrong in ('["c"]', '["partial"]', "[]", '"b"'):
+        with pytest.raises(ContractError, match="constant must be a list of some of a, b"):
+            parse_cuda(stated.replace('["b"]', wrong))
 
 
 def test_a_contract_of_the_other_machine_is_refused() -> None:

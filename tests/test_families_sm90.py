@@ -1,18 +1,21 @@
 """What is particular to the Hopper families: their contracts' arithmetic, what they refuse, and that they compile clean."""
 
 import re
+from pathlib import Path
 
 import machine_code
 import numpy as np
 import pytest
 from schedules import default, drawn
 
+from cuda_l2.build import cubin, sass
 from cuda_l2.build.cuda import build_all
 from cuda_l2.build.cuda_compiler import toolchain
 from cuda_l2.contract import ContractError, code, evaluate, kernel_id, parse_cuda
 from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
-from cuda_l2.families._base import Schedule
+from cuda_l2.families._base import Schedule, families_for
+from cuda_l2.families.sm90_ahead import FAMILY as AHEAD
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
 from cuda_l2.families.sm90_wave import FAMILY as WAVE
 from cuda_l2.families.sm90_wave import WARPGROUPS
@@ -21,9 +24,19 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
 HOPPER = compile_only("sm_90a")
-FAMILIES = [WAVE, PERSISTENT]
+FAMILIES = [WAVE, PERSISTENT, AHEAD]
 SHAPES = (
-    *("64x64x64", "8x8x8", "1x1x8:tn", "100x201x304:tn", "256x256x8192", "256x1024x12288:tn", "1000x1000x1000:fp16"),
+    *(
+        "64x64x64",
+        "8x8x8",
+        "1x1x8:tn",
+        "16x4096x1024:tn:bf16",
+        "33x520x2048",
+        "100x201x304:tn",
+        "256x256x8192",
+        "256x1024x12288:tn",
+        "1000x1000x1000:fp16",
+    ),
     *("2048x2048x512:tn:fp16", "3000x2000x520", "64x12288x8192:tn", "4096x4096x4096", "16384x12288x64:tn"),
 )
 CASES = [
@@ -97,11 +110,12 @@ def test_the_persistent_kernels_division_is_exact() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_what_tma_cannot_address_is_not_served(family) -> None:
-    for shape in ("1024x1024x1020", "1024x1020x1024", "1024x1024x1001:tn"):
-        assert not family.serves(Gemm.parse(shape), HOPPER)
-    assert family.serves(Gemm.parse("1024x1024x1024"), HOPPER)
+    m = 64 if family is AHEAD else 1024
+    for shape in ("1024x1020", "1020x1024", "1024x1001:tn"):
+        assert not family.serves(Gemm.parse(f"{m}x{shape}"), HOPPER)
+    assert family.serves(Gemm.parse(f"{m}x1024x1024"), HOPPER)
     for arch in ("sm_80", "sm_100a"):
-        assert not family.serves(Gemm.parse("1024x1024x1024"), compile_only(arch))
+        assert not family.serves(Gemm.parse(f"{m}x1024x1024"), compile_only(arch))
 
 
 def test_columns_that_are_no_multiple_of_8_are_stored_one_by_one() -> None:
@@ -185,6 +199,8 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
         (WAVE, "512x2048x2048"),
         (PERSISTENT, "4096x4096x4096"),
         (PERSISTENT, "3000x2000x520:tn:fp16"),
+        (AHEAD, "16x4096x1024:tn:bf16"),
+        (AHEAD, "33x520x2048"),
     ]:
         gemm = Gemm.parse(shape)
         schedules += [default(family, gemm, HOPPER), random_schedule(family, gemm, rng)]
@@ -194,11 +210,42 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
         assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
 
 
+def test_weights_ahead_is_for_those_who_asked() -> None:
+    gemm = Gemm.parse("16x4096x1024:tn:bf16")
+    assert AHEAD not in families_for(gemm, HOPPER) and WAVE in families_for(gemm, HOPPER)
+    made = AHEAD.render(default(AHEAD, gemm, HOPPER))
+    terms = parse_cuda(made.source)
+    assert terms.constant == ("b",) and terms.plan(gemm, HOPPER.sms).programmatic
+    assert parse_cuda(WAVE.render(default(WAVE, gemm, HOPPER)).source).constant == ()
+
+
+@pytest.mark.parametrize("swap", [0, 1])
+def test_weights_are_loaded_before_the_wait_and_the_rest_after_it(swap) -> None:
+    """In the machine code: loads of operands (UTMALDG) around the wait for the launch ahead (ACQBULK)."""
+    rng = np.random.default_rng(5)
+    gemm = Gemm.parse("16x4096x1024:tn:bf16")
+    found = {}
+    for family in (WAVE, AHEAD):
+        fixed = {"SWAP": swap, "BM": 64, "BN": 16, "KB": 1, "CM": 1, "CN": 1, "CK": 1, "SL": 1, "PDL": 1, "EDGE": 1}
+        (build,) = build_all([family.render(random_schedule(family, gemm, rng, **fixed))], HOPPER)
+        (kernel,) = cubin.read(Path(build.artifact).read_bytes()).kernels
+        texts = sass.disassemble(kernel.words, HOPPER.arch, toolchain().nvdisasm)
+        words = " ".join(texts[word] for word in kernel.words)
+        found[family] = re.findall("UTMALDG|ACQBULK", words)
+    assert found[WAVE][0] == "ACQBULK" and found[AHEAD][:2] == ["UTMALDG", "ACQBULK"]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", ["256x256x8192", "100x201x304:tn", "1000x1000x1000", "3000x2000x520:tn:fp16"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *("256x256x8192", "100x201x304:tn", "1000x1000x1000", "3000x2000x520:tn:fp16"),
+        *("16x4096x1024:tn:bf16", "33x520x2048", "64x2112x712:tn"),
+    ],
+)
 def test_random_schedules_are_correct(gpu, shape) -> None:
     gemm, rng = Gemm.parse(shape), np.random.default_rng(7)
-    with Evaluator(gemm, gpu) as evaluator:
+    with Evaluator(gemm, gpu, weights_ahead=True) as evaluator:
         for family in (family for family in FAMILIES if family.serves(gemm, gpu.target)):
             candidates = [family.render(random_schedule(family, gemm, rng)) for _ in range(4)]
             for trial in evaluator.evaluate(candidates):

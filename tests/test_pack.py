@@ -58,6 +58,12 @@ def test_a_kernel_for_few_rows_is_compiled_for_whole_tiles_and_for_parts(wanted)
         assert made or rows > 16
 
 
+def test_the_proved_kernels_are_the_ones_that_are_written_now() -> None:
+    """Texts, to the letter: what concerns other kernels may not change these."""
+    proved = [recipe for recipe in recipes.recipes(FEW_ROWS, ANY_SIZE) if recipe.proof]
+    assert len(proved) > 60 and all(recipe.id in recipe.proof for recipe in proved)
+
+
 @pytest.mark.full
 def test_the_recipes_are_the_tables_kernels() -> None:
     rows = read_table(RESULTS / "schedules.csv")

@@ -194,7 +194,7 @@ def test_a_tuned_shape_is_launched_as_the_family_plans_it(tuned) -> None:
         assert first.shared == planned.shared_bytes and bool(first.programmatic) == planned.programmatic
         assert {first.words[0], first.words[1]} <= {a.data_ptr(), b.data_ptr()}
         assert library.counts() | {"encoded": 0, "allocated": 0} == {
-            **{"launched": 2, "vendor": 1, "encoded": 0, "resolved": 2, "allocated": 0}
+            **{"launched": 2, "vendor": 1, "encoded": 0, "resolved": 2, "allocated": 0, "read_ahead": 0}
         }
 
 
@@ -245,7 +245,7 @@ class ByKernel:
 
     times: ClassVar[dict[str, float]] = {}
 
-    def __init__(self, gemm: Gemm, device: int, found: object, *, cold: bool) -> None:
+    def __init__(self, gemm: Gemm, device: int, found: object, *, cold: bool, rule: int = 0) -> None:
         if gemm.m == 1 << 20:
             raise torch.OutOfMemoryError
 

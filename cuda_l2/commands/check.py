@@ -41,6 +41,7 @@ def command(
     protocol: str = "offline",
     target: str = "auto",
     full: Annotated[bool, Parameter(negative=())] = False,
+    weights_ahead: Annotated[bool, Parameter(negative=())] = False,
     compile_only: str | None = None,
     kernelbench: Path | None = None,
     reference: Path | None = None,
@@ -73,6 +74,8 @@ def command(
     full
         Also run the checks that are too slow for every candidate of a search: sanitizers and stress builds, for
         CUDA kernels.
+    weights_ahead
+        The kernel may declare inputs constant (docs/contract.md). Its time is then no other kernel's bar.
     json
         Print the trial as JSON.
     """
@@ -91,7 +94,7 @@ def command(
             " --kernelbench or --reference"
         )
     else:
-        trial = _judge(text, task, protocol, target, full, kernelbench, reference)
+        trial = _judge(text, task, protocol, target, full, kernelbench, reference, weights_ahead)
 
     from cuda_l2.report.tables import print_trial, trials_json
 
@@ -169,7 +172,14 @@ def _audit(text: str, entry: Any, settings: AuditSettings, protocol: str, target
 
 
 def _judge(
-    text: str, task: str, protocol: str, target: str, full: bool, checkout: Path | None, reference: Path | None
+    text: str,
+    task: str,
+    protocol: str,
+    target: str,
+    full: bool,
+    checkout: Path | None,
+    reference: Path | None,
+    weights_ahead: bool,
 ) -> Trial:
     from cuda_l2 import contract
     from cuda_l2.evaluator import evaluate
@@ -183,4 +193,4 @@ def _judge(
     wanted = _wanted(task, chosen(target), checkout, reference)
     with Stages(wanted) as stages:
         stages.stage("judging", always=False)
-        return evaluate(text, wanted, protocol=protocol, target=target, full=full)
+        return evaluate(text, wanted, protocol=protocol, target=target, full=full, weights_ahead=weights_ahead)

@@ -21,6 +21,7 @@ def command(
     rows: str = "1-256",
     warm: Annotated[bool, Parameter(negative=())] = False,
     one_stream: Annotated[bool, Parameter(negative=())] = False,
+    weights_ahead: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Time every kernel of the pack that serves a shape beside torch's own, and keep the fastest for calls to come.
 
@@ -39,6 +40,9 @@ def command(
     one_stream
         Also take kernels whose blocks wait for one another. Two of them at once on the GPU would wait for ever: use it
         only where all matrix products on the GPU follow one another.
+    weights_ahead
+        Choose for layers that are accelerated with weights_ahead=True (docs/deploy.md), also among kernels that read B
+        before the launch ahead has ended.
     """
     texts = [*shapes, *(f"{rows}x{layer}" for layer in layers(model_config))] if model_config else shapes
     wanted = [shape for text in texts for shape in expanded(text)]
@@ -52,7 +56,7 @@ def command(
         server = f"{choice.family} {choice.kernel}" if choice.served else "torch"
         print(f"{choice.shape}: {server}; kernel {choice.us:.2f} us, torch {choice.vendor_us:.2f} us ({gain:+.1%})")
 
-    found = tune(wanted, cold=not warm, one_stream=one_stream, progress=told)
+    found = tune(wanted, cold=not warm, one_stream=one_stream, weights_ahead=weights_ahead, progress=told)
     served = sum(choice.served for choice in found)
     print(f"{counted(len(found), 'shape')} tuned; kernels of the pack serve {served}")
 

@@ -40,6 +40,11 @@ def target_of(source: str) -> str:
     return said if said in ("cpu", "cuda") else ""
 
 
+def declares_constant(source: str) -> bool:
+    """Whether a source's contract declares inputs constant; false where it has none."""
+    return states_contract(source) and "constant" in _stated(source)
+
+
 def states_contract(source: str) -> bool:
     """Whether a source begins with the comment that a contract stands in, whatever that says."""
     return _COMMENT.match(source) is not None
@@ -103,6 +108,7 @@ __all__ = [
     "CudaContract",
     "Interface",
     "code",
+    "declares_constant",
     "evaluate",
     "kernel_id",
     "parse",

@@ -134,6 +134,8 @@ class CudaContract:
     launches: tuple[Launch[str], ...]
     layouts: tuple[str, ...] = LAYOUTS
     interface: Interface = GEMM
+    constant: tuple[str, ...] = ()
+    """Inputs that a dependent launch may read before it waits for the launch before it."""
 
     @property
     def kernels(self) -> tuple[str, ...]:

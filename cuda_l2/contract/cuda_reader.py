@@ -37,6 +37,8 @@ def parse(reader: Fields) -> CudaContract:
     if not product and "layouts" in reader.fields:
         raise ContractError("layouts: only a matrix product's B has them")
     layouts = reader.some_of("layouts", LAYOUTS)
+    inputs = [buffer.name for buffer in interface.buffers if buffer.kind != "output"]
+    constant = reader.some_of("constant", inputs) if "constant" in reader.fields else ()
     names = tuple(
         (reader.identifier(name, "names"), reader.read_expression(value, f"names.{name}"))
         for name, value in reader.table("names")
@@ -60,7 +62,7 @@ def parse(reader: Fields) -> CudaContract:
     if not 1 <= len(launches) <= MAX_LAUNCHES:
         raise ContractError(f"the contract needs between 1 and {MAX_LAUNCHES} [[launch]] entries")
     reader.finish()
-    return CudaContract(arch, names, workspaces, tables, maps, launches, layouts, interface)
+    return CudaContract(arch, names, workspaces, tables, maps, launches, layouts, interface, constant)
 
 
 def _workspace(reader: Fields) -> Workspace[str]:

@@ -39,6 +39,10 @@ class Family(ABC):
     name: str
     choices: tuple[Choice, ...]
     products: ClassVar[bool] = True
+    reads_ahead: ClassVar[bool] = False
+    """Whether its kernels declare inputs constant: for callers who opted in, not for searches."""
+    replaced: ClassVar[Mapping[str, str]] = {}
+    """Files that are included in place of others, by the others' names."""
     suffix: ClassVar[str] = ".cu"
     """The kernel's file has the family's name and this ending."""
 
@@ -133,7 +137,7 @@ class Family(ABC):
         defines = {**self.macros(schedule), **{name: schedule.named[name] for name in self.compiled}}
         lines = [f"#define {name} {value}" for name, value in defines.items()]
         text = f"/* cuda-l2\n{self.contract(schedule).strip()}\n*/\n" + "\n".join(lines) + "\n\n"
-        text += self.generated(schedule) + inlined(self.source)
+        text += self.generated(schedule) + inlined(self.source, tuple(self.replaced.items()))
         return Candidate(text, proposer, tuple(schedule.named.items()), self.name)
 
 
@@ -192,7 +196,7 @@ def all_families() -> tuple[Family, ...]:
 
 def families_for(task: Task, target: Target) -> tuple[Family, ...]:
     """The families that can compute the task on the target."""
-    families = (family for family in all_families() if family.products is task.product)
+    families = (each for each in all_families() if each.products is task.product and not each.reads_ahead)
     return tuple(family for family in families if family.serves(task, target))
 
 
@@ -200,8 +204,11 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 
 
 @functools.cache
-def inlined(path: Path) -> str:
-    """A family's source with every `#include "x"` line replaced by that file of this folder, each file once."""
+def inlined(path: Path, replaced: tuple[tuple[str, str], ...] = ()) -> str:
+    """A family's source with every `#include "x"` line replaced by that file of this folder, each file once.
+
+    replaced: names of files, and of those that stand in their place.
+    """
     seen: set[str] = set()
 
     def expand(text: str) -> str:
@@ -212,6 +219,6 @@ def inlined(path: Path) -> str:
         if name in seen:
             return ""
         seen.add(name)
-        return expand((path.parent / name).read_text().removeprefix("#pragma once\n"))
+        return expand((path.parent / dict(replaced).get(name, name)).read_text().removeprefix("#pragma once\n"))
 
     return expand(path.read_text())

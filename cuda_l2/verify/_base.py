@@ -121,19 +121,25 @@ class GpuSession(Session):
     sms: int
     programmatic: bool
     """Whether a launch may begin before the kernel ahead of it has ended."""
+    constant: tuple[str, ...]
+    """Names of inputs that it may read before."""
 
     @abstractmethod
-    def launch_behind_producer(self, old: Case, case: Case, late: Tensor) -> Outputs:
+    def launch_behind_producer(
+        self, old: Case, case: Case, late: Tensor, between: int = 0, *, ordinary: bool = False
+    ) -> Outputs:
         """The outputs for `case`, one of whose tensors holds `old`'s until a slow kernel before writes it.
 
-        That kernel lets the candidate begin at once. late: the tensor; of an output it writes the poison.
+        That kernel lets the next one begin at once, and so do the `between` kernels between it and the candidate.
+        ordinary: the first of these waits for it all the same. late: the tensor; of an output the poison is written.
         """
 
     @abstractmethod
-    def launch_before_reader_ends(self, case: Case, output: Tensor) -> Outputs:
+    def launch_before_reader_ends(self, case: Case, output: Tensor, between: int = 0) -> Outputs:
         """The outputs of a launch behind a slow kernel that reads what an output held before.
 
-        That kernel lets the candidate begin at once. CheckFailed where it reads anything but the poison.
+        That kernel lets the next one begin at once, and so do the `between` kernels between it and the candidate.
+        CheckFailed where it reads anything but the poison.
         """
 
     @abstractmethod

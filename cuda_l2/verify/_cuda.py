@@ -79,6 +79,7 @@ class CudaSession(GpuSession):
         self._segments = Segments(facilities.workers.helpers)
         self.worker = facilities.workers.get(arena)
         self.programmatic = self.plan_for(self.task).programmatic
+        self.constant = contract.parse_cuda(candidate.source).constant
         self._load(self.task)
 
     def _load(self, task: Task) -> None:
@@ -127,7 +128,9 @@ class CudaSession(GpuSession):
         self.worker.call("launch", self.timeout_s, binding=self._window, spoil=not keep)
         return self._result(case)
 
-    def launch_behind_producer(self, old: Case, case: Case, late: Tensor) -> Outputs:
+    def launch_behind_producer(
+        self, old: Case, case: Case, late: Tensor, between: int = 0, *, ordinary: bool = False
+    ) -> Outputs:
         if late in case.task.outputs:
             self._fill(case)
             self.arena.stage(late, poisoned(late, self.arena.tensor(late).device))
@@ -138,14 +141,16 @@ class CudaSession(GpuSession):
         place = self._windows[self._window][late.name]
         terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
         terms |= {"size": late.bytes, "ns": PRODUCER_NS, "binding": self._window}
+        terms |= {"between": between, "ordinary": ordinary}
         self.worker.call("after_slow", self.timeout_s, **terms)
         return self._result(case)
 
-    def launch_before_reader_ends(self, case: Case, output: Tensor) -> Outputs:
+    def launch_before_reader_ends(self, case: Case, output: Tensor, between: int = 0) -> Outputs:
         self._fill(case)
         place = self._windows[self._window][output.name]
         terms: dict[str, Any] = {"source": [place.buffer, place.offset], "target": ["record", 0]}
         terms |= {"size": output.bytes, "ns": PRODUCER_NS, "binding": self._window}
+        terms |= {"between": between, "ordinary": False}
         self.worker.call("after_slow", self.timeout_s, **terms)
         if not all(self._segments.hold([self.arena.copied_poison(output)])):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "it was written already")

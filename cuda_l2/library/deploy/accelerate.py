@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cuda_l2.library.deploy import calls
+from cuda_l2.library.deploy import ahead, calls
 from cuda_l2.library.deploy.tracing import gemm_of
 from cuda_l2.records import Gemm
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 class AcceleratedLinear(torch.nn.Linear):
     """torch.nn.Linear whose product is the op's. Parameters, names and files are those of a Linear."""
 
-    deterministic = batch_invariant = False
+    deterministic = batch_invariant = weights_ahead = False
 
     def forward(self, input: Tensor) -> Tensor:
         if self.deterministic or self.batch_invariant:
@@ -25,19 +25,35 @@ class AcceleratedLinear(torch.nn.Linear):
             return calls.linear(input, self.weight, self.bias, **rules)
         return calls.linear(input, self.weight, self.bias)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What .to(), .half() and the like call: memory and contents change, and torch may count no write."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.weights_ahead:
+            ahead.constant(self.weight)
+            ahead.invalidate()
+        return self
 
-def accelerate(model: Model, *, deterministic: bool = False, batch_invariant: bool = False) -> Model:
+
+def accelerate(
+    model: Model, *, deterministic: bool = False, batch_invariant: bool = False, weights_ahead: bool = False
+) -> Model:
     """Make every torch.nn.Linear of a model call the op, in place; the model.
 
     Subclasses of Linear, and layers with a forward of their own, stay as they are. Which kernel serves a layer is
     decided call by call: its type and device may change afterwards. deterministic, batch_invariant: as in
     `calls.matmul`, for these layers alone; a later call changes it.
+    weights_ahead: kernels may read these layers' weights before the launch ahead has ended. Call `invalidate` after
+    writes that torch does not count: through `.data`, by a kernel of your own, by another library. A weight that is
+    replaced by another tensor is read ahead only after another call of this.
     """
     for module in model.modules():
         if type(module) is torch.nn.Linear and "forward" not in vars(module):
             module.__class__ = AcceleratedLinear
         if type(module) is AcceleratedLinear:
             module.deterministic, module.batch_invariant = deterministic, batch_invariant
+            module.weights_ahead = weights_ahead
+            if calls.READY:
+                (ahead.constant if weights_ahead else ahead.variable)(module.weight)
     return model
 
 

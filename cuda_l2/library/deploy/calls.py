@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cuda_l2.library.deploy import invariant, tracing, winners
+from cuda_l2.library.deploy import ahead, invariant, tracing, winners
 from cuda_l2.library.deploy.entries import DETERMINISTIC
 from cuda_l2.library.deploy.native import Native, native
 from cuda_l2.system.errors import UserError
@@ -55,6 +55,7 @@ def matmul(
     bias: Tensor | None = None,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    weights_ahead: bool = False,
 ) -> Tensor:
     """torch.matmul(a, b), plus bias, by the kernel that was measured to be the fastest for the shape on this GPU.
 
@@ -64,11 +65,18 @@ def matmul(
     before it rounds. Gradients flow as through torch.matmul.
     deterministic: by a kernel that does not depend on what was tuned; for most shapes that is torch's. batch_invariant:
     a row's bits depend neither on the number of rows of a nor on the row's place; UserError where no kernel can do so.
+    weights_ahead: b, or what it is the transpose of, is declared constant from now on: kernels may read it before the
+    launch ahead has ended, unless torch counted a write to it since its latest launch. After any other write call
+    `invalidate`. Not in a graph of torch.compile.
     """
     if batch_invariant:
         return invariant.matmul(a, b, out, bias)
     if deterministic:
         return _deterministic(a, b, out, bias)
+    if weights_ahead and READY and isinstance(b, Tensor) and not torch.compiler.is_compiling():
+        weight = ahead.transposed(b)
+        if ahead.constant(b if weight is None else weight) and weight is not None and out is None:
+            return linear(a, weight, bias)
     if not READY or _is_torchs(a, b, transposed=False) or (bias is not None and torch.compiler.is_compiling()):
         return _torch_matmul(a, b, out, bias)
     if a.is_cpu and bias is None and (won := _won(a, b, out)) is not None:

@@ -14,7 +14,7 @@ from cuda_l2 import contract
 from cuda_l2.contract.cuda import CudaContract
 from cuda_l2.library.deploy import choices, imported, rules, vendor
 from cuda_l2.library.deploy.choices import Choice
-from cuda_l2.library.deploy.entries import DETERMINISTIC, TUNED, Key, gemm_of, packed
+from cuda_l2.library.deploy.entries import AHEAD, DETERMINISTIC, TUNED, Key, gemm_of, packed
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, installed
 from cuda_l2.library.deploy.recipes import ARCH, named, texts
@@ -30,21 +30,21 @@ def serve(key: Key) -> None:
     """Put what serves a shape into the op's table; raises nothing."""
     device, rule, gemm = key[0], key[3], gemm_of(key)
     try:
-        reason = put_tuned(gemm, device) if rule == TUNED else put_by_rule(gemm, device, rule)
+        reason = put_tuned(gemm, device, rule) if rule in (TUNED, AHEAD) else put_by_rule(gemm, device, rule)
     except FAILURES as error:
         reason = str(error)
     if reason:
         warn(f"no kernel of cuda-l2 serves {gemm}: {reason}")
 
 
-def put_tuned(gemm: Gemm, device: int) -> str:
+def put_tuned(gemm: Gemm, device: int, rule: int = TUNED) -> str:
     """Serve a shape by what was tuned for it or its neighbours. Why it cannot be, or empty, also where torch is."""
-    tuned = known(device)
+    tuned = known(device, rule)
     choice = tuned.get(gemm)
     if choice is not None:
-        return put(choice, device) if choice.served else ""
+        return put(choice, device, rule) if choice.served else ""
     larger = choices.between(tuned, gemm)
-    return put_near(larger, gemm, device) if larger else ""
+    return put_near(larger, gemm, device, rule) if larger else ""
 
 
 def put_by_rule(gemm: Gemm, device: int, rule: int) -> str:
@@ -59,13 +59,13 @@ def put_by_rule(gemm: Gemm, device: int, rule: int) -> str:
     return launch(made, gemm, device, contract.kernel_id(made.source, _terms(made.source)), found, rule)
 
 
-def put(choice: Choice, device: int) -> str:
+def put(choice: Choice, device: int, rule: int = TUNED) -> str:
     """Serve a shape by a choice's kernel. Why it cannot be, or empty; UserError where the pack is damaged."""
     if choice.family == imported.FAMILY:
         made, own = imported.find(choice.kernel)
-        return launch(made, choice.gemm, device, choice.kernel, own)
+        return launch(made, choice.gemm, device, choice.kernel, own, rule)
     if choice.family == vendor.FAMILY:
-        return vendor.put(dict(schedule_of(choice.schedule)), choice.gemm, device)
+        return vendor.put(dict(schedule_of(choice.schedule)), choice.gemm, device, rule)
     target, found = target_of(device), pack()
     if found is None:
         return "there is no pack of kernels: cuda-l2 library build"
@@ -73,10 +73,10 @@ def put(choice: Choice, device: int) -> str:
     chosen = named(family_of(choice.family), wanted, choice.gemm, target, choice.kernel)
     if chosen is None:
         return f"kernel {choice.kernel} is not what this version writes for it: tune it again"
-    return launch(chosen, choice.gemm, device, choice.kernel, found)
+    return launch(chosen, choice.gemm, device, choice.kernel, found, rule)
 
 
-def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
+def put_near(choice: Choice, gemm: Gemm, device: int, rule: int = TUNED) -> str:
     """Serve a shape by the schedule of a choice for more rows, where the pack has its kernel; else torch serves it."""
     target, found = target_of(device), pack()
     if found is None:
@@ -85,7 +85,7 @@ def put_near(choice: Choice, gemm: Gemm, device: int) -> str:
     for near in (replace(gemm, m=m) for m in rows):
         for made, name in _written(choice.family, choice.schedule, near, target):
             if name in found.kernels and _accepts(made, gemm, target):
-                return launch(made, gemm, device, name, found)
+                return launch(made, gemm, device, name, found, rule)
     return ""
 
 
@@ -93,7 +93,10 @@ def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack, rul
     """Put a candidate's plan into the op's table. name: of its kernel in the pack. Why it cannot be, or empty."""
     if made.family == vendor.FAMILY:
         return vendor.put(dict(made.schedule), gemm, device, rule)
-    plan = _terms(made.source).plan(gemm, target_of(device).sms)
+    terms = _terms(made.source)
+    if terms.constant and rule != AHEAD:
+        return f"kernel {name} reads {', '.join(terms.constant)} ahead, which callers must allow"
+    plan = terms.plan(gemm, target_of(device).sms)
     return native().put(packed(plan, gemm, device, rule), name, found.cubin(name))
 
 
@@ -115,16 +118,24 @@ def required_pack() -> Pack:
 
 
 @functools.cache
-def known(device: int) -> dict[Gemm, Choice]:
-    """What was tuned on a device; none without a pack for it, nor, after one warning, where its file is damaged."""
+def known(device: int, rule: int = TUNED) -> dict[Gemm, Choice]:
+    """What was tuned on a device for a rule, TUNED or AHEAD; none without a pack for it.
+
+    None either, after one warning, where its file is damaged.
+    """
     found = pack()
     if found is None or not serves(device):
         return {}
     try:
-        return choices.read(choices.place_of(device, found.identity))
+        return choices.read(place_of(device, found, rule))
     except UserError as error:
         warn(f"torch's own kernels serve: {error}")
         return {}
+
+
+def place_of(device: int, found: Pack, rule: int = TUNED) -> choices.Place:
+    """What choices are valid for."""
+    return choices.place_of(device, found.identity + (" weights ahead" if rule == AHEAD else ""))
 
 
 def forget() -> None:

@@ -19,7 +19,7 @@ constexpr int kMaxDims = 5, kMaxMaps = 8, kMaxWorkspaces = 4, kMaxArguments = 32
 constexpr size_t kMaxEncoded = 4096;       // tensor maps kept for an entry; then all are dropped
 constexpr size_t kWorkspaceAlign = 1024;   // docs/contract.md
 constexpr unsigned kPortableCluster = 8;
-enum Rule : int32_t { kTuned, kDeterministic, kInvariant };
+enum Rule : int32_t { kTuned, kDeterministic, kInvariant, kAhead };
 
 struct Key {
   int32_t device;
@@ -108,9 +108,10 @@ struct Launch {
   LaunchAttribute attributes[2];
   unsigned attribute_count = 0;
 
-  LaunchConfig config(Stream stream) {
-    return {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes,
-            stream,                      attributes,                     attribute_count};
+  // ordinary: not before the launch ahead has ended, whatever the plan says.
+  LaunchConfig config(Stream stream, bool ordinary = false) {
+    unsigned count = attribute_count - (ordinary && programmatic ? 1 : 0);  // its attribute is the last one
+    return {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, stream, attributes, count};
   }
 };
 
@@ -172,9 +173,9 @@ struct Entry {
     }
   }
 
-  // Enqueues every launch; 0 or the driver's error. pointers: A, B, C, then the workspaces.
+  // Enqueues every launch; 0 or the driver's error. pointers: A, B, C, then the workspaces. ordinary: see Launch::config.
   Status launch(const Driver& driver, const uint64_t* pointers, Stream stream, std::atomic<uint64_t>& encoded,
-                int repeats = 1) {
+                int repeats = 1, bool ordinary = false) {
     if (product_) {
       for (int i = 0; i < repeats; i++)
         if (Status status = product_->launch(pointers, stream)) return status;
@@ -191,7 +192,7 @@ struct Entry {
                         : argument.kind == Argument::kMap   ? static_cast<void*>(encodings + argument.index)
                                                             : argument.data.data();
       }
-      LaunchConfig config = launch.config(stream);
+      LaunchConfig config = launch.config(stream, ordinary);
       for (int i = 0; i < repeats; i++)
         if (Status status = driver.cuLaunchKernelEx(&config, launch.function, parameters, nullptr)) return status;
     }

@@ -19,8 +19,9 @@ SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 PROMOTIONS = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
 FILLS = {"zeros": 0, "nan": 1}
 POINTER, MAP, BYTES = range(3)
-TUNED, DETERMINISTIC, INVARIANT = range(3)
-"""Rules by which a kernel is chosen: tuning; the table that this package ships; one kernel for every M."""
+TUNED, DETERMINISTIC, INVARIANT, AHEAD = range(4)
+"""Rules by which a kernel is chosen: tuning; the table that this package ships; one kernel for every M; tuning where B
+is declared constant."""
 
 Key = tuple[int, int, int, int, int, int, int]
 """Device, element type, layout of B, rule, M, N, K."""

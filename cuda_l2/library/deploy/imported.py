@@ -54,6 +54,8 @@ def read(source: str) -> CudaContract:
         terms = contract.parse_cuda(source)
     except contract.ContractError as error:
         raise UserError(f"the source cannot be imported: {error}") from None
+    if terms.constant:
+        raise UserError(f"the source cannot be imported: it declares {', '.join(terms.constant)} constant")
     if not compile_only(ARCH).runs(terms.arch):
         raise UserError(f"the source cannot be imported: it is for {terms.arch}, and calls serve {ARCH}")
     return terms

@@ -17,7 +17,7 @@ CARRIED = Path(__file__).with_name("op.so")
 DRIVER, TORCH_CUDA = "libcuda.so.1", "libtorch_cuda.so"
 ABI = "0x0209000000000000"
 """Version of torch's stable ABI: 2.9."""
-COUNTS = ("launched", "vendor", "encoded", "resolved", "allocated")
+COUNTS = ("launched", "vendor", "encoded", "resolved", "allocated", "read_ahead")
 MAX_REASON = 512
 _BEGIN = ctypes.CFUNCTYPE(None)
 _RESOLVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int32] * 4, *[ctypes.c_int64] * 3)
@@ -44,6 +44,7 @@ class Native:
         self._library.cuda_l2_start.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, size]
         self._library.cuda_l2_mark.restype = ctypes.c_uint64
         self._library.cuda_l2_release.argtypes = [ctypes.c_uint64]
+        self._library.cuda_l2_constant.argtypes = self._library.cuda_l2_variable.argtypes = [ctypes.c_void_p]
         self._library.cuda_l2_bare.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int]
         self._resolve: object = None
 
@@ -74,6 +75,18 @@ class Native:
         """Forget every shape."""
         self._library.cuda_l2_clear()
 
+    def constant(self, tensor: int) -> None:
+        """Let launches read a tensor, by its _cdata, ahead of the launch before them where nothing wrote it since."""
+        self._library.cuda_l2_constant(tensor)
+
+    def variable(self, tensor: int) -> None:
+        """Let no launch read a tensor ahead, by what its _cdata was."""
+        self._library.cuda_l2_variable(tensor)
+
+    def invalidate(self) -> None:
+        """Constant tensors may have been written: the next launch on each takes an ordinary edge."""
+        self._library.cuda_l2_invalidate()
+
     def mark(self) -> int:
         """For `release`."""
         return int(self._library.cuda_l2_mark())
@@ -94,7 +107,10 @@ class Native:
         self._resolve = None
 
     def counts(self) -> dict[str, int]:
-        """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made."""
+        """Numbers of launches, calls that torch served, tensor maps encoded, shapes asked for, workspaces made.
+
+        And of launches that read weights ahead.
+        """
         numbers = (ctypes.c_uint64 * len(COUNTS))()
         self._library.cuda_l2_counts(numbers)
         return dict(zip(COUNTS, numbers, strict=True))

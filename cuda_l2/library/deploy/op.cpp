@@ -55,6 +55,21 @@ struct View {
   }
 };
 
+StableIValue value(AtenTensorHandle handle) { return torch::stable::detail::from(handle); }
+
+// A handle points to an at::Tensor, which is one pointer: to what a Python tensor's _cdata names. Were it another one,
+// no operand would be found constant.
+const void* identity(AtenTensorHandle handle) { return *reinterpret_cast<const void* const*>(handle); }
+
+// The number of writes to a tensor that torch counted. It raises for inference tensors, which are never constant.
+int64_t version(AtenTensorHandle handle) {
+  AtenTensorHandle same = nullptr;
+  require(aoti_torch_new_tensor_handle(handle, &same));
+  StableIValue stack[1] = {value(same)};
+  require(aoti_torch_call_dispatcher("aten::_version", "", stack));
+  return torch::stable::detail::to<int64_t>(stack[0]);
+}
+
 // A product as a kernel sees it; not where torch serves it.
 struct Problem {
   Key key;
@@ -101,8 +116,9 @@ class DeviceGuard {
 };
 
 // Launches an entry on the current stream; false where it cannot be, and torch is to serve the call.
-bool run(Entry& entry, const View& a, uint64_t address_a, uint64_t address_b, uint64_t address_c) {
+bool run(Entry& entry, const View& a, const View& b, uint64_t address_a, uint64_t address_b, uint64_t address_c) {
   Table& t = table();
+  bool ordinary = false;
   void* stream = nullptr;
   if ((address_a | address_b | address_c) % 16 || !t.enter(entry.key.device)) return false;
   require(t.driver.current_stream(a.device, &stream));
@@ -117,7 +133,12 @@ bool run(Entry& entry, const View& a, uint64_t address_a, uint64_t address_b, ui
     }
     if (!pointers[3 + i]) return false;
   }
-  if (Status status = entry.launch(t.driver, pointers, stream, t.counts[kEncoded])) {
+  if (entry.key.rule == kAhead) {
+    uint64_t capture = t.captured(stream);
+    ordinary = !t.constants.read_ahead(identity(b.handle), address_b, version(b.handle), stream, capture);
+    if (!ordinary) t.counts[kReadAhead]++;
+  }
+  if (Status status = entry.launch(t.driver, pointers, stream, t.counts[kEncoded], 1, ordinary)) {
     if (!entry.broken.exchange(true)) {
       std::string text = "cuda-l2: a kernel cannot be launched (driver error " + std::to_string(status) +
                          "); torch's own serves its shape from now on";
@@ -136,7 +157,13 @@ Owned serve(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transpose
   Problem problem(a, b, transposed, rule);
   if (!problem.good) return Owned();
   DeviceGuard guard(a);
-  std::shared_ptr<Entry> entry = table().find(problem.key);
+  std::shared_ptr<Entry> entry;
+  if (rule == kTuned && table().constants.has(identity(handle_b))) {
+    Key ahead = problem.key;
+    ahead.rule = kAhead;
+    entry = table().find(ahead);
+  }
+  if (!entry || entry->broken) entry = table().find(problem.key);
   if (!entry || entry->broken) return Owned();
   int64_t sizes[64], strides[64], stride = 1;
   if (a.rank > 64) return Owned();
@@ -156,17 +183,15 @@ Owned serve(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transpose
     bool apart = (address_a >= end_c || address_a + 2 * key.m * key.k <= address_c) &&
                  (address_b >= end_c || address_b + 2 * key.k * key.n <= address_c);
     AtenTensorHandle same = nullptr;
-    if (!apart || !run(*entry, a, address_a, address_b, address_c)) return Owned();
+    if (!apart || !run(*entry, a, b, address_a, address_b, address_c)) return Owned();
     require(aoti_torch_new_tensor_handle(out, &same));
     return Owned(same);
   }
   AtenTensorHandle made = nullptr;
   if (aoti_torch_empty_strided(a.rank, sizes, strides, a.dtype, a.device_type, a.device, &made)) return Owned();
   Owned c(made);
-  return run(*entry, a, address_a, address_b, View(made).address()) ? std::move(c) : Owned();
+  return run(*entry, a, b, address_a, address_b, View(made).address()) ? std::move(c) : Owned();
 }
-
-StableIValue value(AtenTensorHandle handle) { return torch::stable::detail::from(handle); }
 
 AtenTensorHandle handle(StableIValue value) { return torch::stable::detail::to<AtenTensorHandle>(value); }
 
@@ -255,6 +280,7 @@ void product_by(StableIValue* stack, uint64_t, uint64_t) {
 void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1])), out(handle(stack[3]));
   if (stack[2]) throw std::runtime_error("matmul takes out or a bias, not both");
+  if (table().constants.count) table().constants.epoch++;  // out may be a constant operand of later products; only Python counts this write
   Owned c = serve(a.get(), b.get(), false, out.get());
   if (c.get()) {
     stack[0] = value(c.release());
@@ -319,6 +345,13 @@ int cuda_l2_put(const uint8_t* plan, size_t plan_size, uint64_t name, const void
 }
 
 void cuda_l2_clear() { table().clear(); }
+
+// tensor: Python's _cdata. Its owner says that all writes to it are counted or announced, until it is variable again.
+void cuda_l2_constant(const void* tensor) { table().constants.add(tensor); }
+
+void cuda_l2_variable(const void* tensor) { table().constants.remove(tensor); }
+
+void cuda_l2_invalidate() { table().constants.epoch++; }
 
 uint64_t cuda_l2_mark() { return table().mark(); }
 

@@ -13,7 +13,7 @@ using Resolve = void (*)(int32_t device, int32_t dtype, int32_t layout, int32_t 
 
 using Begin = void (*)();
 
-enum Count { kLaunched, kVendor, kEncoded, kResolved, kAllocated, kCounts };
+enum Count { kLaunched, kVendor, kEncoded, kResolved, kAllocated, kReadAhead, kCounts };
 
 // Frees a tensor handle.
 class Owned {
@@ -47,8 +47,65 @@ inline Owned allocate(int32_t device_type, int32_t device, uint64_t bytes, uint6
   return owned;
 }
 
+// What an operand was at a launch. Where a later launch finds the same, nothing was written to it since.
+struct Seen {
+  uint64_t address = 0, epoch = 0;
+  int64_t version = -1;
+  bool operator==(const Seen& o) const { return address == o.address && epoch == o.epoch && version == o.version; }
+};
+
+// Operands that their owner declared constant, by the tensor's identity, and whether a launch may read one ahead: before
+// the launch ahead of it has ended. All that can be in flight then was enqueued after an ordinary edge that came after
+// the operand's last write.
+class Constants {
+ public:
+  std::atomic<size_t> count{0};
+  std::atomic<uint64_t> epoch{1};  // moves on at writes that no version counter sees
+
+  void add(const void* tensor) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    operands_[tensor], count = operands_.size();
+  }
+  void remove(const void* tensor) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    operands_.erase(tensor), count = operands_.size();
+  }
+  bool has(const void* tensor) {
+    if (!count) return false;
+    std::lock_guard<std::mutex> hold(mutex_);
+    return operands_.count(tensor) > 0;
+  }
+  // Asked once a launch on a stream. capture: of the graph that is captured there, or 0.
+  bool read_ahead(const void* tensor, uint64_t address, int64_t version, Stream stream, uint64_t capture) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    auto found = operands_.find(tensor);
+    if (found == operands_.end()) return false;
+    Operand& operand = found->second;
+    Seen now{address, epoch, version};
+    if (!capture) {
+      bool same = operand.on[stream] == now;
+      operand.on[stream] = operand.latest = now;
+      return same;
+    }
+    bool begun = std::exchange(captures_[stream], capture) == capture;
+    if (!(operand.latest == now)) operand.writer = capture;  // this graph writes it, or nothing is known of it
+    return begun && operand.writer != capture;
+  }
+
+ private:
+  struct Operand {
+    std::map<Stream, Seen> on;  // at the latest launch on each stream, outside of captures
+    Seen latest;                // ... on any
+    uint64_t writer = 0;        // the capture in which it was found changed
+  };
+  std::mutex mutex_;
+  std::unordered_map<const void*, Operand> operands_;
+  std::unordered_map<Stream, uint64_t> captures_;  // the latest capture that launched on each stream
+};
+
 class Table {
  public:
+  Constants constants;
   Driver driver;
   std::atomic<uint64_t> counts[kCounts] = {};
   std::atomic<Resolve> resolve{nullptr};
@@ -124,14 +181,18 @@ class Table {
     return current == own || driver.cuCtxSetCurrent(own) == 0;
   }
 
+  // The capture that a stream is in, or 0.
+  uint64_t captured(Stream stream) {
+    int status = 0;
+    uint64_t capture = 0;
+    return driver.cuStreamGetCaptureInfo(stream, &status, &capture) || status != kCapturing ? 0 : capture;
+  }
+
   // A workspace that is filled once and that every launch on the stream leaves so. While a graph is captured it gets
   // its own, whose filling is a part of the graph: what one graph works on must be nobody else's. 0 where there is
   // none.
   uint64_t persistent(int32_t device_type, const Key& key, Stream stream, size_t number, const Workspace& wanted) {
-    int status = 0;
-    uint64_t capture = 0;
-    if (driver.cuStreamGetCaptureInfo(stream, &status, &capture) || status != kCapturing)
-      capture = 0;
+    uint64_t capture = captured(stream);
     std::lock_guard<std::mutex> hold(slow_);
     Kept& kept = kept_[{key.device, stream, capture, wanted.fill, number}];
     if (kept.bytes >= wanted.bytes) return kept.address;

@@ -19,6 +19,7 @@ from cuda_l2.library.deploy import choices, dispatch, imported, vendor
 from cuda_l2.library.deploy.accelerate import recorded
 from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.entries import AHEAD, TUNED
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
 from cuda_l2.library.deploy.recipes import named, serving
@@ -74,6 +75,7 @@ def tune(
     *inputs: Any,
     cold: bool = True,
     one_stream: bool = False,
+    weights_ahead: bool = False,
     progress: Callable[[Choice], None] = lambda choice: None,
     **named: Any,
 ) -> list[Choice]:
@@ -82,21 +84,23 @@ def tune(
     subject: shapes as in 16x4096x4096:tn:bf16, or a model, which is called once with the inputs, without gradients, to
     see which shapes come up. cold: B comes from memory, as weights do; else from the L2 cache. one_stream: also kernels
     whose blocks wait for one another; two of them at once on one GPU would wait for ever, so all products on the GPU
-    must then be on one stream, or follow one another.
+    must then be on one stream, or follow one another. weights_ahead: choose, also among kernels that read B ahead, for
+    layers and products with weights_ahead=True alone; the choices of others stay.
     UserError where there is no GPU that the pack's kernels run on.
     """
     device, found = device_for_timing(), dispatch.required_pack()
     gemms = _recorded(subject, inputs, named) if isinstance(subject, torch.nn.Module) else _read(subject)
-    place, chosen = choices.place_of(device, found.identity), []
+    rule, chosen = AHEAD if weights_ahead else TUNED, list[Choice]()
+    place = dispatch.place_of(device, found, rule)
     known = choices.read(place)
     for gemm in gemms:
         if gemm in known and known[gemm].demoted:
             continue
         mark, timer = native().mark(), None
         try:
-            timer = GraphTimer(gemm, device, found, cold=cold)
+            timer = GraphTimer(gemm, device, found, cold=cold, rule=rule)
             algorithms = [Arm(vendor.FAMILY, made) for made in vendor.candidates(gemm, device, rounded=False)]
-            choice = choose(gemm, candidates(gemm, device, found, one_stream), timer, algorithms)
+            choice = choose(gemm, candidates(gemm, device, found, one_stream, rule), timer, algorithms)
         except torch.OutOfMemoryError:
             dispatch.warn(f"{gemm} is not tuned: the GPU has too little memory left for it")
             continue
@@ -132,20 +136,22 @@ def adopt(name: str, gemms: Iterable[Gemm]) -> list[Choice]:
 def check(cold: bool = True) -> list[Choice]:
     """Time every shape that a kernel serves on the current GPU again; those that were demoted, for they lost."""
     device, found = device_for_timing(), dispatch.pack()
-    if found is None:
-        return []
-    place, lost = choices.place_of(device, found.identity), []
-    for gemm, choice in choices.read(place).items():
-        if not choice.served:
-            continue
-        made, holder = _source(choice, gemm, device, found)
-        ways = [iter([Arm(choice.kernel, made)])] if made else []
-        again = choose(gemm, ways, GraphTimer(gemm, device, holder, cold=cold))
-        if not again.served:
-            lost.append(replace(choice, us=again.us, vendor_us=again.vendor_us, demoted=True))
-    choices.add(place, lost)
+    all_lost = list[Choice]()
+    for rule in (TUNED, AHEAD) if found else ():
+        assert found
+        place, lost = dispatch.place_of(device, found, rule), []
+        for gemm, choice in choices.read(place).items():
+            if not choice.served:
+                continue
+            made, holder = _source(choice, gemm, device, found)
+            ways = [iter([Arm(choice.kernel, made)])] if made else []
+            again = choose(gemm, ways, GraphTimer(gemm, device, holder, cold=cold, rule=rule))
+            if not again.served:
+                lost.append(replace(choice, us=again.us, vendor_us=again.vendor_us, demoted=True))
+        choices.add(place, lost)
+        all_lost += lost
     dispatch.forget()
-    return lost
+    return all_lost
 
 
 def choose(
@@ -190,9 +196,13 @@ def choose(
     return Choice(str(gemm), winner.kernel, winner.candidate.family, text, ours, vendors)
 
 
-def candidates(gemm: Gemm, device: int, found: Pack, one_stream: bool = False) -> Iterator[Iterator[Arm]]:
-    """For each schedule of the pack that serves a shape, the ways to launch it."""
+def candidates(
+    gemm: Gemm, device: int, found: Pack, one_stream: bool = False, rule: int = TUNED
+) -> Iterator[Iterator[Arm]]:
+    """For each schedule of the pack that serves a shape under a rule, the ways to launch it."""
     for name, compiled in family_schedules(found, gemm):
+        if family_of(name).reads_ahead and rule != AHEAD:
+            continue
         yield _ways(name, compiled, gemm, device, found, one_stream)
 
 
@@ -265,25 +275,36 @@ class Graphs:
 
 
 class GraphTimer(Graphs):
-    """Times arms on a CUDA device: launches of the op, or of torch.mm."""
+    """Times arms on a CUDA device: launches of the op, or of torch.mm.
 
-    def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool) -> None:
+    rule: TUNED, or AHEAD where B may be read ahead.
+    """
+
+    def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool, rule: int = TUNED) -> None:
         super().__init__(gemm, device, cold=cold)
-        self._gemm, self._device, self._pack = gemm, device, found
+        self._gemm, self._device, self._pack, self._rule = gemm, device, found, rule
         self._expected = torch.mm(self.a, self.b[0]).float()
 
     def prepare(self, arm: Arm) -> bool:
         call: Product = torch.mm
         if arm.candidate:
-            if dispatch.launch(arm.candidate, self._gemm, self._device, arm.kernel, self._pack):
+            if dispatch.launch(arm.candidate, self._gemm, self._device, arm.kernel, self._pack, self._rule):
                 return False
-            call = torch.ops.cuda_l2.product.default
+            call = self._call
+            for b in self.b if self._rule == AHEAD else ():  # a capture reads ahead what was met before it, unchanged
+                call(self.a, b)
             error = call(self.a, self.b[0]).float() - self._expected
             limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
             if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
                 return False
         self.capture(arm, call)
         return True
+
+    def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self._rule == AHEAD:
+            return matmul(a, b, weights_ahead=True)
+        product: torch.Tensor = torch.ops.cuda_l2.product.default(a, b)
+        return product
 
 
 def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:

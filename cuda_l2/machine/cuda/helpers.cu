@@ -21,6 +21,14 @@ extern "C" __global__ void slow_copy(const uint4 *from, uint4 *to, unsigned long
   for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) to[i] = from[i];
 }
 
+// Lets the next kernel begin at once and ends after the kernel ahead of it: what a chain of dependents has in between.
+extern "C" __global__ void relay() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Holds the multiprocessors it runs on for a while; with traffic, so many words of it, by reading and writing them over
 // and over: then caches lose what they held and copies of other kernels arrive late. More words than threads.
 extern "C" __global__ void occupy(unsigned long long ns, uint4 *traffic, unsigned long long words) {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("helpers.cu")
 NAMES = (
-    *("empty", "slow_copy", "occupy", "spoil_shared", "settle", "fill_segments", "look_at_segments"),
+    *("empty", "slow_copy", "occupy", "spoil_shared", "settle", "relay", "fill_segments", "look_at_segments"),
     *("look_at_rows", "compare_rows"),
 )
 EMPTY_LAUNCHES = 64
@@ -62,6 +62,13 @@ class Helpers:
     def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
         """Copy 16-byte words after a while, having let a dependent kernel begin at once."""
         self._launch("slow_copy", stream, 8, 256, [source, target, words, ns])
+
+    def relay(self, stream: int, *, programmatic: bool) -> None:
+        """Let a dependent kernel begin at once, and end after the kernel ahead.
+
+        programmatic: begin before that one has ended.
+        """
+        self._launch("relay", stream, 1, 32, [], programmatic=programmatic and self._programmatic)
 
     def occupy(self, stream: int, share: float, ns: int, traffic: tuple[int, int] = (0, 0)) -> None:
         """Hold a share of the multiprocessors for so long; traffic: address and bytes of what they read and write."""

@@ -132,9 +132,17 @@ class Worker:
         self._wait()
         graph.destroy()
 
-    def after_slow(self, source: list[Any], target: list[Any], size: int, ns: int, binding: int) -> None:
-        """Launch behind a kernel that lets dependents begin, and copies only then."""
+    def after_slow(
+        self, source: list[Any], target: list[Any], size: int, ns: int, binding: int, between: int, ordinary: bool
+    ) -> None:
+        """Launch behind a kernel that lets dependents begin, and copies only then.
+
+        between: number of kernels between the two, each of which lets the next one begin at once. ordinary: the first
+        of them waits for the copy before it begins.
+        """
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
+        for number in range(between):
+            self.helpers.relay(self.stream, programmatic=number > 0 or not ordinary)
         self._on(0, binding).launch(self.stream)
         self._wait()
 

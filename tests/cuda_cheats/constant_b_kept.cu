@@ -1,0 +1,40 @@
+/* cuda-l2
+target = "cuda"
+arch = "sm_90a"
+constant = ["b"]
+
+[[workspace]]
+name = "kept"
+bytes = "4 * 257 * cdiv(m, 16) * cdiv(n, 16)"
+
+[[launch]]
+kernel = "gemm"
+grid = ["cdiv(n, 16)", "cdiv(m, 16)"]
+block = [16, 16]
+args = ["a", "b", "c", "kept", "m", "n", "k"]
+edge = "programmatic"
+*/
+/* Declares B constant, and keeps some of it in scratch memory for every later launch.
+ * expect: unhygienic incorrect */
+#include <cuda_fp16.h>
+
+extern "C" __global__ void gemm(const half *a, const half *b, half *c, unsigned *kept, int m, int n, int k) {
+  __shared__ float ta[16][17], tb[16][17];
+  const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  volatile unsigned *at = kept + (blockIdx.y * gridDim.x + blockIdx.x) * 257;
+  const bool known = at[256] == 0x600dda7au;
+  const float early = known ? __uint_as_float(at[y * 16 + x]) : y < k && column < n ? __half2float(b[y * n + column]) : 0.0f;
+  __syncthreads();
+  at[y * 16 + x] = __float_as_uint(early);
+  if (x + y == 0) at[256] = 0x600dda7au;
+  float sum = 0.0f;
+  for (int p = 0; p < k; p += 16) {
+    ta[y][x] = row < m && p + x < k ? __half2float(a[row * k + p + x]) : 0.0f;
+    tb[y][x] = p == 0 ? early : p + y < k && column < n ? __half2float(b[(p + y) * n + column]) : 0.0f;
+    __syncthreads();
+    for (int i = 0; i < 16; i++) sum += ta[y][i] * tb[i][x];
+    __syncthreads();
+  }
+  if (row < m && column < n) c[row * n + column] = __float2half(sum);
+}
