@@ -75,13 +75,12 @@ def test_a_step_repeats_on_what_its_cache_held(case, tmp_path) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_the_products_of_all_steps_are_found_without_those_that_have_a_bias(tmp_path) -> None:
+def test_the_products_of_all_steps_are_found_with_those_that_have_a_bias(tmp_path) -> None:
     layers = ("64x64", "32x64", "128x64", "64x128")
     cases = [DECODING, Case(PREFILL, 1, 8), Case(HEAD, 2)]
     expected = [f"{rows}x{layer}:tn:bf16" for rows in (2, 8) for layer in layers] + ["2x100x64:tn:bf16"]
-    assert [str(gemm) for gemm in shapes(decoder_of(LLAMA, tmp_path), cases)] == expected
-    without = [text for text in expected if "x32x64" not in text]
-    assert sorted(map(str, shapes(decoder_of(QWEN, tmp_path), cases))) == sorted(without)
+    for fields in (LLAMA, QWEN):
+        assert [str(gemm) for gemm in shapes(decoder_of(fields, tmp_path), cases)] == expected
 
 
 @pytest.mark.parametrize("fields", [LLAMA, QWEN], ids=["llama", "qwen2"])
@@ -93,7 +92,7 @@ def test_merged_projections_give_the_same_with_fewer_products(fields, tmp_path) 
         assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-2)
     assert type(merged.ours.base_model.layers[0].mlp.projections.linear) is AcceleratedLinear
     found = {str(gemm) for gemm in shapes(merged, [DECODING])}
-    assert found == {f"2x{layer}:tn:bf16" for layer in ("64x64", "256x64", "64x128", *["128x64"] * (fields is LLAMA))}
+    assert found == {f"2x{layer}:tn:bf16" for layer in ("64x64", "256x64", "64x128", "128x64")}
     step = Step(merged, Case(PREFILL, 1, 8))
     assert step.run(merged.ours.base_model).shape == (1, 8, 64)
 
