@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families import _sm90_wave_space as space
-from cuda_l2.families._base import Choice, Schedule
-from cuda_l2.families._sm90_wave_space import CHOICES, Shape
+from cuda_l2.families._base import Schedule
+from cuda_l2.families._sm90_wave_space import Shape
 from cuda_l2.families.sm90_wave import Wave
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
-from cuda_l2.records import Gemm, Layout
+from cuda_l2.records import Gemm
 
 FEW = 64
 """Most rows: beyond, a launch multiplies for longer than the launch ahead of it ends."""
 BLOCKS = 2
 """Blocks a multiprocessor for which one choice of the ring leaves room: those of the next launch begin beside ours."""
-FETCH = Choice(
-    "FETCH", (0, 1), "before the wait the ring's weights are loaded (0), and the rest prefetched into L2 (1)"
-)
 ALONE = {"CM": 1, "CN": 1, "LOCAL": 0, "SL": 1}
 """Choices that are fixed: no loads are shared, and no blocks wait for one another."""
 
@@ -33,7 +30,6 @@ class Ahead(Wave):
     """Few rows: the weights of the ring's stages are loaded before the launch ahead has ended."""
 
     name = "sm90_ahead"
-    choices = (*CHOICES[:-1], FETCH, CHOICES[-1])
     reads_ahead = True
     replaced: ClassVar = {"sm90_wave_begin.cuh": "sm90_ahead_begin.cuh"}
 
@@ -49,8 +45,6 @@ class Ahead(Wave):
             return value == ALONE[name]
         if name == "PDL":
             return value > 0
-        if name == "FETCH":
-            return value == 0 or gemm.layout is Layout.TN  # row-major weights have other boxes
         if name == "STAGES" and value > 1 and value == Shape(chosen).stages(target, BLOCKS):
             return True
         return super().fits(name, value, chosen, gemm, target)
@@ -59,14 +53,13 @@ class Ahead(Wave):
         return list(itertools.islice(self._promising(gemm, target), count))
 
     def _promising(self, gemm: Gemm, target: CudaTarget) -> Iterator[tuple[int, ...]]:
-        """Weights on the 64-row axis first, rings with room for the next launch first, dependents let in at the top."""
+        """Weights on the 64-row axis first, full rings first, dependents let in at the top."""
         tiles = sorted(space.tiles(gemm, target), key=lambda tile: (-tile.SWAP, tile.BM * tile.BN))
         for tile, ck, kb in itertools.product(tiles, (1, 2, 4, 8), (4, 2, 1)):
             shape = Shape({**tile._asdict(), "KB": kb, "CK": ck})
-            rings = shape.stages(target, BLOCKS), shape.stages(target)
-            for stages, fetch in itertools.product(rings, (0, 1)):
+            for stages in (shape.stages(target), shape.stages(target, BLOCKS)):
                 wanted = {**tile._asdict(), "KB": kb, **ALONE, "CK": ck, "COUNT": 0, "MINB": 1, "STAGES": stages}
-                values = self.nearest({**wanted, "ORDER": 0, "PDL": 1, "FETCH": fetch, "EDGE": 1}, gemm, target)
+                values = self.nearest({**wanted, "ORDER": 0, "PDL": 1, "EDGE": 1}, gemm, target)
                 if {**self.named(values), **wanted} == self.named(values):
                     yield values
 

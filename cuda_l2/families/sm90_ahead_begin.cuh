@@ -22,20 +22,6 @@
       if constexpr (SWAP) load_x(i);
       else load_y(i);
     }
-#if FETCH  // the rest of the block's weights goes as far as L2
-    auto fetch = [&](int x, int row, int z) {
-      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(SWAP ? &map_x : &map_y), "r"(x), "r"(row), "r"(z)
-                   : "memory");
-    };
-    constexpr bool PIECEWISE = SWAP ? X_FLAT : Y_FLAT;
-    const int row = SWAP ? row0 : col0;
-#pragma unroll 1
-    for (int i = early; i < n; i++)
-#pragma unroll
-      for (int u = 0; u < (PIECEWISE ? KB : 1); u++)
-        if (PIECEWISE) fetch(((k0 + i) * KB + u) * 64, row, 0);
-        else fetch(0, row, (k0 + i) * KB);
-#endif
     pdl_wait();
 #pragma unroll 1
     for (int i = 0; i < early; i++)

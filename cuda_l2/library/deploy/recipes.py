@@ -6,7 +6,8 @@ and layout, and the kernel it proved, whose source may be an earlier one.
 few_rows.csv has more of the same, for the layers of language models: what won in bf16 on results/h100/layers.
 From each row follow the same in fp16 and bf16, and the kernels that the schedule gives where M ends with a tile and in
 the middle of one. any_size.csv has those for sizes that are multiples of nothing, chosen on results/h100/random: where
-its shape is the family's most general, so is the kernel.
+its shape is the family's most general, so is the kernel. ahead.csv has kernels that read weights ahead, by
+results/h100/ahead.
 """
 
 import csv
@@ -22,10 +23,10 @@ from cuda_l2.machine.cuda.target import CudaTarget, compile_only
 from cuda_l2.records import Accumulate, Candidate, Gemm
 from cuda_l2.system.files import csv_text
 
-KERNELS, FEW_ROWS, ANY_SIZE = (
-    Path(__file__).with_name(name) for name in ("kernels.csv", "few_rows.csv", "any_size.csv")
+KERNELS, FEW_ROWS, ANY_SIZE, AHEAD = (
+    Path(__file__).with_name(name) for name in ("kernels.csv", "few_rows.csv", "any_size.csv", "ahead.csv")
 )
-FILES = KERNELS, FEW_ROWS, ANY_SIZE
+FILES = KERNELS, FEW_ROWS, ANY_SIZE, AHEAD
 ARCH = "sm_90a"
 
 
