@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from cuda_l2.library.deploy.entries import TUNED, packed_algorithm
 from cuda_l2.library.deploy.native import native
 from cuda_l2.measure import cublas
-from cuda_l2.measure.cublas import Algorithm, Cublas, LtProduct
+from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, LtProduct
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.system.errors import UserError
 
@@ -28,18 +28,17 @@ ROUNDED = ("in place", "output type")
 def candidates(gemm: Gemm, device: int, *, rounded: bool) -> list[Candidate]:
     """What the heuristic proposes for a shape on the current device, its own choice first.
 
-    None where torch brings no cuBLASLt, or the library computes no such product. rounded: also those that round parts
+    None where torch brings no cuBLASLt, or the library computes no such product or fails. rounded: also those that round parts
     of sums, which may not serve.
     """
     try:
         product = LtProduct(_blas(device), gemm, gemm.layout, ALIGNMENT)
-    except UserError:
-        return []
-    try:
-        found = [each for each in product.algorithms if rounded or each.reduction not in ROUNDED]
-        return [Candidate("", FAMILY, _schedule(each), FAMILY) for each in found]
-    finally:
+        found = product.algorithms
         product.close()
+    except (UserError, CublasError):
+        return []
+    found = tuple(each for each in found if rounded or each.reduction not in ROUNDED)
+    return [Candidate("", FAMILY, _schedule(each), FAMILY) for each in found]
 
 
 def put(schedule: Mapping[str, int], gemm: Gemm, device: int, rule: int = TUNED) -> str:
