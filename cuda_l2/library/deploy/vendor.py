@@ -28,8 +28,8 @@ ROUNDED = ("in place", "output type")
 def candidates(gemm: Gemm, device: int, *, rounded: bool) -> list[Candidate]:
     """What the heuristic proposes for a shape on the current device, its own choice first.
 
-    None where torch brings no cuBLASLt, or the library computes no such product or fails. rounded: also those that round parts
-    of sums, which may not serve.
+    None where torch brings no cuBLASLt, or the library computes no such product or fails. rounded: also those that
+    round parts of sums, which may not serve.
     """
     try:
         product = LtProduct(_blas(device), gemm, gemm.layout, ALIGNMENT)
