@@ -3,17 +3,23 @@
 import gc
 import io
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_driver import STREAM, FakeDriver, fake_driver
 from test_library_op import CUBIN, DIRECT
+from test_tuning import FakePack, parameter_sizes
 
 import cuda_l2
 from cuda_l2 import contract
-from cuda_l2.library.deploy import calls, entries
+from cuda_l2.evaluator import Evaluator
+from cuda_l2.library.deploy import calls, dispatch, entries, tuning
 from cuda_l2.library.deploy.native import Native
-from cuda_l2.records import Gemm
+from cuda_l2.library.deploy.recipes import candidate
+from cuda_l2.library.table import family_of
+from cuda_l2.machine.cuda.target import compile_only
+from cuda_l2.records import Candidate, Gemm, VerdictStatus
 
 BFLOAT = torch.bfloat16
 GEMM = Gemm.parse("3x24x16:tn:bf16")
@@ -163,3 +169,34 @@ def test_training_computes_by_plain_kernels_and_sees_every_step(layers) -> None:
     assert layers.fake["launch_count"] == 0
     with torch.no_grad():
         assert layers.edges(0, 0) == "oa"
+
+
+def test_the_packs_kernels_that_read_ahead_are_tuned_and_launched_for_such_weights_alone(monkeypatch) -> None:
+    target = compile_only("sm_90a")
+    family, gemm = family_of("sm90_ahead"), Gemm.parse("16x512x1024:tn:bf16")
+    made = candidate(family, family.named(family.default(gemm, target)), gemm, target)
+    kernel = contract.kernel_id(made.source)
+    monkeypatch.setattr(dispatch, "target_of", lambda device: target)
+    compiled = {name: value for name, value in made.schedule if name in family.compiled}
+    monkeypatch.setattr(tuning, "family_schedules", lambda found, gemm: [(family.name, compiled)])
+    found = FakePack(kernel)
+    assert list(tuning.candidates(gemm, 0, found)) == []
+    ways = list(*tuning.candidates(gemm, 0, found, rule=entries.AHEAD))
+    assert {arm.kernel for arm in ways} == {kernel}
+    with fake_driver() as (fake, _):
+        fake.parameters(parameter_sizes(contract.parse_cuda(made.source).plan(gemm, target.sms)))
+        assert "callers must allow" in dispatch.launch(made, gemm, 0, kernel, found)
+        assert dispatch.launch(made, gemm, 0, kernel, found, entries.AHEAD) == ""
+        x, weight = torch.ones(16, 1024, dtype=BFLOAT), torch.ones(512, 1024, dtype=BFLOAT)
+        calls.linear(x, weight)
+        for _ in range(2):
+            calls.matmul(x, weight.t(), weights_ahead=True)
+        assert [launch.programmatic for launch in fake.launches] == [0, 1]
+
+
+def test_a_search_refuses_what_declares_inputs_constant() -> None:
+    source = TEXT + 'extern "C" __global__ void gemm() {}'
+    assert contract.declares_constant(source)
+    evaluator = SimpleNamespace(_weights_ahead=False)
+    verdict = Evaluator._verified(evaluator, Candidate(source), None)
+    assert verdict.status is VerdictStatus.FORBIDDEN and "--weights-ahead" in verdict.reason
