@@ -135,6 +135,11 @@ class Graph:
 
 
 class Helpers:
+    def fill_segments(self, stream: int, table: Any, count: int, most: int) -> None:
+        for i in range(count):
+            segment = Segment(table.address[i], table.bytes[i], table.word[i], table.source[i])
+            memory(segment.address, segment.bytes)[:] = _wanted(segment)
+
     def spoil_shared(self, *_: object) -> None: ...
     def spoil_behind(self, *_: object) -> None: ...
     def occupy(self, *_: object) -> None: ...
@@ -338,6 +343,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(cuda_rig, "DEVICE", "cpu")
     monkeypatch.setattr(cuda_rig, "WORKSPACE_BYTES", 1 << 20)  # all of it is looked at
     monkeypatch.setattr(arena, "RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(arena, "STAGED_BYTES", 1 << 18)  # several messages for the launches of some checks
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)

@@ -155,9 +155,9 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
     met: list[tuple[bool, int]] = []
     launch = WorkerProcess.launch
 
-    def watched(process: WorkerProcess, binding: int, spoil: bool) -> None:
-        met.append((spoil, binding))
-        launch(process, binding, spoil)
+    def watched(process: WorkerProcess, turns: list[dict[str, Any]]) -> None:
+        met.extend((turn["spoil"], turn["binding"]) for turn in turns)
+        launch(process, turns)
 
     monkeypatch.setattr(WorkerProcess, "launch", watched)
     with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:

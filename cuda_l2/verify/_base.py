@@ -11,6 +11,7 @@ import pkgutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -43,6 +44,21 @@ class CheckFailed(Exception):
         self.status, self.reason, self.element = status, reason, element
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One of several launches in a row.
+
+    prefill: what outputs hold before it, poison if not given. keep: workspaces and shared memory stay as the launch
+    before left them, where otherwise they hold garbage, and the tensors' addresses stay. window: in which of the
+    windows of timed launches the tensors lie, modulo their number; in any where none is given.
+    """
+
+    case: Case
+    prefill: Outputs | None = None
+    keep: bool = False
+    window: int | None = None
+
+
 class Judged:
     """One candidate in its process, and what checks find out about its errors. A context manager."""
 
@@ -67,17 +83,21 @@ class Session(Judged, ABC):
     cases: Cases
     windows = 1
     """Number of windows in which timed launches have their tensors."""
-    window: int | None = None
-    """Where tensors lie from the next launch on; in any of them where there is none."""
 
     @abstractmethod
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         """The outputs of one launch; CheckFailed where it touched what it must not or left elements unwritten.
 
-        prefill: what outputs hold before the launch, poison if not given. keep: leave workspaces and shared memory as
-        the last launch left them, where otherwise they hold garbage, and launch at the same addresses. ContractError
-        where the case has sizes that the contract refuses.
+        prefill, keep: as in `Turn`. ContractError where the case has sizes that the contract refuses.
         """
+
+    def launch_each(self, turns: Sequence[Turn]) -> Iterator[Outputs]:
+        """The outputs of launches on cases of the same sizes, in order, each as `launch` gives them.
+
+        On a GPU many are made before the first one's outputs are given.
+        """
+        for turn in turns:
+            yield self.launch(turn.case, turn.prefill, keep=turn.keep)
 
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.

@@ -16,7 +16,7 @@ from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tasks.cases import SPECIAL
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import Check, CheckFailed, Session, first_difference, require_right
+from cuda_l2.verify._base import Check, CheckFailed, Session, Turn, first_difference, require_right
 
 SPARSE_EVERY = 4
 """One row of A in so many, and one column of B, has a single value left: zeros elsewhere must not be taken for all."""
@@ -36,56 +36,58 @@ class SpecialValues(Check):
     order = 40
 
     def run(self, session: Session) -> None:
-        cases = session.cases
-        try:
-            for window in range(session.windows):
-                session.window = window
-                if isinstance(cases, ProductCases):
-                    _require_right_rows(session, cases)
-                else:
-                    _require_right_elements(session)
-        finally:
-            session.window = None
+        cases, windows = session.cases, range(session.windows)
         if isinstance(cases, ProductCases):
-            _require_right_elements(session)
+            _require_right_rows(session, cases, windows)
+            _require_right_elements(session, [None])
+        else:
+            _require_right_elements(session, windows)
 
 
-def _require_right_elements(session: Session) -> None:
+def _require_right_elements(session: Session, windows: Sequence[int | None]) -> None:
     """CheckFailed where special values in one element, or in a few, come out wrong."""
-    cases = session.cases
+    cases, drawn = session.cases, list[tuple[str, Turn]]()
     names = cases.real_tensors
-    for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-        for kind in SPECIAL:
-            case = cases.special(names[int(index)], kind)
-            if case is not None:
-                require_right(case, session.launch(case), f"with {kind} in {names[int(index)]}")
+    for window in windows:
+        for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+            for kind in SPECIAL:
+                case = cases.special(names[int(index)], kind)
+                if case is not None:
+                    drawn.append((f"with {kind} in {names[int(index)]}", Turn(case, window=window)))
+    turns = [turn for _, turn in drawn]
+    for (where, turn), found in zip(drawn, session.launch_each(turns), strict=True):
+        require_right(turn.case, found, where)
 
 
-def _require_right_rows(session: Session, cases: ProductCases) -> None:
+def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence[int]) -> None:
     """CheckFailed where a row of A, or a column of B, with special values comes out wrong."""
     gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
     # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
     overflows = gemm.accumulate is Accumulate.FP32 and limits.max < torch.finfo(torch.float32).max / gemm.k
     kinds = [kind for kind in KINDS if kind != "overflow" or overflows]
     overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
+    drawn = list[tuple[bool, int, ProductCase]]()
     for of_b, lines in ((False, gemm.m), (True, gemm.n)):
-        where = "column of B" if of_b else "row"
         for first in range(0, len(kinds), min(lines, len(kinds))):
             make = partial(_make, kinds=kinds, first=first, of_b=of_b)
-            case = cases.get("special columns" if of_b else "special", first, make)
-            expected, slack = case.expected["c"], case.expected["slack"]
-            found = session.launch(case)["c"].float()
-            near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
-            rounded = expected.to(dtype_of(gemm)).float()
+            drawn.append((of_b, first, cases.get("special columns" if of_b else "special", first, make)))
+    turns = [Turn(case, window=window) for _, _, case in drawn for window in windows]
+    launches = session.launch_each(turns)
+    for of_b, first, case in drawn:
+        expected, slack = case.expected["c"], case.expected["slack"]
+        near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
+        rounded = expected.to(dtype_of(gemm)).float()
+        step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+        allowed = torch.where(rounded.isfinite(), slack + step, 0.0)
+        for _ in windows:
+            found = next(launches)["c"].float()
             same = (found == rounded) | (found.isnan() & expected.isnan())
-            step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
-            close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
-            wrong = ~(same | close | near_overflow)
+            wrong = ~(same | ((found - expected).abs() <= allowed) | near_overflow)
             if wrong.any():
                 element = first_difference("c", found, rounded, wrong)
                 line = element.column if of_b else element.row
                 kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
-                reason = f"a {where} with {kind} values comes out wrong: {element}"
+                reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
                 raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 

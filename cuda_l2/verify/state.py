@@ -7,7 +7,7 @@ kernel that they changed. One changed element would escape a fingerprint of a te
 from cuda_l2.machine.tensors import words
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.cases import Case
-from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, require_right, require_same
+from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
 
 MAX_TENSORS = 6
 """Of a task with more, this many drawn at random are changed."""
@@ -21,23 +21,27 @@ class State(Check):
         session.as_timed()
         cases = session.cases
         case = cases.drawn("state 0")
-        right = session.launch(case)
         names = [tensor.name for tensor in case.task.given]
+        drawn = list[tuple[str, Case]]()
+        """Cases and what is another in each; nothing where it is what a cache would keep."""
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-            session.launch(case, keep=True)  # what a cache would keep
+            drawn.append(("", case))
             for wholly in (*[False] * cases.element_changes, True):
                 changed = cases.changed(case, names[int(index)], wholly=wholly)
                 if changed is not None:
-                    what = "another" if wholly else "one changed element of"
-                    _require_noticed(session, changed, right, f"{what} {names[int(index)]}")
+                    drawn.append((f"{'another' if wholly else 'one changed element of'} {names[int(index)]}", changed))
+        launches = session.launch_each([Turn(case), *(Turn(each, keep=True) for _, each in drawn)])
+        right = next(launches)
+        for (what, changed), found in zip(drawn, launches, strict=True):
+            if what:
+                _require_noticed(session, changed, found, right, what)
 
 
-def _require_noticed(session: Session, changed: Case, right: Outputs, what: str) -> None:
+def _require_noticed(session: Session, changed: Case, found: Outputs, right: Outputs, what: str) -> None:
     """CheckFailed where a launch on the changed case gives other results than the case's.
 
     right: outputs before the change.
     """
-    found = session.launch(changed, keep=True)
     if changed.violation(found):
         changed = session.cases.exactly(changed)
         if changed.violation(found) and all(bool((words(found[n]) == words(right[n])).all()) for n in right):

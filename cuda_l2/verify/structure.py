@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import ProductCheck, Session, require_right
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_right
 
 DRAWN = 3
 """So many patterns are drawn for each operand."""
@@ -77,11 +77,15 @@ class Structure(ProductCheck):
     order = 42
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
+        drawn = {}
         for of_b in (False, True):
             for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
                 case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
                 what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
-                require_right(case, session.launch(case), f"where in {'B' if of_b else 'A'} is {what}")
+                drawn[f"where in {'B' if of_b else 'A'} is {what}"] = case
+        turns = [Turn(case) for case in drawn.values()]
+        for (where, case), found in zip(drawn.items(), session.launch_each(turns), strict=True):
+            require_right(case, found, where)
 
 
 def _make(

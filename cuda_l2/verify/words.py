@@ -12,7 +12,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
 
 MOST_LAUNCHES, MOST_BYTES = 3, 64 << 20
 """For one operand, and of their tensors together: where they do not suffice, numbers are drawn."""
@@ -23,19 +23,22 @@ class Words(ProductCheck):
     order = 35
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        gemm = cases.task
+        gemm, drawn = cases.task, list[tuple[str, ProductCase]]()
         for operand, shown in (("a", gemm.m * min(gemm.k, gemm.n)), ("b", gemm.n * min(gemm.k, gemm.m))):
             wanted = -(-(1 << 16) // shown)
             count = min(wanted, MOST_LAUNCHES, max(1, MOST_BYTES // gemm.bytes))
             for index in range(count):
                 first = index * shown if count == wanted else None
                 case = cases.get(f"words {operand}", index, partial(_make, operand=operand, first=first))
-                expected, found = case.expected["c"], session.launch(case)["c"]
-                wrong = found != expected
-                if wrong.any():
-                    element = first_difference("c", found, expected, wrong)
-                    reason = f"reads some numbers of {operand.upper()} as others: times 1 or -1, {element}"
-                    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+                drawn.append((operand, case))
+        turns = [Turn(case) for _, case in drawn]
+        for (operand, case), outputs in zip(drawn, session.launch_each(turns), strict=True):
+            expected, found = case.expected["c"], outputs["c"]
+            wrong = found != expected
+            if wrong.any():
+                element = first_difference("c", found, expected, wrong)
+                reason = f"reads some numbers of {operand.upper()} as others: times 1 or -1, {element}"
+                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 
 def _numbers(cases: ProductCases) -> tuple[torch.Tensor, torch.Tensor]:
