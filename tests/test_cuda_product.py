@@ -24,6 +24,7 @@ from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.rigs.cuda import PRODUCT_SHARING
 from cuda_l2.tasks.products import CudaReferences, ProductCases
 from cuda_l2.verify import all_checks, verify
+from cuda_l2.verify._base import CheckFailed, Turn
 from cuda_l2.verify._cuda import CudaSession, Facilities
 
 GEMM = Gemm(64, 48, 80)
@@ -125,6 +126,36 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
         expected = {"exact match", "special values", "hygiene", "state", "concurrency", "stress", "races"}
         assert expected <= set(verdict.passed)
         assert "record_loaded" in workers.worker.calls
+
+
+def writes_a(pointers: Mapping[str, int]) -> None:
+    honest(pointers)
+    halves(pointers["a"], GEMM.m, GEMM.k)[3, 3] += 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(writes_a, "changed its inputs"), (before, OUTSIDE), (last_row_missing, "left 48 of 3072 elements of c")],
+)
+def test_what_one_launch_in_a_row_does_is_found(parts: Any, body: Any, reason: str) -> None:
+    """Though one message asks for all of them, and the next ones' tensors lie where its own lay."""
+    launches = 0
+
+    def once(pointers: Mapping[str, int]) -> None:
+        nonlocal launches
+        launches += 1
+        (body if launches == 2 else honest)(pointers)
+
+    workers, candidate, build = parts(once)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        with CudaSession(candidate, build, arena, cases, facilities) as session:
+            session.as_timed()
+            turns = [Turn(cases.drawn(f"row {number}"), window=0) for number in range(4)]
+            with pytest.raises(CheckFailed, match=reason):
+                list(session.launch_each(turns))
+    assert launches == 4 and workers.worker.calls.count("launch") == 1
 
 
 def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None:
