@@ -77,6 +77,13 @@ def before(pointers: Mapping[str, int]) -> None:
     memory(pointers["c"] - 2, 1)[:] = 1
 
 
+def nothing_for_one_operand(pointers: Mapping[str, int]) -> None:
+    if pointers["a"] != pointers["b"]:
+        honest(pointers)
+    else:
+        halves(pointers["c"], GEMM.m, GEMM.n)[:] = 0
+
+
 @pytest.fixture
 def parts(fake_gpu: Any, tmp_path: Path) -> Callable[..., Any]:  # noqa: F811 - the fixture
     def opened(body: Callable[[Mapping[str, int]], None]) -> tuple[Workers, Candidate, Build]:
@@ -156,6 +163,16 @@ def test_what_one_launch_in_a_row_does_is_found(parts: Any, body: Any, reason: s
             with pytest.raises(CheckFailed, match=reason):
                 list(session.launch_each(turns))
     assert launches == 4 and workers.worker.calls.count("launch") == 1
+
+
+def test_a_kernel_that_is_wrong_for_one_operand_is_found(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GEMM", Gemm(48, 48, 80))
+    workers, candidate, build = parts(nothing_for_one_operand)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
+    assert verdict.check == "same operand" and "one tensor" in verdict.reason, (verdict.check, verdict.reason)
 
 
 def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None:

@@ -157,6 +157,10 @@ class GpuSession(Session):
         """
 
     @abstractmethod
+    def launch_on_one(self, case: Case) -> Outputs:
+        """The outputs of one launch of a matrix product that finds B where A lies; the case's B has A's bytes."""
+
+    @abstractmethod
     def as_shifted(self, gap: int) -> None:
         """From the next launch on tensors end so many bytes, a multiple of 16, before their memory ends."""
 

@@ -98,8 +98,10 @@ class CudaSession(GpuSession):
         self.arena.fill_workspaces(persistent=True)
 
     def _use(self, build: Build) -> None:
-        """Launch this build of the candidate from now on."""
-        self.worker.load(Path(build.artifact), self.plan, self._windows)
+        """Launch this build of the candidate from now on: in every window, and of a product on A in B's place too."""
+        first = self._windows[0]
+        on_one = [{**first, "b": first["a"]}] if self.task.product else []
+        self.worker.load(Path(build.artifact), self.plan, [*self._windows, *on_one])
 
     def _limit_s(self, work_s: float) -> float:
         """The time limit of launches that may take this long."""
@@ -220,6 +222,12 @@ class CudaSession(GpuSession):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
         return self._result(case)
 
+    def launch_on_one(self, case: Case) -> Outputs:
+        self._fill(case, window=0)
+        turn = self._message([], [], spoil=True) | {"binding": len(self._windows)}
+        self.worker.call("launch", self.timeout_s, turns=[turn])
+        return self._result(case)
+
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
         self._fill(case)
         terms: dict[str, Any] = {"count": count, "occupied": 0.5, "ns": BESIDE_NS, "binding": self._window}
@@ -272,13 +280,13 @@ class CudaSession(GpuSession):
         if self.arena.task != task or self._laid_out != self._layout:
             self._load(task)
 
-    def _fill(self, case: Case, values: Outputs | None = None) -> None:
-        """Write tensors, and what all else holds before a launch, in any window.
+    def _fill(self, case: Case, values: Outputs | None = None, window: int | None = None) -> None:
+        """Write tensors, and what all else holds before a launch, in a window, or any.
 
         values: those that some inputs have in place of the case's.
         """
         self._lay_out(case.task)
-        self._segments.fill(self._before(Turn(case), values))
+        self._segments.fill(self._before(Turn(case, window=window), values))
 
     def _before(self, turn: Turn, values: Outputs | None = None) -> list[Segment]:
         """What is to be written before a launch, in the window that is its own from now on."""
