@@ -311,8 +311,8 @@ def require_right(case: Case, found: Outputs, where: str) -> None:
 def require_same(found: Outputs, right: Outputs, reason: str) -> None:
     """CheckFailed where a result has other bits than the right one."""
     for name, tensor in right.items():
-        differ = words(found[name]) != words(tensor)
-        if differ.any():
+        if not torch.equal(words(found[name]), words(tensor)):
+            differ = words(found[name]) != words(tensor)
             index = [int(i) for i in differ.nonzero()[0]]
             element = first_difference(name, found[name], tensor, differ) if differ.dim() == 2 else None
             raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason}: {name}{index}", element)

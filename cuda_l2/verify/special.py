@@ -27,6 +27,8 @@ SUBNORMAL_SHARE = 2.0**-6
 """Of the least normal number: the same with these are subnormal."""
 SLICE = 64
 """Elements of K, a tile's width: so many are zero where the other operand has a NaN."""
+INFINITY, IN_PLACE_OF_NAN = float("inf"), torch.finfo(torch.float32).max
+"""The second is no number of fp16 or bf16: where NaN is right, it alone is."""
 MAX_TENSORS = 3
 """Of a task with more tensors of real numbers, this many drawn at random have special values."""
 
@@ -65,7 +67,6 @@ def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence
     # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
     overflows = gemm.accumulate is Accumulate.FP32 and limits.max < torch.finfo(torch.float32).max / gemm.k
     kinds = [kind for kind in KINDS if kind != "overflow" or overflows]
-    overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
     drawn = list[tuple[bool, int, ProductCase]]()
     for of_b, lines in ((False, gemm.m), (True, gemm.n)):
         for first in range(0, len(kinds), min(lines, len(kinds))):
@@ -74,17 +75,12 @@ def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence
     turns = [Turn(case, window=window) for _, _, case in drawn for window in windows]
     launches = session.launch_each(turns)
     for of_b, first, case in drawn:
-        expected, slack = case.expected["c"], case.expected["slack"]
-        near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
-        rounded = expected.to(dtype_of(gemm)).float()
-        step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
-        allowed = torch.where(rounded.isfinite(), slack + step, 0.0)
         for _ in windows:
             found = next(launches)["c"].float()
-            same = (found == rounded) | (found.isnan() & expected.isnan())
-            wrong = ~(same | ((found - expected).abs() <= allowed) | near_overflow)
+            numbers = found.nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
+            wrong = (numbers < case.expected["low"]) | (numbers > case.expected["high"])
             if wrong.any():
-                element = first_difference("c", found, rounded, wrong)
+                element = first_difference("c", found, case.expected["c"], wrong)
                 line = element.column if of_b else element.row
                 kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
                 reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
@@ -121,7 +117,16 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10
     slack = finite.float().nan_to_num(0.0, 0.0, 0.0).abs().sum(1, keepdim=True) * largest.float().abs().max() * unit
-    case.expected.update(c=cases.product_fp32(case), slack=slack.t() if of_b else slack)
+    exact, slack = cases.product_fp32(case), slack.t() if of_b else slack
+    rounded = exact.to(dtype_of(gemm)).float()
+    step = (exact.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+    low, high = ((exact + off).where(rounded.isfinite(), rounded) for off in (-slack - step, slack + step))
+    overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
+    near_overflow = (exact.abs() - overflow).abs() <= slack + 0.01 * overflow
+    low[near_overflow], high[near_overflow] = -INFINITY, INFINITY
+    for bound in (low, high):
+        bound[exact.isnan()] = IN_PLACE_OF_NAN
+    case.expected.update(c=rounded, low=low, high=high)
     return case
 
 

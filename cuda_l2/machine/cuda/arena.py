@@ -267,11 +267,10 @@ class CudaArena(Closing):
 
     def _place_of(self, address: int) -> tuple[str, int]:
         """The buffer that an address of this process lies in, and where."""
-        return next(
-            (name, address - buffer.address)
-            for name, buffer in self.buffers.items()
-            if 0 <= address - buffer.address < buffer.size
-        )
+        for name, buffer in self.buffers.items():
+            if 0 <= address - buffer.address < buffer.size:
+                return name, address - buffer.address
+        raise AssertionError("the address is none of the arena's")
 
     def before_launch(self, tensors: Tensors, prefill: Tensors | None = None, window: int = 0) -> list[Segment]:
         """What a window is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
@@ -286,11 +285,12 @@ class CudaArena(Closing):
 
         The tensors must lie in memory as the task's do, and stay.
         """
-        return [
-            Segment(self._address(tensor, window), tensor.bytes, source=tensors[tensor.name].data_ptr())
-            for tensor in self.task.given
-            if tensor.bytes
-        ]
+        given = self._once(("given", window), lambda: self._lying(self.task.given, window))
+        return [Segment(address, size, source=tensors[name].data_ptr()) for name, address, size in given]
+
+    def _lying(self, tensors: Sequence[Tensor], window: int) -> list[tuple[str, int, int]]:
+        """Names, addresses and bytes of those that have any."""
+        return [(tensor.name, self._address(tensor, window), tensor.bytes) for tensor in tensors if tensor.bytes]
 
     def outside(self, window: int | None = None) -> list[Segment]:
         """Guard bytes in all windows but this one, and in tensors beside the task's, which are none of its."""
