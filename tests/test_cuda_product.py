@@ -238,6 +238,29 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
         assert [arm.name for arm in timing.baselines] == ["torch.matmul", "cuBLAS NN"]
 
 
+def test_no_launch_can_know_that_it_is_the_last(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    capture = WorkerProcess.capture
+
+    def watched(process: WorkerProcess, bindings: list[int], slot: int = 0) -> dict[str, Any]:
+        lengths.append(len(bindings))
+        return capture(process, bindings, slot)
+
+    monkeypatch.setattr(WorkerProcess, "capture", watched)
+    workers, candidate, build = parts(honest)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        nothing: Any = None
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        for seed in range(4):
+            terms = Terms(CUDA_PROTOCOLS["offline"], np.random.default_rng(seed), clock=ticking(0.5))
+            kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
+            timing = measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)[CANDIDATE]
+    assert timing.status == "measured", timing.reason
+    longest = max(lengths)
+    assert longest >= 16 and len({length for length in lengths if length > 1}) > 2
+    assert all(length >= longest - longest // 8 for length in lengths if length > 1)
+
+
 def test_a_worker_lives_on_when_its_memory_goes(fake_gpu) -> None:  # noqa: F811 - the fixture
     workers = Workers({})
     with CudaArena([GEMM], 1 << 20) as arena:
