@@ -10,7 +10,7 @@ import math
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
@@ -27,6 +27,7 @@ from cuda_l2.records import Build, Element, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.products import ProductCases
 
+C = TypeVar("C", bound=Case)
 S_contra = TypeVar("S_contra", contravariant=True)
 LEAST_OFTEN = 8
 """Launches of a heavy kernel in a row."""
@@ -45,15 +46,17 @@ class CheckFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Turn:
+class Turn(Generic[C]):
     """One of several launches in a row.
 
-    prefill: what outputs hold before it, poison if not given. keep: workspaces and shared memory stay as the launch
-    before left them, where otherwise they hold garbage, and the tensors' addresses stay. window: in which of the
-    windows of timed launches the tensors lie, modulo their number; in any where none is given.
+    what: of the case, for reasons. prefill: what outputs hold before it, poison if not given. keep: workspaces and
+    shared memory stay as the launch before left them, where otherwise they hold garbage, and the tensors' addresses
+    stay. window: in which of the windows of timed launches the tensors lie, modulo their number; in any where none is
+    given.
     """
 
-    case: Case
+    case: C
+    what: str = ""
     prefill: Outputs | None = None
     keep: bool = False
     window: int | None = None
@@ -91,13 +94,14 @@ class Session(Judged, ABC):
         prefill, keep: as in `Turn`. ContractError where the case has sizes that the contract refuses.
         """
 
-    def launch_each(self, turns: Sequence[Turn]) -> Iterator[Outputs]:
-        """The outputs of launches on cases of the same sizes, in order, each as `launch` gives them.
+    def launch_each(self, turns: Iterable[Turn[C]]) -> Iterator[tuple[Turn[C], Outputs]]:
+        """Launches on cases of the same sizes in order, each with its outputs as `launch` gives them.
 
-        On a GPU many are made before the first one's outputs are given.
+        On a GPU several are made before the first one's outputs are given, as many as there is room for: no more turns
+        are taken at once.
         """
         for turn in turns:
-            yield self.launch(turn.case, turn.prefill, keep=turn.keep)
+            yield turn, self.launch(turn.case, turn.prefill, keep=turn.keep)
 
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.

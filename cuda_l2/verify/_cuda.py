@@ -1,6 +1,7 @@
 """CUDA candidates: launches in a worker process on shared device memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from cuda_l2.machine.fills import POISON_WORDS
 from cuda_l2.machine.tensors import poisoned, rounded_up
 from cuda_l2.records import Build, BuildStatus, Candidate, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import LEAST_OFTEN, CheckFailed, GpuSession, Outputs, Turn, require_written
+from cuda_l2.verify._base import LEAST_OFTEN, C, CheckFailed, GpuSession, Outputs, Turn, require_written
 
 LAUNCH_TIMEOUT_S = 2.0
 OFTEN_S = 0.02
@@ -126,23 +127,24 @@ class CudaSession(GpuSession):
         return len(self._windows)
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
-        return next(self.launch_each([Turn(case, prefill, keep)]))
+        (found,) = self._launched([Turn(case, prefill=prefill, keep=keep)])
+        return found
 
-    def launch_each(self, turns: Sequence[Turn]) -> Iterator[Outputs]:
+    def launch_each(self, turns: Iterable[Turn[C]]) -> Iterator[tuple[Turn[C], Outputs]]:
         """As many at once as there is room for: every message costs the device two changes between processes."""
-        at = 0
-        while at < len(turns):
-            self._lay_out(turns[at].case.task)
-            some = turns[at : at + self.arena.in_a_row]
-            yield from self._launched(some)
-            at += len(some)
+        left = iter(turns)
+        for first in left:
+            self._lay_out(first.case.task)
+            some = [first, *itertools.islice(left, self.arena.in_a_row - 1)]
+            yield from zip(some, self._launched(some), strict=True)
 
-    def _launched(self, turns: Sequence[Turn]) -> Iterator[Outputs]:
+    def _launched(self, turns: Sequence[Turn[Any]]) -> Iterator[Outputs]:
         """The outputs of launches that one message asks for.
 
         The first finds its tensors in place, for the others the worker takes them from the staging buffer, where it
         also leaves what each but the last left of its inputs. What lies around is looked at behind the last one.
         """
+        self._lay_out(turns[0].case.task)
         arena, sent = self.arena, list[dict[str, Any]]()
         here, left = list[Segment](), list[Segment]()
         """What this process writes, and what it must find afterwards."""
@@ -288,7 +290,7 @@ class CudaSession(GpuSession):
         self._lay_out(case.task)
         self._segments.fill(self._before(Turn(case, window=window), values))
 
-    def _before(self, turn: Turn, values: Outputs | None = None) -> list[Segment]:
+    def _before(self, turn: Turn[Any], values: Outputs | None = None) -> list[Segment]:
         """What is to be written before a launch, in the window that is its own from now on."""
         before = self._window
         if not turn.keep:

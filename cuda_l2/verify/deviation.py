@@ -31,8 +31,8 @@ class BaselineDeviation(ProductCheck):
     def run_on(self, session: Session, cases: ProductCases) -> None:
         factor, slack = RMS_FACTOR[cases.task.accumulate], SUMMATION_NOISE * cases.task.k**0.5
         worst_rms = worst_max = allowed = deviation = 0.0
-        drawn = [cases.get("normal", index, _make) for index in range(INPUTS)]
-        for case, found in zip(drawn, session.launch_each([Turn(case) for case in drawn]), strict=True):
+        for turn, found in session.launch_each(Turn(cases.get("normal", index, _make)) for index in range(INPUTS)):
+            case = turn.case
             rows, exact = case.expected["rows"], case.expected["fp64"]
             error = found["c"][rows].double() - exact
             rms, largest = torch.stack([error.square().mean().sqrt(), error.abs().max()]).tolist()

@@ -28,9 +28,8 @@ class ExactMatch(ProductCheck):
 
 def require_exact(session: Session, cases: ProductCases, indices: Sequence[int]) -> None:
     """CheckFailed where C is not exact on some of the drawn inputs."""
-    drawn = [cases.get("exact", index, _make) for index in indices]
-    for case, outputs in zip(drawn, session.launch_each([Turn(case) for case in drawn]), strict=True):
-        expected, found = case.expected["c"], outputs["c"].float()
+    for turn, outputs in session.launch_each(Turn(cases.get("exact", index, _make)) for index in indices):
+        expected, found = turn.case.expected["c"], outputs["c"].float()
         wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
         if wrong.any():
             element = first_difference("c", found, expected, wrong)

@@ -3,6 +3,7 @@
 What single launches must not touch (guards, inputs, unwritten elements) is watched on every launch by Session.launch.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -26,7 +27,7 @@ class Hygiene(Check):
         case, other = cases.drawn("state 0"), cases.drawn("state 1")
         repeats = [Turn(case)] * (1 + REPEATS)
         kept = [Turn(case), Turn(other, keep=True), Turn(case, keep=True)]
-        launches = session.launch_each([*repeats, Turn(other), *kept])
+        launches = (found for _, found in session.launch_each([*repeats, Turn(other), *kept]))
         right = next(launches)
         require_right(case, right, f"on {cases.usual}")
         for _ in range(REPEATS):
@@ -37,8 +38,8 @@ class Hygiene(Check):
         reason = "gives the last launch's answer, or part of it: it keeps state"
         require_same(next(launches), other_right, reason)
         require_same(next(launches), right, "keeps state in its workspace")
-        prefills = [other_right, *_right_in_part(session, right, other_right)]
-        launches = session.launch_each([Turn(case, prefill) for prefill in prefills])
+        prefills = itertools.chain([other_right], _right_in_part(session, right, other_right))
+        launches = (found for _, found in session.launch_each(Turn(case, prefill=prefill) for prefill in prefills))
         require_same(next(launches), right, "depends on what its outputs held before")
         reason = "skips work when its outputs look right already"
         try:

@@ -32,13 +32,13 @@ class Magnitudes(ProductCheck):
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
         summed = [""] if cases.task.accumulate is Accumulate.FP32 else []
-        drawn = [
-            cases.get(f"magnitudes {left}", index, partial(_make, powers=powers, left=left))
+        turns = (
+            Turn(cases.get(f"magnitudes {left}", index, partial(_make, powers=powers, left=left)))
             for left in (*summed, "a", "b")
             for index, powers in enumerate(_ranges(cases.task))
-        ]
-        for case, outputs in zip(drawn, session.launch_each([Turn(case) for case in drawn]), strict=True):
-            expected, found = case.expected["c"], outputs["c"]
+        )
+        for turn, outputs in session.launch_each(turns):
+            expected, found = turn.case.expected["c"], outputs["c"]
             wrong = found != expected
             if cases.task.accumulate is Accumulate.FP16:  # may round a product in another way
                 step = torch.finfo(found.dtype).eps * expected.abs().float() + _LEAST

@@ -29,13 +29,13 @@ class PrecisionContract(ProductCheck):
         return isinstance(session.cases, ProductCases) and session.cases.task.accumulate is Accumulate.FP32
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        drawn = [
-            cases.get(kind, index, partial(make, index=index))
+        turns = (
+            Turn(cases.get(kind, index, partial(make, index=index)))
             for index in range(len(RANGES))
             for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
-        ]
-        for case, outputs in zip(drawn, session.launch_each([Turn(case) for case in drawn]), strict=True):
-            expected, found = case.expected["c"], outputs["c"]
+        )
+        for turn, outputs in session.launch_each(turns):
+            expected, found = turn.case.expected["c"], outputs["c"]
             wrong = (found != expected) & ~(found.isnan() & expected.isnan())
             if wrong.any():
                 element = first_difference("c", found, expected, wrong)

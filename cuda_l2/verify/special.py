@@ -7,14 +7,14 @@ rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal nu
 reference has them, in every window of timed launches: none of those has such values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.tasks.cases import SPECIAL
+from cuda_l2.tasks.cases import SPECIAL, Case, Cases
 from cuda_l2.tasks.products import ProductCase, ProductCases
 from cuda_l2.verify._base import Check, CheckFailed, Session, Turn, first_difference, require_right
 
@@ -48,17 +48,18 @@ class SpecialValues(Check):
 
 def _require_right_elements(session: Session, windows: Sequence[int | None]) -> None:
     """CheckFailed where special values in one element, or in a few, come out wrong."""
-    cases, drawn = session.cases, list[tuple[str, Turn]]()
+    for turn, found in session.launch_each(_elements(session.cases, windows)):
+        require_right(turn.case, found, turn.what)
+
+
+def _elements(cases: Cases, windows: Sequence[int | None]) -> Iterator[Turn[Case]]:
     names = cases.real_tensors
     for window in windows:
         for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
             for kind in SPECIAL:
                 case = cases.special(names[int(index)], kind)
                 if case is not None:
-                    drawn.append((f"with {kind} in {names[int(index)]}", Turn(case, window=window)))
-    turns = [turn for _, turn in drawn]
-    for (where, turn), found in zip(drawn, session.launch_each(turns), strict=True):
-        require_right(turn.case, found, where)
+                    yield Turn(case, f"with {kind} in {names[int(index)]}", window=window)
 
 
 def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence[int]) -> None:
@@ -67,24 +68,20 @@ def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence
     # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
     overflows = gemm.accumulate is Accumulate.FP32 and limits.max < torch.finfo(torch.float32).max / gemm.k
     kinds = [kind for kind in KINDS if kind != "overflow" or overflows]
-    drawn = list[tuple[bool, int, ProductCase]]()
     for of_b, lines in ((False, gemm.m), (True, gemm.n)):
         for first in range(0, len(kinds), min(lines, len(kinds))):
             make = partial(_make, kinds=kinds, first=first, of_b=of_b)
-            drawn.append((of_b, first, cases.get("special columns" if of_b else "special", first, make)))
-    turns = [Turn(case, window=window) for _, _, case in drawn for window in windows]
-    launches = session.launch_each(turns)
-    for of_b, first, case in drawn:
-        for _ in windows:
-            found = next(launches)["c"].float()
-            numbers = found.nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
-            wrong = (numbers < case.expected["low"]) | (numbers > case.expected["high"])
-            if wrong.any():
-                element = first_difference("c", found, case.expected["c"], wrong)
-                line = element.column if of_b else element.row
-                kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
-                reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
-                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+            case = cases.get("special columns" if of_b else "special", first, make)
+            for _, outputs in session.launch_each(Turn(case, window=window) for window in windows):
+                found = outputs["c"].float()
+                numbers = found.nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
+                wrong = (numbers < case.expected["low"]) | (numbers > case.expected["high"])
+                if wrong.any():
+                    element = first_difference("c", found, case.expected["c"], wrong)
+                    line = element.column if of_b else element.row
+                    kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
+                    reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
+                    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 
 def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str], first: int, of_b: bool) -> ProductCase:

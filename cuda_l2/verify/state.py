@@ -4,9 +4,11 @@ Weights stay from call to call where a kernel is used, but what was made of them
 kernel that they changed. One changed element would escape a fingerprint of a tensor.
 """
 
+from collections.abc import Iterator
+
 from cuda_l2.machine.tensors import words
 from cuda_l2.records import VerdictStatus
-from cuda_l2.tasks.cases import Case
+from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
 
 MAX_TENSORS = 6
@@ -21,20 +23,24 @@ class State(Check):
         session.as_timed()
         cases = session.cases
         case = cases.drawn("state 0")
-        names = [tensor.name for tensor in case.task.given]
-        drawn = list[tuple[str, Case]]()
-        """Cases and what is another in each; nothing where it is what a cache would keep."""
-        for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-            drawn.append(("", case))
-            for wholly in (*[False] * cases.element_changes, True):
-                changed = cases.changed(case, names[int(index)], wholly=wholly)
-                if changed is not None:
-                    drawn.append((f"{'another' if wholly else 'one changed element of'} {names[int(index)]}", changed))
-        launches = session.launch_each([Turn(case), *(Turn(each, keep=True) for _, each in drawn)])
-        right = next(launches)
-        for (what, changed), found in zip(drawn, launches, strict=True):
-            if what:
-                _require_noticed(session, changed, found, right, what)
+        launches = session.launch_each(_turns(cases, case))
+        _, right = next(launches)
+        for turn, found in launches:
+            if turn.what:
+                _require_noticed(session, turn.case, found, right, turn.what)
+
+
+def _turns(cases: Cases, case: Case) -> Iterator[Turn[Case]]:
+    """The case, and for each tensor again, which a cache would keep, before those in which it is another."""
+    names = [tensor.name for tensor in case.task.given]
+    yield Turn(case)
+    for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+        yield Turn(case, keep=True)
+        for wholly in (*[False] * cases.element_changes, True):
+            changed = cases.changed(case, names[int(index)], wholly=wholly)
+            if changed is not None:
+                what = "another" if wholly else "one changed element of"
+                yield Turn(changed, f"{what} {names[int(index)]}", keep=True)
 
 
 def _require_noticed(session: Session, changed: Case, found: Outputs, right: Outputs, what: str) -> None:

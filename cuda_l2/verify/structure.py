@@ -4,7 +4,7 @@ Equal rows, rows or halves of zeros, constants and triangles may be looked for, 
 save work; normal numbers stand everywhere else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -77,15 +77,16 @@ class Structure(ProductCheck):
     order = 42
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        drawn = {}
-        for of_b in (False, True):
-            for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
-                case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
-                what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
-                drawn[f"where in {'B' if of_b else 'A'} is {what}"] = case
-        turns = [Turn(case) for case in drawn.values()]
-        for (where, case), found in zip(drawn.items(), session.launch_each(turns), strict=True):
-            require_right(case, found, where)
+        for turn, found in session.launch_each(_turns(cases)):
+            require_right(turn.case, found, turn.what)
+
+
+def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    for of_b in (False, True):
+        for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
+            case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
+            what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
+            yield Turn(case, f"where in {'B' if of_b else 'A'} is {what}")
 
 
 def _make(

@@ -5,6 +5,7 @@ no rounding. The largest, the smallest and those beside powers of two always com
 where C is large: of fp16 the subnormal ones too. What is read as another number at some of them alone shows.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -23,22 +24,24 @@ class Words(ProductCheck):
     order = 35
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        gemm, drawn = cases.task, list[tuple[str, ProductCase]]()
-        for operand, shown in (("a", gemm.m * min(gemm.k, gemm.n)), ("b", gemm.n * min(gemm.k, gemm.m))):
-            wanted = -(-(1 << 16) // shown)
-            count = min(wanted, MOST_LAUNCHES, max(1, MOST_BYTES // gemm.bytes))
-            for index in range(count):
-                first = index * shown if count == wanted else None
-                case = cases.get(f"words {operand}", index, partial(_make, operand=operand, first=first))
-                drawn.append((operand, case))
-        turns = [Turn(case) for _, case in drawn]
-        for (operand, case), outputs in zip(drawn, session.launch_each(turns), strict=True):
-            expected, found = case.expected["c"], outputs["c"]
+        for turn, outputs in session.launch_each(_turns(cases)):
+            expected, found = turn.case.expected["c"], outputs["c"]
             wrong = found != expected
             if wrong.any():
                 element = first_difference("c", found, expected, wrong)
-                reason = f"reads some numbers of {operand.upper()} as others: times 1 or -1, {element}"
+                reason = f"reads some numbers of {turn.what.upper()} as others: times 1 or -1, {element}"
                 raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+
+
+def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    gemm = cases.task
+    for operand, shown in (("a", gemm.m * min(gemm.k, gemm.n)), ("b", gemm.n * min(gemm.k, gemm.m))):
+        wanted = -(-(1 << 16) // shown)
+        count = min(wanted, MOST_LAUNCHES, max(1, MOST_BYTES // gemm.bytes))
+        for index in range(count):
+            first = index * shown if count == wanted else None
+            case = cases.get(f"words {operand}", index, partial(_make, operand=operand, first=first))
+            yield Turn(case, operand)
 
 
 def _numbers(cases: ProductCases) -> tuple[torch.Tensor, torch.Tensor]:
