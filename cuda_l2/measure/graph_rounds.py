@@ -288,6 +288,7 @@ class GraphRounds(Rounds):
         return [sequence[i] for i in kept]
 
     def _varied(self, count: int) -> int:
+        """Number of a kernel's launches where a baseline has so many."""
         return count - int(self.rng.integers(count // VARIED + 1))
 
     def _host_us(self) -> dict[str, float]:

@@ -146,8 +146,8 @@ class CudaSession(GpuSession):
         """
         self._lay_out(turns[0].case.task)
         arena, sent = self.arena, list[dict[str, Any]]()
+        # what this process writes, and what it must find afterwards
         here, left = list[Segment](), list[Segment]()
-        """What this process writes, and what it must find afterwards."""
         room = arena.address(Place("staging", 0))
 
         def staged(segment: Segment) -> Segment:

@@ -36,7 +36,7 @@ RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
 STAGED_BYTES = 32 << 20
 """What launches in a row read that the first of them does not."""
-MOST_SPOKEN = 1024
+MESSAGE_TENSORS = 1024
 """Tensors of all launches that one message asks for."""
 WORKSPACE_SLACK = 32 * GUARD_BYTES
 """For guards and alignment beside the workspaces themselves."""
@@ -260,8 +260,8 @@ class CudaArena(Closing):
     def in_a_row(self) -> int:
         """Number of launches whose tensors can be staged, and whose outputs recorded, at once."""
         each = sum(2 * rounded_up(tensor.bytes, TENSOR_ALIGN) for tensor in self.task.tensors)
-        room, spoken = int(self.buffers["staging"].size) // max(1, each), MOST_SPOKEN // len(self.task.tensors)
-        return max(1, min(self.records, room, spoken))
+        room, named = int(self.buffers["staging"].size) // max(1, each), MESSAGE_TENSORS // len(self.task.tensors)
+        return max(1, min(self.records, room, named))
 
     def shared(self, segment: Segment) -> list[Any]:
         """A segment as the worker finds it: buffer, offset, bytes, word, and its source's buffer and offset if any."""
