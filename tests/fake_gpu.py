@@ -25,7 +25,7 @@ from cuda_l2.machine.cuda.driver import LaunchError
 from cuda_l2.machine.cuda.helpers import Projection
 from cuda_l2.machine.cuda.segments import Copied, Segment
 from cuda_l2.machine.cuda.worker import CudaWorker, CudaWorkers
-from cuda_l2.measure import graph_rounds, product_memory, task_memory
+from cuda_l2.measure import graph_rounds, product_memory, task_memory, timed_memory
 from cuda_l2.measure.gpu_state import GpuSample
 from cuda_l2.measure.graph_rounds import Gpu
 from cuda_l2.records import Build, BuildStatus, Candidate, VerdictStatus
@@ -135,15 +135,23 @@ class Graph:
 
 
 class Helpers:
+    def fill_segments(self, stream: int, table: Any, count: int, most: int) -> None:
+        for i in range(count):
+            segment = Segment(table.address[i], table.bytes[i], table.word[i], table.source[i])
+            memory(segment.address, segment.bytes)[:] = _wanted(segment)
+
     def spoil_shared(self, *_: object) -> None: ...
     def spoil_behind(self, *_: object) -> None: ...
     def occupy(self, *_: object) -> None: ...
     def settle(self, *_: object) -> None: ...
 
-    def look_at_rows(self, stream: int, c: torch.Tensor, projection: Projection, found: torch.Tensor) -> None:
-        wide = c.float()
-        noise = projection.rounding * wide.norm(dim=1) + projection.summation
-        found += _summed((wide @ projection.signs_N - projection.expected_M) / noise)
+    def look_at_rows(
+        self, stream: int, results: Sequence[torch.Tensor], projections: Sequence[Projection], found_L4: torch.Tensor
+    ) -> None:
+        for c, projection, found in zip(results, projections, found_L4, strict=True):
+            wide = c.float()
+            noise = projection.rounding * wide.norm(dim=1) + projection.summation
+            found[:2] += _summed((wide @ projection.signs_N - projection.expected_M) / noise)
 
     def compare_rows(
         self, stream: int, c: torch.Tensor, numbers_R: torch.Tensor, reference_RN: torch.Tensor, found: torch.Tensor
@@ -322,7 +330,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     room = np.zeros(4 << 20, np.uint8)
     monkeypatch.setattr(driver, "cuMemAlloc", lambda size: (OK, room.ctypes.data))
     monkeypatch.setattr(device_buffers, "SharedBuffer", Buffer)
-    for module in (_cuda, task_memory):
+    for module in (_cuda, timed_memory):
         monkeypatch.setattr(module, "Segments", Segments)
     monkeypatch.setattr(cuda_worker_main, "Graph", Graph)
     monkeypatch.setattr(product_memory, "Graph", Graph)
@@ -338,6 +346,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mapping[str,
     monkeypatch.setattr(cuda_rig, "DEVICE", "cpu")
     monkeypatch.setattr(cuda_rig, "WORKSPACE_BYTES", 1 << 20)  # all of it is looked at
     monkeypatch.setattr(arena, "RECORD_BYTES", 1 << 20)
+    monkeypatch.setattr(arena, "STAGED_BYTES", 1 << 18)  # several messages for the launches of some checks
     stream = SimpleNamespace(cuda_stream=7, device=torch.device("cpu"), synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)

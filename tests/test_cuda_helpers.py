@@ -43,10 +43,10 @@ class OnCpu(Helpers):
         subprocess.run([*command, str(path.with_suffix(".so"))], check=True)
         self._library = ctypes.CDLL(str(path.with_suffix(".so")))
 
-    def _launch(self, name: str, stream: int, blocks: int, threads: int, values: object, **_: object) -> None:
+    def _launch(self, name: str, stream: int, blocks: int, threads: int, values: object, **more: object) -> None:
         words = [ctypes.c_uint64(value) for value in values]  # type: ignore[attr-defined]
         pointers = (ctypes.c_void_p * len(words))(*[ctypes.addressof(word) for word in words])
-        sizes = (ctypes.c_uint * 6)(blocks, 1, 1, threads, 1, 1)
+        sizes = (ctypes.c_uint * 6)(blocks, more.get("rows", 1), 1, threads, 1, 1)
         getattr(self._library, f"run_{name}")(sizes, ctypes.c_uint(1), ctypes.c_size_t(0), pointers)
 
 
@@ -66,15 +66,20 @@ def require_right(helpers: Helpers, rows: int, columns: int, device: str, dtype:
     numbers = torch.randperm(rows, generator=generator)[: max(1, rows // 2)]
     reference = c[numbers].float() + torch.randn(len(numbers), columns, generator=generator) * 1e-3
     c, signs, expected, numbers, reference = (x.to(device) for x in (c, signs, expected, numbers, reference))
-    found = torch.zeros(4, device=device)
+    found_L4 = torch.zeros(3, 4, device=device)
     stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
-    helpers.look_at_rows(stream, c, Projection(signs, expected, ROUNDING, SUMMATION), found[:2])
-    helpers.compare_rows(stream, c, numbers, reference, found[2:])
-    wide = c.double()
-    off = (wide @ signs.double() - expected.double()) / (ROUNDING * wide.norm(dim=1) + SUMMATION)
-    other = wide[numbers] - reference.double()
-    right = torch.stack([off.square().sum(), off.abs().max(), other.square().sum(), other.abs().max()])
-    torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-5, equal_nan=True)
+    results, wanted = [c.nan_to_num(1), c, 2 * c], [expected, expected, 3 * expected]
+    projections = [Projection(signs, each, ROUNDING, SUMMATION) for each in wanted]
+    helpers.look_at_rows(stream, results, projections, found_L4)
+    helpers.compare_rows(stream, c, numbers, reference, found_L4[1, 2:])
+    for result, each, found in zip(results, wanted, found_L4, strict=True):
+        wide = result.double()
+        off = (wide @ signs.double() - each.double()) / (ROUNDING * wide.norm(dim=1) + SUMMATION)
+        right = torch.stack([off.square().sum(), off.abs().max()])
+        torch.testing.assert_close(found[:2].double(), right, rtol=1e-3, atol=1e-5, equal_nan=True)
+    other = c.double()[numbers] - reference.double()
+    right = torch.stack([other.square().sum(), other.abs().max()])
+    torch.testing.assert_close(found_L4[1, 2:].double(), right, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 @dtypes

@@ -24,6 +24,7 @@ from cuda_l2.records import Build, BuildStatus, Candidate, Gemm, Layout
 from cuda_l2.rigs.cuda import PRODUCT_SHARING
 from cuda_l2.tasks.products import CudaReferences, ProductCases
 from cuda_l2.verify import all_checks, verify
+from cuda_l2.verify._base import CheckFailed, Turn
 from cuda_l2.verify._cuda import CudaSession, Facilities
 
 GEMM = Gemm(64, 48, 80)
@@ -74,6 +75,13 @@ def rests_where_some_is_there(pointers: Mapping[str, int]) -> None:
 def before(pointers: Mapping[str, int]) -> None:
     honest(pointers)
     memory(pointers["c"] - 2, 1)[:] = 1
+
+
+def nothing_for_one_operand(pointers: Mapping[str, int]) -> None:
+    if pointers["a"] != pointers["b"]:
+        honest(pointers)
+    else:
+        halves(pointers["c"], GEMM.m, GEMM.n)[:] = 0
 
 
 @pytest.fixture
@@ -127,6 +135,46 @@ def test_a_kernel_is_judged_as_it_behaves(parts: Any, body: Any, status: str, re
         assert "record_loaded" in workers.worker.calls
 
 
+def writes_a(pointers: Mapping[str, int]) -> None:
+    honest(pointers)
+    halves(pointers["a"], GEMM.m, GEMM.k)[3, 3] += 1
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(writes_a, "changed its inputs"), (before, OUTSIDE), (last_row_missing, "left 48 of 3072 elements of c")],
+)
+def test_what_one_launch_in_a_row_does_is_found(parts: Any, body: Any, reason: str) -> None:
+    """Though one message asks for all of them, and the next ones' tensors lie where its own lay."""
+    launches = 0
+
+    def once(pointers: Mapping[str, int]) -> None:
+        nonlocal launches
+        launches += 1
+        (body if launches == 2 else honest)(pointers)
+
+    workers, candidate, build = parts(once)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        with CudaSession(candidate, build, arena, cases, facilities) as session:
+            session.as_timed()
+            turns = [Turn(cases.drawn(f"row {number}"), window=0) for number in range(4)]
+            with pytest.raises(CheckFailed, match=reason):
+                list(session.launch_each(turns))
+    assert launches == 4 and workers.worker.calls.count("launch") == 1
+
+
+def test_a_kernel_that_is_wrong_for_one_operand_is_found(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GEMM", Gemm(48, 48, 80))
+    workers, candidate, build = parts(nothing_for_one_operand)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        cases = ProductCases(GEMM, 1, references())
+        facilities = Facilities(workers, SMS, lambda *_: [], 1.0, lambda *_: "")
+        verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
+    assert verdict.check == "same operand" and "one tensor" in verdict.reason, (verdict.check, verdict.reason)
+
+
 def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None:
     """As where what it keeps is lost before the row ends: shared memory, once another process has the GPU."""
     row = looks = 0
@@ -155,9 +203,9 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
     met: list[tuple[bool, int]] = []
     launch = WorkerProcess.launch
 
-    def watched(process: WorkerProcess, binding: int, spoil: bool) -> None:
-        met.append((spoil, binding))
-        launch(process, binding, spoil)
+    def watched(process: WorkerProcess, turns: list[dict[str, Any]]) -> None:
+        met.extend((turn["spoil"], turn["binding"]) for turn in turns)
+        launch(process, turns)
 
     monkeypatch.setattr(WorkerProcess, "launch", watched)
     with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
@@ -188,6 +236,29 @@ def test_it_is_timed_beside_libraries(parts: Any, protocol: str, body: Any, stat
     assert timing.status == status, timing.reason
     if status == "measured":
         assert [arm.name for arm in timing.baselines] == ["torch.matmul", "cuBLAS NN"]
+
+
+def test_no_launch_can_know_that_it_is_the_last(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    capture = WorkerProcess.capture
+
+    def watched(process: WorkerProcess, bindings: list[int], slot: int = 0) -> dict[str, Any]:
+        lengths.append(len(bindings))
+        return capture(process, bindings, slot)
+
+    monkeypatch.setattr(WorkerProcess, "capture", watched)
+    workers, candidate, build = parts(honest)
+    with CudaArena([GEMM], 1 << 20, windows=PRODUCT_WINDOWS, sharing=Sharing.OVERLAPPING) as arena:
+        nothing: Any = None
+        memory = ProductMemory(arena, GEMM, torch.Generator().manual_seed(1), workers.helpers, nothing)
+        for seed in range(4):
+            terms = Terms(CUDA_PROTOCOLS["offline"], np.random.default_rng(seed), clock=ticking(0.5))
+            kernels = {CANDIDATE: Kernel(candidate, build, Layout.NN)}
+            timing = measure_cuda(Gpu(workers, SMS, L2_BYTES), LIBRARIES, kernels, memory, terms)[CANDIDATE]
+    assert timing.status == "measured", timing.reason
+    longest = max(lengths)
+    assert longest >= 16 and len({length for length in lengths if length > 1}) > 2
+    assert all(length >= longest - longest // 8 for length in lengths if length > 1)
 
 
 def test_a_worker_lives_on_when_its_memory_goes(fake_gpu) -> None:  # noqa: F811 - the fixture

@@ -23,7 +23,7 @@ AT_ONCE = 4
 """Candidates that a server compiles at once: more than its cores, which wait as another server reads machine code."""
 MOST_A_BATCH = 8
 """Candidates sent at once: reading machine code takes longer to start than one of them takes to compile."""
-NICENESS = 5
+NICENESS = 19
 """Judging goes first where cores are short: there is one GPU, and builds are ahead of it."""
 
 

@@ -38,6 +38,8 @@ HEAVY_S = 30e-6
 """Launches this long draw what power the chip may, and then its clock depends on what ran before: with a protocol that
 heats they follow some of the same, and between samples the chip is kept at work."""
 MAX_WARM_LAUNCHES = 64
+VARIED = 8
+"""A kernel's replay has up to one in so many launches fewer than a baseline's: none can know which is the last."""
 LOOKED_AT = 4
 """Outputs of a sample that are compared, of different windows."""
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
@@ -188,7 +190,9 @@ class GraphRounds(Rounds):
         self._poison(name)
         torch.cuda.synchronize()
         if self.protocol.round_s:
-            seconds = self._replay(name, count, before, variant) / count
+            seconds = self._replay(name, count, before, variant) / len(sequence)
+            if self.number:
+                self.launches[name] += len(sequence) - count
         else:
             seconds = self._single(name, count, variant)
         self._launch_s[name], self._sampled_at = seconds, self.clock.now()
@@ -274,14 +278,18 @@ class GraphRounds(Rounds):
     def _record(self, name: str, stride: int, records: int) -> list[int]:
         """Launch a kernel as in its longest round and keep outputs, `stride` bytes each; the places of those kept."""
         count = max(count for kernel, count, _ in self._graphs if kernel == name)
-        sequence = self._memory.sequence(count, self.rng, int(self.rng.integers(VARIANTS)))
-        kept = sorted(int(i) for i in self.rng.permutation(count)[:records])
+        sequence = self._memory.sequence(self._varied(count), self.rng, int(self.rng.integers(VARIANTS)))
+        kept = sorted(int(i) for i in self.rng.permutation(len(sequence))[:records])
         self._poison(name)
         torch.cuda.synchronize()
         terms: dict[str, Any] = {"bindings": sequence, "kept": kept, "slot": self.slots[name], "stride": stride}
         outputs = [self._memory.arena.written(self._memory.outputs_of(sequence[i])) for i in kept]
         self.worker.call("record", self.timeout_s, outputs=outputs, **terms)
         return [sequence[i] for i in kept]
+
+    def _varied(self, count: int) -> int:
+        """Number of a kernel's launches where a baseline has so many."""
+        return count - int(self.rng.integers(count // VARIED + 1))
 
     def _host_us(self) -> dict[str, float]:
         """Median microseconds from the host's call to the end of the launch, without CUPTI's records, which cost time.
@@ -305,7 +313,7 @@ class GraphRounds(Rounds):
             return self._played(name, count, variant)[1]
         key = (name, count, variant)
         if key not in self._graphs:
-            sequence = self._memory.sequence(count, self.rng, variant)
+            sequence = self._memory.sequence(self._varied(count), self.rng, variant)
             answer = self.worker.call("capture", self.timeout_s, bindings=sequence, slot=self.slots[name])
             self._graphs[key] = (int(answer["graph"]), sequence)
         return self._graphs[key][1]

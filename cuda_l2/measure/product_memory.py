@@ -55,7 +55,7 @@ class ProductMemory(TimedMemory):
     def __init__(
         self, arena: CudaArena, gemm: Gemm, generator: torch.Generator, helpers: Helpers, libraries: Libraries
     ) -> None:
-        super().__init__(arena, gemm)
+        super().__init__(arena, gemm, helpers)
         self.gemm, self.layout = gemm, gemm.layout
         self._generator, self._helpers, self._libraries = generator, helpers, libraries
         self._a, self._b = gemm.inputs
@@ -170,10 +170,6 @@ class ProductMemory(TimedMemory):
         start = window * self.arena.shift(tensor)
         return view(storage[start : start + tensor.bytes], tensor)
 
-    def poison_outputs(self) -> None:
-        for window in range(self.arena.windows):
-            words(self.arena.tensor(self._c, window)).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
-
     def poison_baselines(self) -> None:
         words(self._outputs.view(dtype_of(self._c))).fill_(int.from_bytes(POISONS[self._c.dtype], "little"))
 
@@ -224,8 +220,7 @@ class ProductMemory(TimedMemory):
         """`check` of C alone, in the precision of a class."""
         gemm = self.gemm
         stream, found_L4 = torch.cuda.current_stream().cuda_stream, torch.zeros(len(windows), 4, device="cuda")
-        for c_MN, projection, found in zip(outputs, self._projected(windows), found_L4, strict=True):
-            self._helpers.look_at_rows(stream, c_MN, projection, found[:2])
+        self._helpers.look_at_rows(stream, outputs, self._projected(windows), found_L4)
         if element_wise:
             rows = self._compared(windows[-1])
             self._helpers.compare_rows(stream, outputs[-1], rows.numbers_R, rows.reference_RN, found_L4[-1][2:])

@@ -17,7 +17,6 @@ import torch
 from cuda_l2.machine.cuda.arena import CudaArena
 from cuda_l2.machine.cuda.driver import Replays
 from cuda_l2.machine.cuda.helpers import Helpers
-from cuda_l2.machine.cuda.segments import Segments
 from cuda_l2.measure.baselines._base import Function, TorchTask, baselines_of
 from cuda_l2.measure.operands import require_own_result, why_not
 from cuda_l2.measure.outputs import WrongOutput
@@ -108,9 +107,8 @@ class TaskMemory(TimedMemory):
         baselines: "Callable[[Task], CudaTaskBaselines]",
     ) -> None:
         """baselines: those of a task, kept for the next candidate."""
-        super().__init__(arena, cases.task)
+        super().__init__(arena, cases.task, helpers)
         self.cases, self._rng, self._baselines = cases, rng, baselines
-        self._segments = Segments(helpers)
         self._pool: list[Case] = []
         self.current: list[Case] = []
         """The case in each window, another list after every change."""
@@ -153,9 +151,6 @@ class TaskMemory(TimedMemory):
 
     def play(self, baseline: TorchTask, places: Sequence[int]) -> Played:
         return self.baselines.play(baseline, self, [self.inputs_of(place) for place in places])
-
-    def poison_outputs(self) -> None:
-        self._segments.fill(self.arena.poisons())
 
     def violation(self, window: int, results: Sequence[torch.Tensor]) -> str:
         """Why a baseline's results, in the outputs' order, are not those of a window's case; empty where they are."""

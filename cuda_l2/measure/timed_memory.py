@@ -19,6 +19,8 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cuda.arena import MAX_RECORDS, CudaArena
 from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.driver import Replays
+from cuda_l2.machine.cuda.helpers import Helpers
+from cuda_l2.machine.cuda.segments import Segments
 from cuda_l2.measure.rounds import Kernel
 from cuda_l2.records import Layout, Task
 
@@ -43,8 +45,8 @@ class TimedMemory(ABC):
     tuned = True
     """Whether the baselines have chosen their algorithms."""
 
-    def __init__(self, arena: CudaArena, task: Task) -> None:
-        self.arena, self.task = arena, task
+    def __init__(self, arena: CudaArena, task: Task, helpers: Helpers) -> None:
+        self.arena, self.task, self._segments = arena, task, Segments(helpers)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         """Where the baselines run."""
         self._played: dict[tuple[str, int, int], tuple[Any, list[int]]] = {}
@@ -119,13 +121,15 @@ class TimedMemory(ABC):
             pairings = range(min(VARIANTS, self.shifts))
         if self.arena.sharing.rotates:
             return [pairings[i // several % len(pairings)] * several + i % several for i in range(count)]
-        found: list[int] = []
+        found, written = list[int](), list[int]()
         last: dict[int, int] = {}
-        for _ in range(count):
-            recent = {self.outputs_of(place) for place in found[-(several // 2) :]} if several > 1 else set()
-            window = int(rng.choice([each for each in range(several) if each not in recent]))
-            turn = (last[window] + 1) % len(pairings) if window in last else int(rng.integers(len(pairings)))
+        for which, pairing in rng.random((count, 2)).tolist():  # drawn at once: a call takes as long as a launch
+            recent = written[-(several // 2) :] if several > 1 else []
+            free = [window for window in range(several) if window not in recent]
+            window = free[int(which * len(free))]
+            turn = (last[window] + 1) % len(pairings) if window in last else int(pairing * len(pairings))
             last[window] = turn
+            written.append(window)
             found.append(pairings[turn] * several + (window - pairings[turn]) % several)
         return found
 
@@ -143,9 +147,9 @@ class TimedMemory(ABC):
     def play(self, baseline: Any, places: Sequence[int]) -> Replays:
         """A baseline's launches on these places."""
 
-    @abstractmethod
     def poison_outputs(self) -> None:
         """Fill the kernels' outputs in every window with what nothing computes."""
+        self._segments.fill(self.arena.poisons())
 
     def poison_baselines(self) -> None:  # noqa: B027 - some return new tensors
         """The same for the baselines' outputs."""

@@ -60,11 +60,10 @@ class ProductCase(Case):
         """Why C is not the product, where it is known; empty where it is. Coarse: other checks ask for every digit."""
         ours, exact = self._compared(found)
         noise = ALLOWED_AFTER_A_CHANGE if self.alters else ALLOWED_NOISE
-        allowed = noise * self.task.k**0.5 + ALLOWED_SHARE * exact.abs()
-        same = (ours == exact) | (ours.isnan() & exact.isnan())
-        wrong = ~(same | (exact.isfinite() & ((ours - exact).abs() <= allowed)))  # True where ours is NaN alone
-        if not wrong.any():
+        right = torch.isclose(ours, exact, rtol=ALLOWED_SHARE, atol=noise * self.task.k**0.5, equal_nan=True)
+        if right.all():
             return ""
+        wrong = ~right
         at = tuple(int(i) for i in wrong.nonzero()[0])
         place = "" if self.alters else f" C[{int(self.expected['rows'][at[0]])}, {at[1]}] is"
         return (
@@ -170,9 +169,9 @@ class ProductCases(Cases):
 
     def get(self, name: str, index: int, make: Callable[["ProductCases", torch.Generator], ProductCase]) -> ProductCase:
         """A check's own case: made with a generator that depends on its name and number."""
-        mixed = np.random.SeedSequence([self._seed, index, *name.encode()]).generate_state(1, np.uint64)[0]
 
         def made() -> ProductCase:
+            mixed = np.random.SeedSequence([self._seed, index, *name.encode()]).generate_state(1, np.uint64)[0]
             return make(self, torch.Generator(self.device).manual_seed(int(mixed >> 1)))
 
         found = self._get(f"{name} {index}", made)

@@ -10,7 +10,8 @@ import math
 import pkgutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from cuda_l2.records import Build, Element, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.tasks.products import ProductCases
 
+C = TypeVar("C", bound=Case)
 S_contra = TypeVar("S_contra", contravariant=True)
 LEAST_OFTEN = 8
 """Launches of a heavy kernel in a row."""
@@ -41,6 +43,23 @@ class CheckFailed(Exception):
     def __init__(self, status: VerdictStatus, reason: str, element: Element | None = None) -> None:
         super().__init__(reason)
         self.status, self.reason, self.element = status, reason, element
+
+
+@dataclass(frozen=True)
+class Turn(Generic[C]):
+    """One of several launches in a row.
+
+    what: of the case, for reasons. prefill: what outputs hold before it, poison if not given. keep: workspaces and
+    shared memory stay as the launch before left them, where otherwise they hold garbage, and the tensors' addresses
+    stay. window: in which of the windows of timed launches the tensors lie, modulo their number; in any where none is
+    given.
+    """
+
+    case: C
+    what: str = ""
+    prefill: Outputs | None = None
+    keep: bool = False
+    window: int | None = None
 
 
 class Judged:
@@ -67,17 +86,22 @@ class Session(Judged, ABC):
     cases: Cases
     windows = 1
     """Number of windows in which timed launches have their tensors."""
-    window: int | None = None
-    """Where tensors lie from the next launch on; in any of them where there is none."""
 
     @abstractmethod
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
         """The outputs of one launch; CheckFailed where it touched what it must not or left elements unwritten.
 
-        prefill: what outputs hold before the launch, poison if not given. keep: leave workspaces and shared memory as
-        the last launch left them, where otherwise they hold garbage, and launch at the same addresses. ContractError
-        where the case has sizes that the contract refuses.
+        prefill, keep: as in `Turn`. ContractError where the case has sizes that the contract refuses.
         """
+
+    def launch_each(self, turns: Iterable[Turn[C]]) -> Iterator[tuple[Turn[C], Outputs]]:
+        """Launches on cases of the same sizes in order, each with its outputs as `launch` gives them.
+
+        On a GPU several are made before the first one's outputs are given, as many as there is room for: no more turns
+        are taken at once.
+        """
+        for turn in turns:
+            yield turn, self.launch(turn.case, turn.prefill, keep=turn.keep)
 
     def launch_often(self, case: Case, count: int) -> Iterator[Outputs]:
         """The outputs of the last of so many equal launches in a row, or of fewer heavy ones; it finds poison in place.
@@ -141,6 +165,10 @@ class GpuSession(Session):
         That kernel lets the next one begin at once, and so do the `between` kernels between it and the candidate.
         CheckFailed where it reads anything but the poison.
         """
+
+    @abstractmethod
+    def launch_on_one(self, case: Case) -> Outputs:
+        """The outputs of one launch of a matrix product that finds B where A lies; the case's B has A's bytes."""
 
     @abstractmethod
     def as_shifted(self, gap: int) -> None:
@@ -293,8 +321,8 @@ def require_right(case: Case, found: Outputs, where: str) -> None:
 def require_same(found: Outputs, right: Outputs, reason: str) -> None:
     """CheckFailed where a result has other bits than the right one."""
     for name, tensor in right.items():
-        differ = words(found[name]) != words(tensor)
-        if differ.any():
+        if not torch.equal(words(found[name]), words(tensor)):
+            differ = words(found[name]) != words(tensor)
             index = [int(i) for i in differ.nonzero()[0]]
             element = first_difference(name, found[name], tensor, differ) if differ.dim() == 2 else None
             raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason}: {name}{index}", element)

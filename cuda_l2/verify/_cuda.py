@@ -1,6 +1,7 @@
 """CUDA candidates: launches in a worker process on shared device memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,16 @@ from cuda_l2.contract.cuda import Plan
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.cuda import sanitizer
 from cuda_l2.machine.cuda.alone import Job
-from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, CudaArena, given_file
+from cuda_l2.machine.cuda.arena import NOT_RESTORED, OUTSIDE, TENSOR_ALIGN, CudaArena, given_file
+from cuda_l2.machine.cuda.buffers import Place
 from cuda_l2.machine.cuda.sanitizer import Tool
-from cuda_l2.machine.cuda.segments import MAX_SEGMENTS, Copied, Segment, Segments
+from cuda_l2.machine.cuda.segments import NOTHING, Copied, Segment, Segments
 from cuda_l2.machine.cuda.worker import CudaWorkers, slowest_s
 from cuda_l2.machine.fills import POISON_WORDS
-from cuda_l2.machine.tensors import poisoned
-from cuda_l2.records import DTYPE_BYTES, Build, BuildStatus, Candidate, Task, Tensor, VerdictStatus
+from cuda_l2.machine.tensors import poisoned, rounded_up
+from cuda_l2.records import Build, BuildStatus, Candidate, Task, Tensor, VerdictStatus
 from cuda_l2.tasks.cases import Case, Cases
-from cuda_l2.verify._base import LEAST_OFTEN, CheckFailed, GpuSession, Outputs, require_written
+from cuda_l2.verify._base import LEAST_OFTEN, C, CheckFailed, GpuSession, Outputs, Turn, require_written
 
 LAUNCH_TIMEOUT_S = 2.0
 OFTEN_S = 0.02
@@ -98,8 +100,10 @@ class CudaSession(GpuSession):
         self.arena.fill_workspaces(persistent=True)
 
     def _use(self, build: Build) -> None:
-        """Launch this build of the candidate from now on."""
-        self.worker.load(Path(build.artifact), self.plan, self._windows)
+        """Launch this build of the candidate from now on: in every window, and of a product on A in B's place too."""
+        first = self._windows[0]
+        on_one = [{**first, "b": first["a"]}] if self.task.product else []
+        self.worker.load(Path(build.artifact), self.plan, [*self._windows, *on_one])
 
     def _limit_s(self, work_s: float) -> float:
         """The time limit of launches that may take this long."""
@@ -124,9 +128,57 @@ class CudaSession(GpuSession):
         return len(self._windows)
 
     def launch(self, case: Case, prefill: Outputs | None = None, *, keep: bool = False) -> Outputs:
-        self._fill(case, prefill, keep)
-        self.worker.call("launch", self.timeout_s, binding=self._window, spoil=not keep)
-        return self._result(case)
+        (found,) = self._launched([Turn(case, prefill=prefill, keep=keep)])
+        return found
+
+    def launch_each(self, turns: Iterable[Turn[C]]) -> Iterator[tuple[Turn[C], Outputs]]:
+        """As many at once as there is room for: every message costs the device two changes between processes."""
+        left = iter(turns)
+        for first in left:
+            self._lay_out(first.case.task)
+            some = [first, *itertools.islice(left, self.arena.in_a_row - 1)]
+            yield from zip(some, self._launched(some), strict=True)
+
+    def _launched(self, turns: Sequence[Turn[Any]]) -> Iterator[Outputs]:
+        """The outputs of launches that one message asks for.
+
+        The first finds its tensors in place, for the others the worker takes them from the staging buffer, where it
+        also leaves what each but the last left of its inputs. What lies around is looked at behind the last one.
+        """
+        self._lay_out(turns[0].case.task)
+        arena, sent = self.arena, list[dict[str, Any]]()
+        # what this process writes, and what it must find afterwards
+        here, left = list[Segment](), list[Segment]()
+        room = arena.address(Place("staging", 0))
+
+        def staged(segment: Segment) -> Segment:
+            """The same bytes in the staging buffer."""
+            nonlocal room
+            room += rounded_up(segment.bytes, TENSOR_ALIGN)
+            return segment._replace(address=room - rounded_up(segment.bytes, TENSOR_ALIGN))
+
+        for number, turn in enumerate(turns):
+            written, kept = self._before(turn), arena.records_of(number, self._window)
+            held = arena.held(turn.case.tensors, self._window)
+            if number == 0:
+                here, written = written, []
+            for index, segment in enumerate(written):
+                if segment.source:
+                    here.append(staged(segment))
+                    written[index] = segment._replace(source=here[-1].address)
+            if number < len(turns) - 1:
+                copies = [staged(segment) for segment in held]
+                kept += [copy._replace(source=own.address) for copy, own in zip(copies, held, strict=True)]
+                held = copies
+            left += held
+            sent.append(self._message(written, kept, spoil=not turn.keep))
+        self._segments.fill(here)
+        self.worker.call("launch", self._limit_s(len(turns) * slowest_s(arena.task)), turns=sent)
+        found, complete = self._recorded(len(turns), left)
+        for outputs in found:
+            for output in () if complete else arena.task.outputs:
+                require_written(output, outputs[output.name])
+            yield outputs
 
     def launch_behind_producer(
         self, old: Case, case: Case, late: Tensor, between: int = 0, *, ordinary: bool = False
@@ -135,7 +187,7 @@ class CudaSession(GpuSession):
             self._fill(case)
             self.arena.stage(late, poisoned(late, self.arena.tensor(late).device))
         else:
-            self._fill(case, values={late.name: old.tensors[late.name]})
+            self._fill(case, {late.name: old.tensors[late.name]})
             self.arena.stage(late, case.tensors[late.name])
         torch.cuda.synchronize()
         place = self._windows[self._window][late.name]
@@ -172,9 +224,15 @@ class CudaSession(GpuSession):
         self._fill(case)
         elsewhere = self.arena.elsewhere()
         self._segments.fill(elsewhere)
-        self.worker.call("launch", self.timeout_s, binding=self._window, spoil=True)
+        self.worker.call("launch", self.timeout_s, turns=[self._message([], [], spoil=True)])
         if not all(self._segments.hold(elsewhere)):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
+        return self._result(case)
+
+    def launch_on_one(self, case: Case) -> Outputs:
+        self._fill(case, window=0)
+        turn = self._message([], [], spoil=True) | {"binding": len(self._windows)}
+        self.worker.call("launch", self.timeout_s, turns=[turn])
         return self._result(case)
 
     def launch_beside_load(self, case: Case, count: int) -> Outputs:
@@ -225,57 +283,65 @@ class CudaSession(GpuSession):
         places = [(self._windows[0][w.name], w.bytes) for w in self.plan.workspaces if not w.persistent]
         return [[place.buffer, place.offset, size] for place, size in places]
 
-    def _fill(
-        self, case: Case, prefill: Outputs | None = None, keep: bool = False, values: Outputs | None = None
-    ) -> None:
-        """Write tensors, and what all else holds before a launch, in any window.
+    def _lay_out(self, task: Task) -> None:
+        if self.arena.task != task or self._laid_out != self._layout:
+            self._load(task)
 
-        keep: stay in the window, and leave workspaces as they are. values: those that some inputs have in place of the
-        case's.
+    def _fill(self, case: Case, values: Outputs | None = None, window: int | None = None) -> None:
+        """Write tensors, and what all else holds before a launch, in a window, or any.
+
+        values: those that some inputs have in place of the case's.
         """
-        if self.arena.task != case.task or self._laid_out != self._layout:
-            self._load(case.task)
-            keep = False
+        self._lay_out(case.task)
+        self._segments.fill(self._before(Turn(case, window=window), values))
+
+    def _before(self, turn: Turn[Any], values: Outputs | None = None) -> list[Segment]:
+        """What is to be written before a launch, in the window that is its own from now on."""
         before = self._window
-        if not keep:
+        if not turn.keep:
             several = len(self._windows)
-            self._window = int(self.cases.rng.integers(several)) if self.window is None else self.window % several
-        scratch = [] if keep else self.arena.scratch()
-        tensors = {**case.tensors, **(values or {})}
+            self._window = int(self.cases.rng.integers(several)) if turn.window is None else turn.window % several
+        scratch = [] if turn.keep else self.arena.scratch()
+        tensors = {**turn.case.tensors, **(values or {})}
         left = self.arena.left(before, self._window)  # no byte of it lies in the window that is filled
-        self._segments.fill([*left, *self.arena.before_launch(tensors, prefill, self._window), *scratch])
+        return [*left, *self.arena.before_launch(tensors, turn.prefill, self._window), *scratch]
+
+    def _message(self, written: Sequence[Segment], kept: Sequence[Segment], *, spoil: bool) -> dict[str, Any]:
+        """A launch in the window of now, as the worker takes it."""
+        fill, keep = ([self.arena.shared(segment) for segment in segments] for segments in (written, kept))
+        return {"fill": fill, "spoil": spoil, "binding": self._window, "keep": keep}
 
     def _result(self, case: Case) -> Outputs:
-        """The outputs, once everything else is found as it must be."""
+        """The outputs of a launch where it wrote them, once everything else is found as it must be."""
+        self._require_kept(self.arena.held(case.tensors, self._window))
+        found = {name: output.clone() for name, output in self.arena.outputs(self._window).items()}
+        for output in case.task.outputs:
+            require_written(output, found[output.name])
+        return found
+
+    def _recorded(self, count: int, inputs: Sequence[Segment]) -> tuple[list[Outputs], bool]:
+        """Copies of so many launches' outputs, and whether these surely hold no poison.
+
+        The kernel that looks at what lies around copies and searches them too.
+        """
+        arena, poisons = self.arena, {POISON_WORDS[output.dtype] & 0xFFFF for output in self.arena.task.outputs}
+        there = arena.recorded_bytes(count)
+        copied = torch.empty_like(there)
+        word = next(iter(poisons))
+        unwritten = self._require_kept(inputs, Copied(there.data_ptr(), len(there), word, copied.data_ptr()))
+        return [arena.recorded(number, copied) for number in range(count)], len(poisons) == 1 and not unwritten
+
+    def _require_kept(self, inputs: Sequence[Segment], copied: Copied = NOTHING) -> bool:
+        """CheckFailed where launches left anything but what they must; whether a word is in what is copied."""
         guards, persistent = self.arena.after_launch(self._window)
-        segments = [*guards, *persistent, *self.arena.held(case.tensors, self._window)]
-        kept, found, complete = self._compared(segments, case.task)
+        kept, there = self._segments.look([*guards, *persistent, *inputs], copied)
         if not all(kept[: len(guards)]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, OUTSIDE)
         if not all(kept[len(guards) : len(guards) + len(persistent)]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, NOT_RESTORED)
         if not all(kept[len(guards) + len(persistent) :]):
             raise CheckFailed(VerdictStatus.UNHYGIENIC, "changed its inputs or weights")
-        for output in () if complete else case.task.outputs:
-            require_written(output, found[output.name])
-        return found
-
-    def _compared(self, segments: Sequence[Segment], task: Task) -> tuple[list[bool], Outputs, bool]:
-        """Which segments hold what they must, copies of the outputs, and whether these surely hold no poison.
-
-        One output of 16-bit words is copied and searched by the kernel that compares, which saves a small launch's
-        time several times over.
-        """
-        outputs = self.arena.outputs(self._window)
-        first, *others = task.outputs
-        if others or DTYPE_BYTES[first.dtype] != 2 or len(segments) > MAX_SEGMENTS:
-            kept = self._segments.hold(segments)
-            return kept, {name: output.clone() for name, output in outputs.items()}, False
-        there = outputs[first.name]
-        found = torch.empty_like(there)
-        word = POISON_WORDS[first.dtype] & 0xFFFF
-        kept, unwritten = self._segments.look(segments, Copied(there.data_ptr(), first.bytes, word, found.data_ptr()))
-        return kept, {first.name: found}, not unwritten
+        return there
 
 
 def delayed(stress_builds: Callable[[bool], Sequence[Build]], load: Callable[[Build], None]) -> list[Build]:

@@ -21,7 +21,7 @@ class Alignment(Check):
         for index, steps in enumerate((1, int(cases.rng.integers(2, STEPS)))):
             session.as_shifted(steps * STEP)
             if isinstance(cases, ProductCases):
-                exact.require_exact(session, cases, index)
+                exact.require_exact(session, cases, [index])
             else:
                 case = cases.drawn("state 0")
                 require_right(

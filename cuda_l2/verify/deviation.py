@@ -12,7 +12,7 @@ from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.system.errors import MachineError
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
 from cuda_l2.tasks.tolerances import SUMMATION_NOISE
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn
 
 INPUTS = 5
 RMS_FACTOR = {Accumulate.FP32: 1.25, Accumulate.FP16: 2.0}
@@ -31,10 +31,10 @@ class BaselineDeviation(ProductCheck):
     def run_on(self, session: Session, cases: ProductCases) -> None:
         factor, slack = RMS_FACTOR[cases.task.accumulate], SUMMATION_NOISE * cases.task.k**0.5
         worst_rms = worst_max = allowed = deviation = 0.0
-        for index in range(INPUTS):
-            case = cases.get("normal", index, _make)
+        for turn, found in session.launch_each(Turn(cases.get("normal", index, _make)) for index in range(INPUTS)):
+            case = turn.case
             rows, exact = case.expected["rows"], case.expected["fp64"]
-            error = session.launch(case)["c"][rows].double() - exact
+            error = found["c"][rows].double() - exact
             rms, largest = torch.stack([error.square().mean().sqrt(), error.abs().max()]).tolist()
             rms_allowed = factor * float(case.expected["rms"]) + slack
             max_allowed = float(case.expected["max"]) + float(case.expected["step"]) + slack

@@ -3,12 +3,14 @@
 Integers are exact below 2048 in fp16.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
 
 INPUTS = 3
 TYPICAL_SHARE = 0.586
@@ -21,19 +23,18 @@ class ExactMatch(ProductCheck):
     order = 10
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        for index in range(INPUTS):
-            require_exact(session, cases, index)
+        require_exact(session, cases, range(INPUTS))
 
 
-def require_exact(session: Session, cases: ProductCases, index: int) -> None:
-    """CheckFailed where C is not exact on one of the drawn inputs."""
-    case = cases.get("exact", index, _make)
-    expected, found = case.expected["c"], session.launch(case)["c"].float()
-    wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
-    if wrong.any():
-        element = first_difference("c", found, expected, wrong)
-        share = float(wrong.float().mean())
-        raise CheckFailed(VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element)
+def require_exact(session: Session, cases: ProductCases, indices: Sequence[int]) -> None:
+    """CheckFailed where C is not exact on some of the drawn inputs."""
+    for turn, outputs in session.launch_each(Turn(cases.get("exact", index, _make)) for index in indices):
+        expected, found = turn.case.expected["c"], outputs["c"].float()
+        wrong = (found != expected) & (expected < largest_exact(dtype_of(cases.task)))
+        if wrong.any():
+            element = first_difference("c", found, expected, wrong)
+            share = float(wrong.float().mean())
+            raise CheckFailed(VerdictStatus.INCORRECT, f"{share:.1%} of C is wrong on 0/1 inputs: {element}", element)
 
 
 def largest_exact(dtype: torch.dtype) -> float:

@@ -3,13 +3,14 @@
 What single launches must not touch (guards, inputs, unwritten elements) is watched on every launch by Session.launch.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 
 from cuda_l2.machine.tensors import poisoned, words
 from cuda_l2.records import VerdictStatus
-from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, require_right, require_same
+from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
 
 REPEATS = 2
 FEW = 1 / 64
@@ -24,26 +25,30 @@ class Hygiene(Check):
         session.as_timed()
         cases = session.cases
         case, other = cases.drawn("state 0"), cases.drawn("state 1")
-        right = session.launch(case)
+        repeats = [Turn(case)] * (1 + REPEATS)
+        kept = [Turn(case), Turn(other, keep=True), Turn(case, keep=True)]
+        launches = (found for _, found in session.launch_each([*repeats, Turn(other), *kept]))
+        right = next(launches)
         require_right(case, right, f"on {cases.usual}")
         for _ in range(REPEATS):
-            require_same(session.launch(case), right, "is not repeatable: the same launch gave another result")
-        other_right = session.launch(other)
+            require_same(next(launches), right, "is not repeatable: the same launch gave another result")
+        other_right = next(launches)
         require_right(other, other_right, "right after other inputs at the same place: it keeps state")
-        session.launch(case)
+        next(launches)
         reason = "gives the last launch's answer, or part of it: it keeps state"
-        require_same(session.launch(other, keep=True), other_right, reason)
-        require_same(session.launch(case, keep=True), right, "keeps state in its workspace")
-        require_same(session.launch(case, prefill=other_right), right, "depends on what its outputs held before")
-        for prefill in _right_in_part(session, right, other_right):
-            reason = "skips work when its outputs look right already"
-            try:
-                found = session.launch(case, prefill=prefill)
-            except CheckFailed as failure:
-                if failure.status is not VerdictStatus.INCORRECT:
-                    raise
-                raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
-            require_same(found, right, reason)
+        require_same(next(launches), other_right, reason)
+        require_same(next(launches), right, "keeps state in its workspace")
+        prefills = itertools.chain([other_right], _right_in_part(session, right, other_right))
+        launches = (found for _, found in session.launch_each(Turn(case, prefill=prefill) for prefill in prefills))
+        require_same(next(launches), right, "depends on what its outputs held before")
+        reason = "skips work when its outputs look right already"
+        try:
+            for found in launches:
+                require_same(found, right, reason)
+        except CheckFailed as failure:
+            if failure.status is not VerdictStatus.INCORRECT:
+                raise
+            raise CheckFailed(VerdictStatus.UNHYGIENIC, f"{reason} ({failure.reason})") from None
 
 
 def _right_in_part(session: Session, right: Outputs, other: Outputs) -> Iterator[Outputs]:

@@ -15,7 +15,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, Gemm, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
 from cuda_l2.verify.special import leave_one
 
 LARGEST, LARGEST_SUM = 31, 1 << 22
@@ -32,19 +32,22 @@ class Magnitudes(ProductCheck):
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
         summed = [""] if cases.task.accumulate is Accumulate.FP32 else []
-        for left in (*summed, "a", "b"):
-            for index, powers in enumerate(_ranges(cases.task)):
-                case = cases.get(f"magnitudes {left}", index, partial(_make, powers=powers, left=left))
-                expected, found = case.expected["c"], session.launch(case)["c"]
-                wrong = found != expected
-                if cases.task.accumulate is Accumulate.FP16:  # may round a product in another way
-                    step = torch.finfo(found.dtype).eps * expected.abs().float() + _LEAST
-                    wrong &= ~((found.float() - expected.float()).abs() <= step)
-                if wrong.any():
-                    element = first_difference("c", found, expected, wrong)
-                    share = f"{float(wrong.float().mean()):.1%} of C is wrong"
-                    reason = f"{share} where operands are very large or small: {element}"
-                    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+        turns = (
+            Turn(cases.get(f"magnitudes {left}", index, partial(_make, powers=powers, left=left)))
+            for left in (*summed, "a", "b")
+            for index, powers in enumerate(_ranges(cases.task))
+        )
+        for turn, outputs in session.launch_each(turns):
+            expected, found = turn.case.expected["c"], outputs["c"]
+            wrong = found != expected
+            if cases.task.accumulate is Accumulate.FP16:  # may round a product in another way
+                step = torch.finfo(found.dtype).eps * expected.abs().float() + _LEAST
+                wrong &= ~((found.float() - expected.float()).abs() <= step)
+            if wrong.any():
+                element = first_difference("c", found, expected, wrong)
+                share = f"{float(wrong.float().mean()):.1%} of C is wrong"
+                reason = f"{share} where operands are very large or small: {element}"
+                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 
 def _ranges(gemm: Gemm) -> list[tuple[Range, Range]]:

@@ -13,7 +13,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases, require_finite
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
 
 LARGEST_SUM = 1 << 22
 LARGEST_POWER = 3
@@ -29,17 +29,20 @@ class PrecisionContract(ProductCheck):
         return isinstance(session.cases, ProductCases) and session.cases.task.accumulate is Accumulate.FP32
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        for index in range(len(RANGES)):
-            for kind, make in (("integers", _make), ("integers permuted", _make_permuted)):
-                case = cases.get(kind, index, partial(make, index=index))
-                expected, found = case.expected["c"], session.launch(case)["c"]
-                wrong = (found != expected) & ~(found.isnan() & expected.isnan())
-                if wrong.any():
-                    element = first_difference("c", found, expected, wrong)
-                    share = float(wrong.float().mean())
-                    right = f"the exact sum rounded to {cases.task.dtype}"
-                    reason = f"{share:.1%} of C is not {right}: {element}; sums must be kept in fp32"
-                    raise CheckFailed(VerdictStatus.IMPRECISE, reason, element)
+        turns = (
+            Turn(cases.get(kind, index, partial(make, index=index)))
+            for index in range(len(RANGES))
+            for kind, make in (("integers", _make), ("integers permuted", _make_permuted))
+        )
+        for turn, outputs in session.launch_each(turns):
+            expected, found = turn.case.expected["c"], outputs["c"]
+            wrong = (found != expected) & ~(found.isnan() & expected.isnan())
+            if wrong.any():
+                element = first_difference("c", found, expected, wrong)
+                share = float(wrong.float().mean())
+                right = f"the exact sum rounded to {cases.task.dtype}"
+                reason = f"{share:.1%} of C is not {right}: {element}; sums must be kept in fp32"
+                raise CheckFailed(VerdictStatus.IMPRECISE, reason, element)
 
 
 def _make(cases: ProductCases, generator: torch.Generator, index: int) -> ProductCase:

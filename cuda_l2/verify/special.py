@@ -7,16 +7,16 @@ rows of A, and columns of B, with NaN, infinities, overflow, zeros, subnormal nu
 reference has them, in every window of timed launches: none of those has such values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import Accumulate, VerdictStatus
-from cuda_l2.tasks.cases import SPECIAL
+from cuda_l2.tasks.cases import SPECIAL, Case, Cases
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import Check, CheckFailed, Session, first_difference, require_right
+from cuda_l2.verify._base import Check, CheckFailed, Session, Turn, first_difference, require_right
 
 SPARSE_EVERY = 4
 """One row of A in so many, and one column of B, has a single value left: zeros elsewhere must not be taken for all."""
@@ -27,6 +27,8 @@ SUBNORMAL_SHARE = 2.0**-6
 """Of the least normal number: the same with these are subnormal."""
 SLICE = 64
 """Elements of K, a tile's width: so many are zero where the other operand has a NaN."""
+INFINITY, IN_PLACE_OF_NAN = float("inf"), torch.finfo(torch.float32).max
+"""The second is no number of fp16 or bf16: where NaN is right, it alone is."""
 MAX_TENSORS = 3
 """Of a task with more tensors of real numbers, this many drawn at random have special values."""
 
@@ -36,57 +38,50 @@ class SpecialValues(Check):
     order = 40
 
     def run(self, session: Session) -> None:
-        cases = session.cases
-        try:
-            for window in range(session.windows):
-                session.window = window
-                if isinstance(cases, ProductCases):
-                    _require_right_rows(session, cases)
-                else:
-                    _require_right_elements(session)
-        finally:
-            session.window = None
+        cases, windows = session.cases, range(session.windows)
         if isinstance(cases, ProductCases):
-            _require_right_elements(session)
+            _require_right_rows(session, cases, windows)
+            _require_right_elements(session, [None])
+        else:
+            _require_right_elements(session, windows)
 
 
-def _require_right_elements(session: Session) -> None:
+def _require_right_elements(session: Session, windows: Sequence[int | None]) -> None:
     """CheckFailed where special values in one element, or in a few, come out wrong."""
-    cases = session.cases
+    for turn, found in session.launch_each(_elements(session.cases, windows)):
+        require_right(turn.case, found, turn.what)
+
+
+def _elements(cases: Cases, windows: Sequence[int | None]) -> Iterator[Turn[Case]]:
     names = cases.real_tensors
-    for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-        for kind in SPECIAL:
-            case = cases.special(names[int(index)], kind)
-            if case is not None:
-                require_right(case, session.launch(case), f"with {kind} in {names[int(index)]}")
+    for window in windows:
+        for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+            for kind in SPECIAL:
+                case = cases.special(names[int(index)], kind)
+                if case is not None:
+                    yield Turn(case, f"with {kind} in {names[int(index)]}", window=window)
 
 
-def _require_right_rows(session: Session, cases: ProductCases) -> None:
+def _require_right_rows(session: Session, cases: ProductCases, windows: Sequence[int]) -> None:
     """CheckFailed where a row of A, or a column of B, with special values comes out wrong."""
     gemm, limits = cases.task, torch.finfo(dtype_of(cases.task))
     # sums in fp16 may pass through infinity on the way to a finite value, and so may fp32 sums of what overflows bf16
     overflows = gemm.accumulate is Accumulate.FP32 and limits.max < torch.finfo(torch.float32).max / gemm.k
     kinds = [kind for kind in KINDS if kind != "overflow" or overflows]
-    overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
     for of_b, lines in ((False, gemm.m), (True, gemm.n)):
-        where = "column of B" if of_b else "row"
         for first in range(0, len(kinds), min(lines, len(kinds))):
             make = partial(_make, kinds=kinds, first=first, of_b=of_b)
             case = cases.get("special columns" if of_b else "special", first, make)
-            expected, slack = case.expected["c"], case.expected["slack"]
-            found = session.launch(case)["c"].float()
-            near_overflow = (expected.abs() - overflow).abs() <= slack + 0.01 * overflow
-            rounded = expected.to(dtype_of(gemm)).float()
-            same = (found == rounded) | (found.isnan() & expected.isnan())
-            step = (expected.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
-            close = rounded.isfinite() & ((found - expected).abs() <= slack + step)
-            wrong = ~(same | close | near_overflow)
-            if wrong.any():
-                element = first_difference("c", found, rounded, wrong)
-                line = element.column if of_b else element.row
-                kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
-                reason = f"a {where} with {kind} values comes out wrong: {element}"
-                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+            for _, outputs in session.launch_each(Turn(case, window=window) for window in windows):
+                found = outputs["c"].float()
+                numbers = found.nan_to_num(IN_PLACE_OF_NAN, INFINITY, -INFINITY)
+                wrong = (numbers < case.expected["low"]) | (numbers > case.expected["high"])
+                if wrong.any():
+                    element = first_difference("c", found, case.expected["c"], wrong)
+                    line = element.column if of_b else element.row
+                    kind = kinds[(first + line) % len(kinds)] if line < len(kinds) else "ordinary"
+                    reason = f"a {'column of B' if of_b else 'row'} with {kind} values comes out wrong: {element}"
+                    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
 
 
 def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str], first: int, of_b: bool) -> ProductCase:
@@ -119,7 +114,16 @@ def _make(cases: ProductCases, generator: torch.Generator, kinds: Sequence[str],
     # sums in any order differ by a few roundings of the sum of magnitudes
     unit = 2.0**-23 if gemm.accumulate is Accumulate.FP32 else 2.0**-10
     slack = finite.float().nan_to_num(0.0, 0.0, 0.0).abs().sum(1, keepdim=True) * largest.float().abs().max() * unit
-    case.expected.update(c=cases.product_fp32(case), slack=slack.t() if of_b else slack)
+    exact, slack = cases.product_fp32(case), slack.t() if of_b else slack
+    rounded = exact.to(dtype_of(gemm)).float()
+    step = (exact.abs() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+    low, high = ((exact + off).where(rounded.isfinite(), rounded) for off in (-slack - step, slack + step))
+    overflow = limits.max * (2 - limits.eps / 2) / (2 - limits.eps)  # from here on, rounding gives infinity
+    near_overflow = (exact.abs() - overflow).abs() <= slack + 0.01 * overflow
+    low[near_overflow], high[near_overflow] = -INFINITY, INFINITY
+    for bound in (low, high):
+        bound[exact.isnan()] = IN_PLACE_OF_NAN
+    case.expected.update(c=rounded, low=low, high=high)
     return case
 
 

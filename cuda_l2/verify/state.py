@@ -4,10 +4,12 @@ Weights stay from call to call where a kernel is used, but what was made of them
 kernel that they changed. One changed element would escape a fingerprint of a tensor.
 """
 
+from collections.abc import Iterator
+
 from cuda_l2.machine.tensors import words
 from cuda_l2.records import VerdictStatus
-from cuda_l2.tasks.cases import Case
-from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, require_right, require_same
+from cuda_l2.tasks.cases import Case, Cases
+from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
 
 MAX_TENSORS = 6
 """Of a task with more, this many drawn at random are changed."""
@@ -21,23 +23,31 @@ class State(Check):
         session.as_timed()
         cases = session.cases
         case = cases.drawn("state 0")
-        right = session.launch(case)
-        names = [tensor.name for tensor in case.task.given]
-        for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
-            session.launch(case, keep=True)  # what a cache would keep
-            for wholly in (*[False] * cases.element_changes, True):
-                changed = cases.changed(case, names[int(index)], wholly=wholly)
-                if changed is not None:
-                    what = "another" if wholly else "one changed element of"
-                    _require_noticed(session, changed, right, f"{what} {names[int(index)]}")
+        launches = session.launch_each(_turns(cases, case))
+        _, right = next(launches)
+        for turn, found in launches:
+            if turn.what:
+                _require_noticed(session, turn.case, found, right, turn.what)
 
 
-def _require_noticed(session: Session, changed: Case, right: Outputs, what: str) -> None:
+def _turns(cases: Cases, case: Case) -> Iterator[Turn[Case]]:
+    """The case, and for each tensor again, which a cache would keep, before those in which it is another."""
+    names = [tensor.name for tensor in case.task.given]
+    yield Turn(case)
+    for index in cases.rng.permutation(len(names))[:MAX_TENSORS]:
+        yield Turn(case, keep=True)
+        for wholly in (*[False] * cases.element_changes, True):
+            changed = cases.changed(case, names[int(index)], wholly=wholly)
+            if changed is not None:
+                what = "another" if wholly else "one changed element of"
+                yield Turn(changed, f"{what} {names[int(index)]}", keep=True)
+
+
+def _require_noticed(session: Session, changed: Case, found: Outputs, right: Outputs, what: str) -> None:
     """CheckFailed where a launch on the changed case gives other results than the case's.
 
     right: outputs before the change.
     """
-    found = session.launch(changed, keep=True)
     if changed.violation(found):
         changed = session.cases.exactly(changed)
         if changed.violation(found) and all(bool((words(found[n]) == words(right[n])).all()) for n in right):

@@ -4,13 +4,13 @@ Equal rows, rows or halves of zeros, constants and triangles may be looked for, 
 save work; normal numbers stand everywhere else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import ProductCheck, Session, require_right
+from cuda_l2.verify._base import ProductCheck, Session, Turn, require_right
 
 DRAWN = 3
 """So many patterns are drawn for each operand."""
@@ -77,11 +77,16 @@ class Structure(ProductCheck):
     order = 42
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        for of_b in (False, True):
-            for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
-                case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
-                what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
-                require_right(case, session.launch(case), f"where in {'B' if of_b else 'A'} is {what}")
+        for turn, found in session.launch_each(_turns(cases)):
+            require_right(turn.case, found, turn.what)
+
+
+def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    for of_b in (False, True):
+        for index in cases.rng.permutation(len(PATTERNS))[:DRAWN]:
+            case = cases.get(f"structure {of_b}", int(index), partial(_make, PATTERNS[int(index)], of_b))
+            what = PATTERNS[int(index)].__name__.strip("_").replace("_", " ")
+            yield Turn(case, f"where in {'B' if of_b else 'A'} is {what}")
 
 
 def _make(

@@ -5,6 +5,7 @@ no rounding. The largest, the smallest and those beside powers of two always com
 where C is large: of fp16 the subnormal ones too. What is read as another number at some of them alone shows.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from cuda_l2.machine.tensors import dtype_of
 from cuda_l2.records import VerdictStatus
 from cuda_l2.tasks.products import ProductCase, ProductCases
-from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, first_difference
+from cuda_l2.verify._base import CheckFailed, ProductCheck, Session, Turn, first_difference
 
 MOST_LAUNCHES, MOST_BYTES = 3, 64 << 20
 """For one operand, and of their tensors together: where they do not suffice, numbers are drawn."""
@@ -23,19 +24,24 @@ class Words(ProductCheck):
     order = 35
 
     def run_on(self, session: Session, cases: ProductCases) -> None:
-        gemm = cases.task
-        for operand, shown in (("a", gemm.m * min(gemm.k, gemm.n)), ("b", gemm.n * min(gemm.k, gemm.m))):
-            wanted = -(-(1 << 16) // shown)
-            count = min(wanted, MOST_LAUNCHES, max(1, MOST_BYTES // gemm.bytes))
-            for index in range(count):
-                first = index * shown if count == wanted else None
-                case = cases.get(f"words {operand}", index, partial(_make, operand=operand, first=first))
-                expected, found = case.expected["c"], session.launch(case)["c"]
-                wrong = found != expected
-                if wrong.any():
-                    element = first_difference("c", found, expected, wrong)
-                    reason = f"reads some numbers of {operand.upper()} as others: times 1 or -1, {element}"
-                    raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+        for turn, outputs in session.launch_each(_turns(cases)):
+            expected, found = turn.case.expected["c"], outputs["c"]
+            wrong = found != expected
+            if wrong.any():
+                element = first_difference("c", found, expected, wrong)
+                reason = f"reads some numbers of {turn.what.upper()} as others: times 1 or -1, {element}"
+                raise CheckFailed(VerdictStatus.INCORRECT, reason, element)
+
+
+def _turns(cases: ProductCases) -> Iterator[Turn[ProductCase]]:
+    gemm = cases.task
+    for operand, shown in (("a", gemm.m * min(gemm.k, gemm.n)), ("b", gemm.n * min(gemm.k, gemm.m))):
+        wanted = -(-(1 << 16) // shown)
+        count = min(wanted, MOST_LAUNCHES, max(1, MOST_BYTES // gemm.bytes))
+        for index in range(count):
+            first = index * shown if count == wanted else None
+            case = cases.get(f"words {operand}", index, partial(_make, operand=operand, first=first))
+            yield Turn(case, operand)
 
 
 def _numbers(cases: ProductCases) -> tuple[torch.Tensor, torch.Tensor]:

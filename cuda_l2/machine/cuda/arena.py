@@ -34,6 +34,10 @@ TENSOR_ALIGN = 16
 WINDOW_ALIGN = 256
 RECORD_BYTES = 64 << 20
 MAX_RECORDS = 256
+STAGED_BYTES = 32 << 20
+"""What launches in a row read that the first of them does not."""
+MESSAGE_TENSORS = 1024
+"""Tensors of all launches that one message asks for."""
 WORKSPACE_SLACK = 32 * GUARD_BYTES
 """For guards and alignment beside the workspaces themselves."""
 T = TypeVar("T")
@@ -94,8 +98,8 @@ class CudaArena(Closing):
         self._tasks, self._most_windows, self._beside = tasks, windows, tuple(beside)
         spans = [self._spans_of(task) for task in tasks]
         sizes = {buffer: max(each[buffer] for each in spans) + 2 * GUARD_BYTES for buffer in spans[0]}
-        # where a slow producer has a tensor from
-        sizes["staging"] = max(tensor.bytes for task in tasks for tensor in task.tensors) + TENSOR_ALIGN
+        # where a slow producer has a tensor from, and launches in a row have theirs from
+        sizes["staging"] = max(_staged_bytes(task) for task in tasks) + TENSOR_ALIGN
         strides = [_record_stride(task) for task in tasks]
         sizes["record"] = max(stride * _records(stride) for stride in strides)
         sizes["workspace"] = workspace_bytes + WORKSPACE_SLACK
@@ -181,11 +185,16 @@ class CudaArena(Closing):
         """Outputs of a window."""
         return {tensor.name: self.tensor(tensor, window) for tensor in self.task.outputs}
 
-    def recorded(self, number: int) -> dict[str, torch.Tensor]:
-        """Outputs that one of the launches recorded last gave."""
+    def recorded_bytes(self, count: int) -> torch.Tensor:
+        """Memory of the first so many records."""
+        return self._whole("record")[: count * self.record_stride]
+
+    def recorded(self, number: int, copied: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Outputs that one of the launches recorded last gave: where they lie, or in a copy of the records."""
         found, start = {}, number * self.record_stride
         for output in self.task.outputs:
-            found[output.name] = view(self._whole("record")[start : start + output.bytes], output)
+            memory = self._whole("record") if copied is None else copied
+            found[output.name] = view(memory[start : start + output.bytes], output)
             start += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
 
@@ -200,6 +209,15 @@ class CudaArena(Closing):
             found.append([place.buffer, place.offset, output.bytes, POISON_WORDS[output.dtype], at])
             at += rounded_up(output.bytes, TENSOR_ALIGN)
         return found
+
+    def records_of(self, number: int, window: int) -> list[Segment]:
+        """A record that is to hold the outputs of a window."""
+        start = self.address(Place("record", number * self.record_stride))
+        return [
+            Segment(start + at, output.bytes, source=self._address(output, window))
+            for output, (*_, at) in zip(self.task.outputs, self.written(window), strict=True)
+            if output.bytes
+        ]
 
     def place(self, tensor: Tensor, window: int = 0) -> Place:
         """Where a tensor of a window lies."""
@@ -238,6 +256,25 @@ class CudaArena(Closing):
         staging[: tensor.bytes].copy_(stored(values, tensor))
         staging[tensor.bytes :][: -tensor.bytes % TENSOR_ALIGN].fill_(GUARD_BYTE)
 
+    @property
+    def in_a_row(self) -> int:
+        """Number of launches whose tensors can be staged, and whose outputs recorded, at once."""
+        each = sum(2 * rounded_up(tensor.bytes, TENSOR_ALIGN) for tensor in self.task.tensors)
+        room, named = int(self.buffers["staging"].size) // max(1, each), MESSAGE_TENSORS // len(self.task.tensors)
+        return max(1, min(self.records, room, named))
+
+    def shared(self, segment: Segment) -> list[Any]:
+        """A segment as the worker finds it: buffer, offset, bytes, word, and its source's buffer and offset if any."""
+        source = self._place_of(segment.source) if segment.source else ()
+        return [*self._place_of(segment.address), segment.bytes, segment.word, *source]
+
+    def _place_of(self, address: int) -> tuple[str, int]:
+        """The buffer that an address of this process lies in, and where."""
+        for name, buffer in self.buffers.items():
+            if 0 <= address - buffer.address < buffer.size:
+                return name, address - buffer.address
+        raise AssertionError("the address is none of the arena's")
+
     def before_launch(self, tensors: Tensors, prefill: Tensors | None = None, window: int = 0) -> list[Segment]:
         """What a window is to hold before a launch: inputs, weights, and outputs poisoned or as given."""
         segments = self.held(tensors, window)
@@ -251,11 +288,12 @@ class CudaArena(Closing):
 
         The tensors must lie in memory as the task's do, and stay.
         """
-        return [
-            Segment(self._address(tensor, window), tensor.bytes, source=tensors[tensor.name].data_ptr())
-            for tensor in self.task.given
-            if tensor.bytes
-        ]
+        given = self._once(("given", window), lambda: self._lying(self.task.given, window))
+        return [Segment(address, size, source=tensors[name].data_ptr()) for name, address, size in given]
+
+    def _lying(self, tensors: Sequence[Tensor], window: int) -> list[tuple[str, int, int]]:
+        """Names, addresses and bytes of those that have any."""
+        return [(tensor.name, self._address(tensor, window), tensor.bytes) for tensor in tensors if tensor.bytes]
 
     def outside(self, window: int | None = None) -> list[Segment]:
         """Guard bytes in all windows but this one, and in tensors beside the task's, which are none of its."""
@@ -409,12 +447,15 @@ def arena_bytes(task: Task, workspace_bytes: int, windows: int, sharing: Sharing
     """About what an arena takes."""
     spans = [tensor.bytes + (windows - 1) * sharing.shift(task, tensor) for tensor in task.tensors]
     stride = _record_stride(task)
-    staged = max(tensor.bytes for tensor in task.tensors)
-    return sum(spans) + staged + stride * _records(stride) + workspace_bytes
+    return sum(spans) + _staged_bytes(task) + stride * _records(stride) + workspace_bytes
 
 
 def _record_stride(task: Task) -> int:
     return sum(rounded_up(output.bytes, TENSOR_ALIGN) for output in task.outputs)
+
+
+def _staged_bytes(task: Task) -> int:
+    return max(STAGED_BYTES, *(tensor.bytes for tensor in task.tensors))
 
 
 def _records(stride: int) -> int:

@@ -161,11 +161,15 @@ __device__ void add_to(float *found, float squares, float largest) {
 }
 __device__ float larger(float x, float y) { return __uint_as_float(max(__float_as_uint(x), __float_as_uint(y))); }
 
-// Rows of C times signs against what is expected, in units of what rounding and the order of sums may change: rounding
-// times a row's norm, and summation; both are the bits of a double. found: sum of squares, and the largest.
-extern "C" __global__ void look_at_rows(const unsigned short *c, unsigned long long rows, unsigned long long columns,
-                                        long long bf16, const float *signs, const float *expected, long long rounding,
-                                        long long summation, float *found) {
+// Rows of several C times signs against what is expected, in units of what rounding and the order of sums may change:
+// rounding times a row's norm, and summation; both are the bits of a double. One row of blocks a C. at: of each the
+// addresses of C and of what is expected. found: four words each, of which the first two become the sum of squares and
+// the largest.
+extern "C" __global__ void look_at_rows(const unsigned long long *at, unsigned long long rows,
+                                        unsigned long long columns, long long bf16, const float *signs,
+                                        long long rounding, long long summation, float *found) {
+  const unsigned short *c = (const unsigned short *)at[2 * blockIdx.y];
+  const float *expected = (const float *)at[2 * blockIdx.y + 1];
   const float by_norm = (float)__longlong_as_double(rounding), at_least = (float)__longlong_as_double(summation);
   float squares = 0, largest = 0;
   for (unsigned long long row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; row < rows; row += gridDim.x * (blockDim.x / 32)) {
@@ -178,7 +182,7 @@ extern "C" __global__ void look_at_rows(const unsigned short *c, unsigned long l
     squares += off * off;
     largest = larger(largest, off);
   }
-  add_to(found, squares, largest);
+  add_to(found + 4 * blockIdx.y, squares, largest);
 }
 
 // Rows of C, by their numbers, against fp32 ones. found: sum of squared differences, and the largest.

@@ -95,16 +95,26 @@ class Helpers:
         """Compare them, and copy more; see `segments`."""
         self._launch("look_at_segments", stream, _blocks(most), 256, values, table=table, rows=count + 1)
 
-    def look_at_rows(self, stream: int, c: "torch.Tensor", projection: Projection, found: "torch.Tensor") -> None:
-        """How far each row of an fp16 or bf16 result times the signs is off, in units of what it may be off by.
+    def look_at_rows(
+        self,
+        stream: int,
+        results: "Sequence[torch.Tensor]",
+        projections: Sequence[Projection],
+        found_L4: "torch.Tensor",
+    ) -> None:
+        """How far each row of fp16 or bf16 results times the signs is off, in units of what it may be off by.
 
-        found (2, fp32, of zeros) gets the sum of their squares, and the largest.
+        projections: of each result; the same signs and units. found_L4 (fp32, of zeros): each result's first two
+        numbers become the sum of their squares, and the largest. The stream must be torch's current one.
         """
-        rows, columns = c.shape
-        values = [c.data_ptr(), rows, columns, _is_bf16(c)]
-        values += [projection.signs_N.data_ptr(), projection.expected_M.data_ptr()]
-        values += [_bits(projection.rounding), _bits(projection.summation), found.data_ptr()]
-        self._launch("look_at_rows", stream, _row_blocks(rows), ROW_THREADS, values)
+        first, (rows, columns) = projections[0], results[0].shape
+        import torch  # noqa: PLC0415
+
+        at = [[c.data_ptr(), each.expected_M.data_ptr()] for c, each in zip(results, projections, strict=True)]
+        at_L2 = torch.tensor(at, dtype=torch.int64, device=found_L4.device)
+        values = [at_L2.data_ptr(), rows, columns, _is_bf16(results[0]), first.signs_N.data_ptr()]
+        values += [_bits(first.rounding), _bits(first.summation), found_L4.data_ptr()]
+        self._launch("look_at_rows", stream, _row_blocks(rows), ROW_THREADS, values, rows=len(results))
 
     def compare_rows(
         self,

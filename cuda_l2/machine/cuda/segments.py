@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from cuda_l2.machine.cuda.helpers import Helpers
 
 MAX_SEGMENTS = 64
@@ -51,26 +49,28 @@ class Segments:
     """Fills and looks, on the stream that is torch's current one now."""
 
     def __init__(self, helpers: Helpers) -> None:
+        import torch  # noqa: PLC0415 - the worker's process fills too, and does without it
+
         self._helpers, self._stream = helpers, torch.cuda.current_stream()
         self._found = torch.zeros(MAX_SEGMENTS + 1, dtype=torch.int32, pin_memory=True)
         """What the kernel found: a word a segment, and one for the copied bytes."""
 
     def fill(self, segments: Sequence[Segment]) -> None:
         """Make every segment hold what it is to hold. Waits for the device."""
-        for some in _tables(segments):
-            table, most = _table(some)
-            self._helpers.fill_segments(self._stream.cuda_stream, table, len(some), most)
+        enqueue_fill(self._helpers, self._stream.cuda_stream, segments)
         self._stream.synchronize()
 
     def hold(self, segments: Sequence[Segment]) -> list[bool]:
         """Whether each segment holds what it must. Waits for the device."""
-        return [kept for some in _tables(segments) for kept in self.look(some, NOTHING)[0]]
+        return [kept for some in _tables(segments) for kept in self._look(some, NOTHING)[0]]
 
     def look(self, segments: Sequence[Segment], copied: Copied) -> tuple[list[bool], bool]:
-        """Whether each segment holds what it must, and whether the word is in what was copied. Waits for the device.
+        """Whether each segment holds what it must, and whether the word is in what was copied. Waits for the device."""
+        kept, there = self._look(segments[:MAX_SEGMENTS], copied)
+        return kept + self.hold(segments[MAX_SEGMENTS:]), there
 
-        At most MAX_SEGMENTS.
-        """
+    def _look(self, segments: Sequence[Segment], copied: Copied) -> tuple[list[bool], bool]:
+        """The same of at most MAX_SEGMENTS."""
         table, most = _table(segments)
         self._found.zero_()
         values = [copied.address, copied.bytes, copied.word, copied.target, self._found.data_ptr()]
@@ -79,6 +79,13 @@ class Segments:
         self._stream.synchronize()
         found = self._found.tolist()
         return [not differs for differs in found[: len(segments)]], bool(found[MAX_SEGMENTS])
+
+
+def enqueue_fill(helpers: Helpers, stream: int, segments: Sequence[Segment]) -> None:
+    """Make every segment hold what it is to hold, on a stream and without waiting."""
+    for some in _tables(segments):
+        table, most = _table(some)
+        helpers.fill_segments(stream, table, len(some), most)
 
 
 def _tables(segments: Sequence[Segment]) -> list[Sequence[Segment]]:

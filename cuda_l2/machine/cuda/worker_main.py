@@ -22,6 +22,7 @@ from cuda_l2.machine import messages
 from cuda_l2.machine.cuda.cupti import KernelTrace
 from cuda_l2.machine.cuda.driver import Bound, DriverError, Graph, LaunchError, Loaded, MappedMemory, check, start
 from cuda_l2.machine.cuda.helpers import Helpers
+from cuda_l2.machine.cuda.segments import Segment, enqueue_fill
 from cuda_l2.machine.fills import SCRATCH_BYTE
 from cuda_l2.records import from_json
 
@@ -99,11 +100,18 @@ class Worker:
         self.bound[slot:] = [{}]
         self._on(slot, 0)  # what cannot be bound is refused here
 
-    def launch(self, binding: int, spoil: bool) -> None:
-        """Launch once. spoil: on garbage in shared memory, else on what the launch before left there."""
-        if spoil:
-            self.helpers.spoil_shared(self.stream, self._garbage())
-        self._on(0, binding).launch(self.stream)
+    def launch(self, turns: list[dict[str, Any]]) -> None:
+        """Launch once a turn, in order.
+
+        Of a turn: `fill`, what is written before it; `spoil`, whether it meets garbage in shared memory, else what the
+        launch before left there; `binding`; `keep`, what is copied away behind it. Both as `CudaArena.shared` has them.
+        """
+        for turn in turns:
+            self._write(turn["fill"])
+            if turn["spoil"]:
+                self.helpers.spoil_shared(self.stream, self._garbage())
+            self._on(0, turn["binding"]).launch(self.stream)
+            self._write(turn["keep"])
         self._wait()
 
     def launch_often(
@@ -277,6 +285,14 @@ class Worker:
         if binding not in bound:
             bound[binding] = self.loaded[slot].bind(self.addresses[slot][binding])
         return bound[binding]
+
+    def _write(self, shared: list[list[Any]]) -> None:
+        """Fill segments of shared memory."""
+        segments = [
+            Segment(self._address(place), place[2], place[3], self._address(place[4:]) if place[4:] else 0)
+            for place in shared
+        ]
+        enqueue_fill(self.helpers, self.stream, segments)
 
     def _fill(self, output: list[Any]) -> None:
         """Poison an output: buffer, offset, bytes, and a 32-bit word, which repeats."""
