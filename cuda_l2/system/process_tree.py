@@ -165,7 +165,7 @@ def _state(pid: int) -> str:
 
 
 def _fields(pid: int) -> list[str]:
-    """Of its `stat`, from the state on."""
+    """Fields of its `stat`, from the state on."""
     return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 

@@ -29,7 +29,7 @@ TRAINING = "cuda-l2 train"
 MOST_TRIALS, MOST_BYTES = 20_000, 8 << 20
 """Read at one poll; the next goes on."""
 HEAD_BYTES = 256
-"""Of a file's beginning, by which another file in its place is known."""
+"""Length of a file's beginning by which another file in its place is known."""
 LAST = 12
 """Newest results that are kept."""
 RATE_S = 60.0
@@ -106,7 +106,7 @@ class Archived(Followed):
         self.searches: dict[tuple[str, str], Searched] = {}
         """By task and machine, the one that went on last at the end."""
         self.sources: tuple[str, ...] = ()
-        """Of the last search's winner, and before it of the one that it beat."""
+        """Texts of the last search's winner and, before it, of the one that it beat."""
         self._shown: tuple[str, ...] = ()
         self._last: tuple[Any, ...] = (0, "", "")
 
@@ -268,7 +268,7 @@ class Trained(Lines):
 
     @property
     def steps(self) -> int:
-        """Of the whole run; 0 where its header does not say."""
+        """Steps of the whole run; 0 where its header does not say."""
         return int(self.head.get("tuning", {}).get("steps") or 0)
 
     @property
