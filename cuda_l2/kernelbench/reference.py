@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.hub import tqdm  # with which torch.fx shows progress
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -255,6 +257,8 @@ def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribut
 
 def warm_up() -> None:
     """Load what PyTorch loads on first use, so that children of this process need not; starts no threads."""
+    if hasattr(tqdm, "set_lock"):  # its own lock lies in memory that this process would share with its children
+        tqdm.set_lock(threading.RLock())
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     plan(model, [x], least=1)
     torch.func.functional_call(model, dict(model.state_dict()), (x,))
