@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.hub import tqdm  # with which torch.fx shows progress
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -257,8 +256,9 @@ def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribut
 
 def warm_up() -> None:
     """Load what PyTorch loads on first use, so that children of this process need not; starts no threads."""
-    if hasattr(tqdm, "set_lock"):  # its own lock lies in memory that this process would share with its children
-        tqdm.set_lock(threading.RLock())
+    progress: Any = getattr(torch.hub, "tqdm", None)  # as torch.fx has it; torch's own where tqdm is not installed
+    if hasattr(progress, "set_lock"):  # its usual lock lies in memory that this process would share with its children
+        progress.set_lock(threading.RLock())
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     plan(model, [x], least=1)
     torch.func.functional_call(model, dict(model.state_dict()), (x,))
