@@ -49,7 +49,7 @@ SOURCE = "// a line of a simulated kernel\n" * 120
 COMMON = 10
 """Every so many candidates of a search are those of all searches."""
 SPREAD = 0.6
-"""Of the logarithm of drawn times."""
+"""Standard deviation of the logarithm of drawn times."""
 RETRY_S = 1.0
 """How long a search leaves a candidate alone that another worker holds."""
 

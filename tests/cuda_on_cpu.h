@@ -5,6 +5,7 @@
 #pragma once
 #define CUDA_ON_CPU 1
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,13 +33,16 @@ static inline float2 make_float2(float x, float y) { return {x, y}; }
 static thread_local Three threadIdx, blockIdx;
 static Three blockDim, gridDim;
 
-/* A block that runs: fibers take turns wherever one waits for others. */
+/* A block that runs: fibers take turns wherever one waits for others. Beyond its beginning a fiber is entered by longjmp:
+ * swapcontext calls the system each time. */
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
+  jmp_buf left;
   Three index;
-  bool done;
+  bool begun, done;
 };
+static const size_t STACK_BYTES = 1 << 16;
+static std::vector<std::unique_ptr<char[]>> stacks; /* kept from launch to launch: the fibers' of each block of a cluster */
 struct Meeting { unsigned arrived, generation; };
 static const unsigned CLUSTER_SLOT = 33, BLOCK_SLOT = 32;
 struct Block {
@@ -54,14 +58,17 @@ static std::barrier<> *cluster_barrier;
 static thread_local char anchor; /* thread-local variables of this library lie at the same distance in every thread */
 static std::vector<char *> anchors;
 
-static inline void next_fiber() {
-  Block &b = *block;
-  const unsigned before = b.current;
+static inline void enter_next(Block &b) {
   do b.current = (b.current + 1) % b.fibers.size();
   while (b.fibers[b.current].done);
-  if (b.current == before) return;
-  threadIdx = b.fibers[b.current].index;
-  swapcontext(&b.fibers[before].context, &b.fibers[b.current].context);
+  Fiber &next = b.fibers[b.current];
+  threadIdx = next.index;
+  if (next.begun) _longjmp(next.left, 1);
+  next.begun = true;
+  setcontext(&next.context);
+}
+static inline void next_fiber() {
+  if (block->alive > 1 && !_setjmp(block->fibers[block->current].left)) enter_next(*block);
 }
 static inline void meet(Meeting &m, unsigned count) {
   const unsigned generation = m.generation;
@@ -218,10 +225,7 @@ static void begin() {
   Block &b = *block;
   b.fibers[b.current].done = true;
   if (--b.alive == 0) setcontext(&b.home);
-  do b.current = (b.current + 1) % b.fibers.size();
-  while (b.fibers[b.current].done);
-  threadIdx = b.fibers[b.current].index;
-  setcontext(&b.fibers[b.current].context);
+  enter_next(b);
 }
 static void run_block(Block &b, Three index, unsigned rank) {
   block = &b, blockIdx = index, b.rank = rank;
@@ -230,14 +234,14 @@ static void run_block(Block &b, Three index, unsigned rank) {
   b.exchanged.resize((b.fibers.size() + 31) / 32 * 32);
   for (unsigned i = 0; i < b.fibers.size(); i++) {
     Fiber &f = b.fibers[i];
-    f.done = false;
+    f.begun = f.done = false;
     f.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y)};
     getcontext(&f.context);
-    f.stack.resize(1 << 16);
-    f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_stack.ss_sp = stacks[rank * b.fibers.size() + i].get(), f.context.uc_stack.ss_size = STACK_BYTES;
     makecontext(&f.context, begin, 0);
   }
   threadIdx = b.fibers[0].index;
+  b.fibers[0].begun = true;
   swapcontext(&b.home, &b.fibers[0].context);
 }
 static thread_local char *dynamic_shared_memory;
@@ -245,6 +249,7 @@ static void launch(Three grid, Three threads, unsigned cluster, size_t shared_by
   gridDim = grid, blockDim = threads;
   std::vector<Block> blocks(cluster);
   for (Block &b : blocks) b.fibers.resize(threads.x * threads.y * threads.z), b.dynamic.resize(shared_bytes + 16);
+  while (stacks.size() < cluster * blocks[0].fibers.size()) stacks.push_back(std::make_unique_for_overwrite<char[]>(STACK_BYTES));
   std::barrier<> meeting(cluster);
   cluster_barrier = &meeting;
   anchors.assign(cluster, 0);

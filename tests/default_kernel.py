@@ -21,5 +21,5 @@ def default_kernel(gemm: Gemm, target: CpuTarget, threads: int = 2) -> Kernel:
 
 
 def operands() -> tuple[torch.Tensor, torch.Tensor]:
-    """Of GEMM."""
+    """Operands of GEMM."""
     return torch.randn(70, 90).half(), torch.randn(50, 90).half().t()

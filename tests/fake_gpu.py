@@ -286,7 +286,7 @@ class _Torch:
 
 
 class Trace:
-    """Of launches that all take 5 us."""
+    """A trace of launches that all take 5 us."""
 
     def clear(self) -> None: ...
     def close(self) -> None: ...

@@ -51,7 +51,7 @@ def timing(
 
 
 def trial(source: str, speedup: float = 1.0, protocol: str = "search", machine: str = "m", **named: Any) -> Trial:
-    """Of a correct kernel that takes 1 us."""
+    """A trial of a correct kernel that takes 1 us."""
     times = timing(1.0, {"torch": speedup}, protocol=protocol)
     build = Build("c", BuildStatus.BUILT, artifact="k")
     found = Trial(Gemm(64, 64, 64), Candidate(source), machine, protocol, build, CORRECT, times, speedup)

@@ -79,9 +79,9 @@ def short_rounds() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(text: str, shared_bytes: int = 1 << 20, timeout_s: float = 60) -> Iterator[Module]:
+def opened(text: str, shared_bytes: int = 1 << 20) -> Iterator[Module]:
     """A file's ModelNew, made in a process of its own."""
-    with Module(text.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, shared_bytes, timeout_s)) as module:
+    with Module(text.encode(), "ModelNew", Resources("cpu", 1, 2 << 30, shared_bytes, 120)) as module:
         module.load(120)
         module.make(0, [])
         yield module
@@ -617,7 +617,7 @@ def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> No
     def calls(*values: float) -> list[Call]:
         return vectors(columns, *values)
 
-    with opened(TURNS, 1 << 23, timeout_s=3) as module:
+    with opened(TURNS, 1 << 23) as module:
         module.prepare(calls(1, 2, 4), {}, turns=True)
         spent = module.take_turns()
         assert [module.output(index)["out"][-1] for index in range(3)] == [1, 3, 7], "each adds what it sees"
@@ -634,7 +634,8 @@ def test_inputs_of_later_calls_come_when_earlier_results_are_read(columns) -> No
         module.prepare(calls(-1, -1, -1), {}, turns=True)
         with pytest.raises(Fault, match="ended"):
             module.take_turns()
-    with opened(TURNS, 1 << 23, timeout_s=3) as module:
+    with opened(TURNS, 1 << 23) as module:
         module.prepare(calls(0, 1), {}, turns=True)
+        module._talk._timeout_s = 0.5
         with pytest.raises(Fault, match="in time"):
             module.take_turns()

@@ -5,7 +5,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-import command_line
 import pytest
 import torch
 from llm_server import Say, serving
@@ -290,18 +289,18 @@ def answers(request, number: int, kernels: Mapping[str, str] = RIGHT, language: 
 
 
 @pytest.mark.full
-def test_the_command_line_optimises_a_file(tmp_path) -> None:
+def test_the_command_line_optimises_a_file(tmp_path, typed) -> None:
     path = tmp_path / "archive.db"
     with serving(answers) as server:
         given = ["--policy", f"openai:stub@{server.address}", "--kernelbench", str(CHECKOUT), "--target", "cpu"]
         options = ("--archive", str(path), "--trials", "1", "--protocol", "offline", "--json")
-        done = command_line.run("optimize", f"{QUARTIC}:rows=40,columns=30", *given, *options)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+        status, said, errors = typed("optimize", f"{QUARTIC}:rows=40,columns=30", *given, *options)
+    assert status == 0, errors
+    result = json.loads(said)
     assert result["correct"] == 1 and len(server.requests) == 1
     task = read(f"{QUARTIC}:rows=40,columns=30", CHECKOUT)
-    shown = command_line.run("show", str(task), "--archive", str(path))
-    assert shown.returncode == 0 and "openai:stub" in shown.stdout, shown.stderr
+    status, said, errors = typed("show", str(task), "--archive", str(path))
+    assert status == 0 and "openai:stub" in said, errors
 
 
 @pytest.mark.full
@@ -338,7 +337,7 @@ def test_a_bench_over_a_checkout_counts_what_works_and_says_what_is_no_task(tmp_
             kernelbench=folder,
             policy=f"openai:stub@{server.address}",
             trials=1,
-            budget="4s",
+            budget="1h",
             target="cpu",
             out=tmp_path / "out",
             model=ModelSettings(concurrency=1, retries=0, repairs=0, reference_tokens=0, tokens=10**6),

@@ -1,13 +1,13 @@
 """A search that a language model drives: to a better kernel, through every kind of bad answer, resumed, never unsandboxed."""
 
 import json
+import math
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -367,13 +367,13 @@ def test_the_command_line_asks_an_endpoint_and_keeps_the_key_out(tmp_path) -> No
 def test_no_question_is_asked_that_no_answer_could_reach_in_time(evaluator, archive) -> None:
     with serving([Say("Hm.")]) as server, proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer:
         assert "ended" not in proposer.summary()
-        proposer.deadline = time.perf_counter()
+        proposer.deadline = 0.0
         assert "time was up before the first question" in proposer.summary()
         proposer.deadline = float("inf")
-        assert proposer.propose(1) == [] and 0 < proposer._client.fastest_s < 600
+        assert proposer.propose(1) == [] and 0 < proposer._client.fastest_s < math.inf
         asked = len(server.requests)
-        proposer._ended, proposer._client.fastest_s = "", 1000.0
-        proposer.deadline = time.perf_counter() + 900
+        proposer._ended, proposer._client.fastest_s = "", 2e12
+        proposer.deadline = 1e12
         assert proposer.propose(1) == [] and len(server.requests) == asked
     assert "too short for an answer" in proposer.summary()
 

@@ -149,7 +149,7 @@ def test_the_four_sources_are_one_space(target) -> None:
 
 
 def _gpu_schedules(gemm: Gemm, target, count: int) -> list[Candidate]:
-    """Of each of the GPU's four sources the default and some others."""
+    """The default and some other schedules of each of the GPU's four sources."""
     rng = np.random.default_rng(0)
     found = []
     for family in families_for(gemm, target):

@@ -17,7 +17,7 @@ def name(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as a forge writes them."""
+    """Anchors of a page's headings, as a forge writes them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

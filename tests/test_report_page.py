@@ -41,7 +41,7 @@ VOID = {"meta", "input", "br", "link"}
 
 
 def measured(shape: str, us: float, protocol: str = "offline", **named: Any) -> Measurement:
-    """Of a library with a kernel for each layout; the one that reads column-major B takes 1 us more."""
+    """A library with a kernel for each layout; the one that reads column-major B takes 1 us more."""
     kernels = tuple(
         KernelFigures(
             *(layout, False, f"id-{layout}", "sm90_wave"),

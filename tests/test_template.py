@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from cuda_l2.kernelbench import sandboxed, template, template_main
+from cuda_l2.kernelbench.files import entry_of
+from cuda_l2.kernelbench.opened import OpenedFile
+from cuda_l2.kernelbench.process import Module, Resources
 from cuda_l2.kernelbench.sandboxed import SandboxedPython
 from cuda_l2.system import process_tree, sandbox
 
@@ -38,6 +41,20 @@ if __name__ == "__main__":
     main()
 """
 """A program that says what a file of others would find."""
+
+FILE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+
+def get_inputs():
+    return [torch.rand(4)]
+
+def get_init_inputs():
+    return []
+"""
 
 COMMON = {*template.BASE, "LC_CTYPE", "PWD", "OLDPWD"}
 """Variables of every sandbox's commands, which bubblewrap clears in part, and of a shell in between."""
@@ -123,6 +140,15 @@ def test_a_forked_process_is_what_one_would_be_that_was_started(start: Start, mo
         "the sandbox's own, and it"
     )
     assert ask(forked, "os.getppid()") == 0, "what forked it cannot be addressed"
+
+
+def test_the_programs_that_run_files_are_forked(tmp_path: Path) -> None:
+    """What they load for a template leaves nothing there that children would share."""
+    (path := tmp_path / "task.py").write_text(FILE)
+    with OpenedFile(entry_of(path)) as file:
+        assert len(file.inputs(seeds=[0, 1])) == 2 and file._process and is_forked(file._process)
+    with Module(FILE.encode(), "Model", Resources("cpu", 1, 2 << 30, 1 << 20, 600)) as module:
+        assert is_forked(module._process)
 
 
 def test_it_has_no_descriptor_but_its_own(start: Start, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ HARMLESS = {
 
 @pytest.fixture
 def shell(monkeypatch) -> None:
-    """Of a user with every variable set."""
+    """The shell of a user with every variable set."""
     for name in [name for name in os.environ if name.startswith(variables.PREFIXES)]:
         monkeypatch.delenv(name)
     for name, value in (SLOWING | HARMLESS).items():

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FROM_ELSEWHERE = {"cuda_l2/contract/contract.md", "cuda_l2/contract/tasks.md"}
-"""Of docs/, which prompts quote."""
+"""Files of docs/, which prompts quote."""
 
 
 def tracked(folder: str) -> set[str]:

@@ -25,9 +25,9 @@ from cuda_l2.records import KernelFacts
 from cuda_l2.system.text import counted
 
 WORD_BYTES = 16
-"""Of one machine instruction."""
+"""Size of one machine instruction."""
 MAX_UNUSED_BYTES = 1 << 20
-"""Of variables that headers define and no code names; they cost memory only."""
+"""Most bytes of variables that headers define and no code names; they cost memory only."""
 SPECIAL_REGISTERS = re.compile(
     r"SR_(?:TID|CTAID|NTID|NCTAID)(?:\.[XYZ])?|SR_LANEID|SR_(?:EQ|LE|LT|GE|GT)MASK|SR_VIRT(?:ID|CFG|UALSMID)|SR_WARPID"
     r"|SR_SMEMSZ|SR_[SL]WIN(?:LO|HI|SZ)|SR_CgaCtaId|SR_CgaSize"
@@ -228,7 +228,7 @@ def facts(cubin: Cubin, sass: Mapping[bytes, str], log: str) -> tuple[KernelFact
 
 
 def _frames(log: str) -> dict[str, dict[str, int]]:
-    """Of every kernel, functions it calls included. A later report replaces an earlier: the assembler speaks last."""
+    """Frame of every kernel, with functions it calls. A later report replaces an earlier: the assembler speaks last."""
     frames: dict[str, dict[str, int]] = {}
     frame: dict[str, int] = {}
     for line in log.splitlines():

@@ -63,7 +63,7 @@ def build_all(candidates: Sequence[Candidate], target: CudaTarget) -> list[Build
 
 
 def _entry(text: str, target: CudaTarget, tools: Toolchain) -> Path:
-    """Of what is built from a source, or compiled from its code alone."""
+    """Cache folder of what is built from a source, or compiled from its code alone."""
     terms = (contract, contract.cuda, contract.cuda_reader, contract.expressions)
     modules = (sys.modules[__name__], cuda_rules, lexing, cubin, sass, unpaired, compile_server, *terms)
     parts = [cache.rules_version(*modules), text, target.arch, tools.identity, str(sandbox.kind())]

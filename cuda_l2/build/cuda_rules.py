@@ -68,7 +68,7 @@ arithmetic. Absent: breakpoints, performance events, stack allocation, textures 
 _PTX_NOISE = re.compile(r'/\*(?:[^*]|\*(?!/))*(?:\*/)?|//[^\n]*|"[^"\n]*("?)')
 _OPERAND_LIST = re.compile(r"\{[^{};]*\}")
 _HEAD = re.compile(r"\s*(?:[\w$%]+\s*:(?!:)\s*)*(?:@\s*!?\s*[\w$%]+\s*)?(?:(\.?)([A-Za-z_]\w*)|\Z)")
-"""Of one statement: labels, guard, then a directive or instruction up to its first modifier."""
+"""Head of one statement: labels, guard, then a directive or instruction up to its first modifier."""
 _VARIABLE = re.compile(r"(?:^|\s)\.global\s(?=\s*\.)")
 """A declaration: here .global stands alone, before a type; in an instruction it is a modifier."""
 _OUTSIDE = re.compile(r"\.extern\s+\.func\b\s*(?:\([^()]*\)\s*)?([\w$]+)")

@@ -70,7 +70,7 @@ _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _BRANCH = re.compile(r"\b(?:else|do)\Z")
 _CONDITION = re.compile(r"\b(?:if|while|for|switch|constexpr)\s*\Z")
 MAX_PIECES = 16
-"""Of 16 bytes, that are spoiled of what a load overwrites."""
+"""Most pieces of 16 bytes that are spoiled of what a load overwrites."""
 
 
 def stressed(source: str, seed: int, *, counts: bool = True) -> str:

@@ -3,13 +3,18 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from cuda_l2.commands._options import end_interrupted, require_cuda_packages, require_writable
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
+
+if TYPE_CHECKING:
+    from cuda_l2.library.kernels import ProofTask
+    from cuda_l2.library.proof import ProofFile
+    from cuda_l2.machine.cuda.target import CudaTarget
 
 
 def command(
@@ -46,13 +51,10 @@ def command(
     require_cuda_packages()
 
     from cuda_l2.library.kernels import kernels_of, tasks_for
-    from cuda_l2.library.proof import KERNELS, Proof, ProofFile, failures, kernels_csv
-    from cuda_l2.machine.cuda.driver import bus_id
+    from cuda_l2.library.proof import KERNELS, ProofFile, failures, kernels_csv
     from cuda_l2.machine.cuda.target import detect
-    from cuda_l2.report.live import GridProgress
-    from cuda_l2.runs.prover import CORES_A_WORKER, Prover, require_sanitizer
+    from cuda_l2.runs.prover import require_sanitizer
     from cuda_l2.system import lines
-    from cuda_l2.system.lock import machine_lock
 
     target = detect()
     require_sanitizer()
@@ -60,21 +62,9 @@ def command(
     tasks = [task for kernel in kernels for task in tasks_for(kernel, target)]
     if fresh:
         lines.set_aside(out, PROOF, KERNELS)
-    finished = False
     with ProofFile(out / PROOF, target.machine) as proofs:
-        pending = proofs.pending(tasks)
-        line = GridProgress(len(tasks), len(tasks) - len(pending), "proof")
-
-        def keep(proof: Proof) -> None:
-            proofs.append(proof)
-            line.done(f"{proof.kernel} at {proof.gemm}")
-
-        at_once = jobs or max(1, target.cores // CORES_A_WORKER)
         try:
-            with contextlib.suppress(KeyboardInterrupt), machine_lock(bus_id()), line:
-                with Prover(target, at_once) as prover:
-                    prover.run(pending, keep)
-                finished = True
+            finished = _prove(tasks, proofs, target, jobs)
         finally:  # also where an error ends the run
             (out / KERNELS).write_text(kernels_csv(kernels, tasks, proofs))
         left, wrong = len(proofs.pending(tasks)), failures(tasks, proofs)
@@ -85,3 +75,25 @@ def command(
     if not finished:
         end_interrupted()
     sys.exit(1 if wrong else 0)
+
+
+def _prove(tasks: "list[ProofTask]", proofs: "ProofFile", target: "CudaTarget", jobs: int | None) -> bool:
+    """Prove what is pending, several kernels at once; False where an interrupt ended it."""
+    from cuda_l2.library.proof import Proof
+    from cuda_l2.machine.cuda.driver import bus_id
+    from cuda_l2.report.live import GridProgress
+    from cuda_l2.runs.prover import CORES_A_WORKER, Prover
+    from cuda_l2.system.lock import machine_lock
+
+    pending = proofs.pending(tasks)
+    line = GridProgress(len(tasks), len(tasks) - len(pending), "proof")
+
+    def keep(proof: Proof) -> None:
+        proofs.append(proof)
+        line.done(f"{proof.kernel} at {proof.gemm}")
+
+    with contextlib.suppress(KeyboardInterrupt), machine_lock(bus_id()), line:
+        with Prover(target, jobs or max(1, target.cores // CORES_A_WORKER)) as prover:
+            prover.run(pending, keep)
+        return True
+    return False

@@ -20,7 +20,7 @@ from cuda_l2.system.text import counted
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 """The least architecture a candidate asks for; an `a` one runs on that generation alone."""
 LAYOUTS = tuple(Layout)
-"""Of B that a candidate may read."""
+"""Layouts of B that a candidate may read."""
 SCALARS = {"int32": "i", "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f"}
 TABLE_DTYPES = {"uint8": "B", "uint16": "H", "int32": "i", "uint32": "I"}
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "uint16": 2, "float32": 4, "uint32": 4, "int32": 4, "uint8": 1}

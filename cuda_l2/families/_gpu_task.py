@@ -78,7 +78,7 @@ class GpuTaskFamily(Family):
 
 
 def element_bytes(task: Operation) -> int:
-    """Of the task's type."""
+    """Bytes of an element of the task's type."""
     return DTYPE_BYTES[task.dtype]
 
 

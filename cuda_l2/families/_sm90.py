@@ -17,7 +17,7 @@ from cuda_l2.records import Accumulate, Gemm, Layout
 STATIC_BYTES = 512
 """Shared memory kept free for mbarriers and for what a stress build adds."""
 ALIGNMENT_BYTES = 1024
-"""Of swizzled tiles in shared memory: the ring starts at the next multiple."""
+"""Alignment of swizzled tiles in shared memory: the ring starts at the next multiple."""
 
 
 class HopperFamily(Family):

@@ -17,7 +17,7 @@ ITEMS = Choice("ITEMS", (1, 2, 3, 4, 6, 8, 12, 16), "vectors that a thread loads
 ROWS = Choice("ROWS", (1, 2, 4, 8, 16, 32), "rows a block")
 AGAIN, REGISTERS, SHARED = 0, 1, 2
 LEAST_CLUSTER_BYTES = 1 << 14
-"""Of a row that several blocks share."""
+"""Least bytes of a row that several blocks share."""
 MANY_BLOCKS = 8
 """A multiprocessor, beyond which a fence in each costs more than a second gpu.launch."""
 MATRIX, COLUMN = "rows columns", "columns"

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import inspect
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,6 +256,9 @@ def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribut
 
 def warm_up() -> None:
     """Load what PyTorch loads on first use, so that children of this process need not; starts no threads."""
+    progress: Any = getattr(torch.hub, "tqdm", None)  # as torch.fx has it; torch's own where tqdm is not installed
+    if hasattr(progress, "set_lock"):  # its usual lock lies in memory that this process would share with its children
+        progress.set_lock(threading.RLock())
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     plan(model, [x], least=1)
     torch.func.functional_call(model, dict(model.state_dict()), (x,))

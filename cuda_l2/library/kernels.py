@@ -26,7 +26,7 @@ CHEAP_FLOPS = 1 << 37
 LARGE_FLOPS = 1 << 34
 """Up to here the sanitizer takes the shape itself; a ring that comes round is worth as much."""
 MANY_BLOCKS = 64
-"""Of an interior shape, where the table has one with so many."""
+"""Blocks of an interior shape, where the table has one with so many."""
 MAX_TRIES = 60
 """Shapes that are looked at, beside single sizes."""
 ENDLESS = 1 << 20
@@ -186,7 +186,7 @@ class _Fit:
         return self._schedule(gemm, PLAIN, self._launch(gemm, PLAIN)) is not None
 
     def blocks(self, gemm: Gemm, sms: int = 0) -> int:
-        """Of the first launch; 0 where the kernel does not serve the shape."""
+        """Blocks of the first launch; 0 where the kernel does not serve the shape."""
         return self._planned(gemm, sms or self._target.sms)
 
     def wraps(self, gemm: Gemm) -> bool:

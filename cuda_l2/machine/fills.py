@@ -3,7 +3,7 @@
 POISON = 0x7DAD
 """An fp16 NaN no kernel has reason to write: what an output holds before a launch."""
 SCRATCH_BYTE = 0xFB
-"""Of scratch workspaces: as floats and as counters, nothing useful."""
+"""Byte that scratch workspaces are filled with: as floats and as counters, nothing useful."""
 GUARD_BYTE = 0xA5
 """Around operands, outputs and workspaces."""
 POISONS = {

@@ -141,7 +141,7 @@ class GraphRounds(Rounds):
         """The kernels', by number of launches and variant: the worker's index of the graph, and the places."""
         self.evictions = 0
         self._launch_s: dict[str, float] = {}
-        """Of every arm, as last seen."""
+        """Seconds of a launch of every arm, as last seen."""
         self._sampled_at, self._pause_s = self.clock.now(), 0.0
         """When the last sample ended, and how long after it the next one began."""
         self._heated = False

@@ -11,7 +11,7 @@ import torch
 from cuda_l2.machine.cuda.driver import Graph
 
 SIDE = 2048
-"""Of the square product that heats: draws what the chip may, and lets others' kernels in between."""
+"""Side of the square product that heats: draws what the chip may, and lets others' kernels in between."""
 LAUNCHES = 4
 LONGEST_S = 0.1
 SHRINK, GROW, LEAST_SHARE = 0.8, 1.1, 0.2
@@ -38,7 +38,7 @@ class Heater:
         self._operands = a, b, c
         self._once_s = self._graph.time()
         self._share = 1.0
-        """Of a pause, that work is enqueued for: results are looked at by kernels, which take their part of it."""
+        """Share of a pause that work is enqueued for: kernels that look at results take their part of it."""
 
     def run(self, pause_s: float) -> None:
         """Enqueue work for a pause like this one, and return at once; `torch.cuda.synchronize` waits for it."""

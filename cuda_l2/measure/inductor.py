@@ -10,7 +10,7 @@ PROGRAM = b"""
 __m512i dot(__m512i a, __m512i b) { return _mm512_dpbusd_epi32(a, a, b); }
 void tiles() { _tile_dpbssd(0, 1, 2); _tile_dpbf16ps(0, 1, 2); }
 """
-"""Of every kind that Inductor has of x86's vectors."""
+"""A program that needs every kind that Inductor has of x86's vectors."""
 
 
 @functools.cache

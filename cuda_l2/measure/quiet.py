@@ -20,7 +20,7 @@ WAITED_SHARE, WAITED_S = 0.05, 0.001
 """A sample's threads may wait for a core this share of its time, and so long: the process that wakes them runs on for a
 while on one of their cores. Another that wants a core takes it for milliseconds."""
 STOLEN_SHARE = 0.05
-"""Of a round's time on all cores, counted in hundredths of a second."""
+"""Share of a round's time on all cores that others may take, counted in hundredths of a second."""
 CANARY = bytes(1 << 16)
 CANARY_TRIES = 3
 SLOWER = 1.4

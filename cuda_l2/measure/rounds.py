@@ -99,10 +99,10 @@ class Rounds(ABC):
         """Seconds a launch. What is left out of the rounds has one sample, of round 0."""
         self.launches = dict.fromkeys(arms, 0)
         self.differences: dict[str, float] = {}
-        """Of every kernel: the largest of an element of its timed outputs from the reference."""
+        """Largest difference of an element of every kernel's timed outputs from the reference."""
         self.check_elements = True
         self.number = 0
-        """Of the round whose samples are taken; 0 before the first."""
+        """Number of the round whose samples are taken; 0 before the first."""
 
     @abstractmethod
     def sample(self, name: str, count: int, warm: bool = True) -> float:

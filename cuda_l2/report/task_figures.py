@@ -23,7 +23,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the tasks of a level against one baseline. Shares are of all tasks that the baseline was timed on."""
+    """Figures of a level's tasks against one baseline. Shares are of all tasks that the baseline was timed on."""
 
     level: str
     tasks: int
@@ -37,7 +37,7 @@ class Figures:
 
 
 def figures(results: Sequence[TaskResult], level: str, baseline: str) -> Figures:
-    """Of the results of one level, or of all. Tasks without a kernel count, where the baseline was left out do not."""
+    """Figures of one level, or of all. Tasks without a kernel count; those without the baseline do not."""
     chosen = [result for result in results if level in (EVERY_LEVEL, result.level)]
     speedups, tasks = [], 0
     for result in chosen:
@@ -51,7 +51,7 @@ def figures(results: Sequence[TaskResult], level: str, baseline: str) -> Figures
 
 
 def baselines(results: Sequence[TaskResult]) -> list[str]:
-    """Of any of the results, in the order in which they come."""
+    """Baselines of any of the results, in the order in which they come."""
     timings = [result.trial.timing for result in results if result.trial and result.trial.timing]
     return list(dict.fromkeys(name for timing in timings for name, _ in timing.speedups))
 

@@ -119,7 +119,7 @@ class Rig(Closing):
     gpu = ""
     """PCI address of the GPU that it measures on; empty for the CPU."""
     suffix: str
-    """Of candidates' files."""
+    """Suffix of candidates' files."""
     group = 8
     """Candidates a search proposes at once."""
     builds_disturb = False

@@ -34,7 +34,7 @@ from cuda_l2.verify import all_checks, verify
 from cuda_l2.verify._cpu import CpuSession, launch_timeout_s
 
 MOST_MODELS = 4
-"""Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
+"""KernelBench files whose processes are kept for the next kernel; each has two Pythons with torch loaded."""
 WORKSPACE_BYTES, WORKSPACE_BYTES_A_CORE = 64 << 20, 4 << 20
 
 

@@ -62,17 +62,17 @@ PRODUCT_SHARING = {False: Sharing.OVERLAPPING, True: Sharing.PACKED}
 """By whether windows rotate."""
 LEAST_WINDOWS, MOST_WINDOWS = 2, 4
 CACHE_SHARE = 0.5
-"""Of the L2 cache, that the windows of a timed round may take together where they are more than the least."""
+"""Share of the L2 cache that a timed round's windows may take together where they are more than the least."""
 REFERENCE_COPIES = 12
-"""Of a task's tensors in fp64, that a reference and its tolerance take at once, about."""
+"""Copies of a task's tensors in fp64 that a reference and its tolerance take at once, about."""
 OTHERS_BYTES = 4 << 30
-"""Of CUDA contexts and the like in processes that hold a file's Model and tensors."""
+"""Memory of CUDA contexts and the like in processes that hold a file's Model and tensors."""
 LEAST_CACHED, MOST_CACHED = 1 << 30, 48 << 30
 """Bytes of cases that are kept, with their references."""
 MOST_MODELS = 2
-"""Of KernelBench files, whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
+"""KernelBench files whose processes are kept for the next kernel; each has two Pythons with a CUDA context."""
 CASES = 24
-"""Of a matrix product's inputs that one verification draws."""
+"""Cases of a matrix product that one verification draws."""
 T = TypeVar("T")
 
 

@@ -22,7 +22,7 @@ LARGEST_BUCKET = 39
 """The paper's last bucket ends with its largest shape, 2^42; larger shapes join it."""
 LEAST_OF_BUCKET = 10
 MOST_DRAWN, MOST_DRAWN_MNK = 1 << 14, 1 << 36
-"""Of shapes drawn at random: an axis, and M N K."""
+"""Limits of shapes drawn at random: an axis, and M N K."""
 
 Size = tuple[int, int, int]
 

@@ -27,7 +27,7 @@ class Keyed(Interface):
 
     @property
     def key(self) -> Hashable:
-        """Of what it is a record: a later one of the same key takes its place."""
+        """The subject of the record: a later one of the same key takes its place."""
 
 
 R = TypeVar("R", bound=Keyed)

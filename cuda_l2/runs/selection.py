@@ -20,9 +20,9 @@ MODES = tuple((accumulate, edge) for accumulate in Accumulate for edge in (PLAIN
 """Classes of shapes, each launched plainly or, where that is faster, as dependents."""
 COLD_MODES = tuple((accumulate, COLD) for accumulate in Accumulate)
 WEIGHTS = (1.0, 0.6, 0.5, 0.3)
-"""Of the modes; cold ones count alike."""
+"""Weights of the modes; cold ones count alike."""
 LAYOUT_SHARE = 0.15
-"""Of each mode's weight, for what callers get who cannot choose B's layout; the rest is for the better of both."""
+"""Share of a mode's weight for callers who cannot choose B's layout; the rest is for the better of both."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _joined(times: dict[tuple[Arm, int], float], others: dict[tuple[Arm, int], f
 
 
 def _weights(cases: Sequence[Case], weights: Sequence[float]) -> NDArray[np.float64]:
-    """Of each mode the same sum, whatever the number of its cases."""
+    """Weights of the cases; each mode has the same sum, whatever the number of its cases."""
     shares = dict(zip(MODES, weights, strict=True)) | dict.fromkeys(COLD_MODES, 1.0)
     counts = Counter((case.gemm.accumulate, case.edge, case.layout) for case in cases)
     found = []

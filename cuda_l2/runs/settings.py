@@ -181,7 +181,7 @@ class SurveySettings:
     budget: str | None = None
     """Time for timing, as in 400s; the next run goes on where it ended."""
     seed: int = 0
-    """Of the order of shapes and kernels."""
+    """Seed of the order of shapes and kernels."""
     out: Path = Path("selection")
     """Folder for every stage's result. An interrupted run goes on from its pool and times."""
 

@@ -17,7 +17,7 @@ COUNTS = ((27, 40), (31, 30), (34, 24), (37, 16), (99, 12))
 NARROW_COUNT = 10
 """Schedules with fp16 sums a layout, beside what was best with fp32 sums."""
 KNOWN_SHARE, KNOWN_WITHIN = 0.7, 1.3
-"""Of a list at most so many by known times, and none so much slower than the best known."""
+"""Largest share of a list by known times, and how much slower than the best known they may be."""
 REORDERED, ORDERS = 3, 3
 """So many kernels are tried in further orders of tiles, so many each."""
 NARROW = {"ACC": 16, "ACC16": 1}
@@ -43,7 +43,7 @@ class Option:
 
 
 Times = dict[int, list[tuple[float, Named]]]
-"""Of one shape and layout, by pool row: microseconds and choices of the launch, fastest first."""
+"""Times of one shape and layout, by pool row: microseconds and choices of the launch, fastest first."""
 
 
 class Shortlist:

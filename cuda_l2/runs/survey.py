@@ -213,7 +213,7 @@ class Survey:
 
 
 _SHORTLIST: list[Shortlist] = []
-"""Of a process that works out shortlists."""
+"""State of a process that works out shortlists."""
 
 
 def _prepare(pool: Path, target: CudaTarget, known: Path | None) -> None:

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 WATCH_INTERVAL_S = 0.02
 WEIGHING_S = 0.1
@@ -52,21 +51,7 @@ def _walked(root: int) -> Iterator[int]:
         yield pid
         with contextlib.suppress(OSError):  # gone meanwhile
             for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib takes three times as long
-                unread += _children(f"/proc/{pid}/task/{thread}/children")
-
-
-def _children(path: str) -> list[int]:
-    """The children of a thread, read by few system calls: processes that multiply race with this."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return []
-    try:
-        return [int(child) for child in b"".join(iter(lambda: os.read(file, BLOCK_BYTES), b"")).split()]
-    except OSError:
-        return []
-    finally:
-        os.close(file)
+                unread += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float) -> None:
@@ -147,14 +132,14 @@ class Watch:
 
 def _resident_bytes(found: Iterable[int]) -> int:
     """Pages that several share count each time."""
-    statements = [_read(Path(f"/proc/{pid}/statm")).split() for pid in found]
+    statements = [_read(f"/proc/{pid}/statm").split() for pid in found]
     return sum(int(fields[1]) for fields in statements if fields) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _proportional_bytes(pid: int) -> int:
     """A process's memory with shared pages divided among those that share them, where the kernel says."""
-    for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
-        if line.startswith("Pss:"):
+    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return _resident_bytes([pid])  # nothing of one that is gone
 
@@ -165,15 +150,22 @@ def _state(pid: int) -> str:
 
 
 def _fields(pid: int) -> list[str]:
-    """Of its `stat`, from the state on."""
-    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    """Fields of its `stat`, from the state on."""
+    return _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> bytes:
+    """Text of a file of /proc by few system calls: processes that multiply race with this. Empty where it is gone."""
     try:
-        return path.read_text(errors="replace")
+        file = os.open(path, os.O_RDONLY)
     except OSError:
-        return ""
+        return b""
+    try:
+        return b"".join(iter(lambda: os.read(file, BLOCK_BYTES), b""))
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

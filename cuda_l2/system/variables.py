@@ -21,7 +21,7 @@ if platform.machine() == "x86_64":
     # the import of numpy ends in SIGILL. On x86 torch multiplies by MKL and oneDNN, so that it slows no arm.
     KEPT |= {"OPENBLAS_CORETYPE"}
 OWN = {"OMP_WAIT_POLICY": "passive"}
-"""Of this process: checks run between timings, and OpenMP's threads must sleep when they are done."""
+"""Variables of this process: checks run between timings, and OpenMP's threads must sleep when they are done."""
 
 _stripped: dict[str, str] = {}
 

@@ -95,7 +95,7 @@ class Cases(ABC):
     usual: str
     """What stands in cases whose values nobody chose, for reasons."""
     distributions: tuple[Distribution, ...]
-    """Of values beside the usual ones that candidates are judged on."""
+    """Distributions of values, beside the usual ones, that candidates are judged on."""
     others: Sequence[Task]
     """The task at sizes that nobody was shown."""
     element_changes = 1

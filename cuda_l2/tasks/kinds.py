@@ -19,7 +19,7 @@ from cuda_l2.tasks.reference_text import reference_text
 from cuda_l2.tasks.words import product_words, sizes_words, tensor_lines, tolerance_words
 
 HOST_COPIES = 40
-"""Of a task's tensors in fp32, at most, that checking and timing on the CPU keep at once: cases, references in fp64,
+"""Most copies of a task's tensors in fp32 that checking and timing on the CPU keep at once: cases, references in fp64,
 the arena."""
 OF_TENSORS = ("shape", "device", "dtype", "to", "nn", "functional", "linalg", "mT", "flatten", "transpose", "values")
 """What references call beside computing."""

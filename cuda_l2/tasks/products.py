@@ -203,7 +203,7 @@ class ProductCases(Cases):
         return case
 
     def changed(self, case: Case, tensor: str, *, wholly: bool) -> ProductCase:
-        """Of one changed element, another one each time, the row or column of C that it changes is computed."""
+        """One element is another each time; of C the row or column that it changes is computed."""
         assert isinstance(case, ProductCase)
         if wholly:
             other = self.get(f"changed {tensor}", 0, lambda _, generator: self.operands(*self.normal(generator)))

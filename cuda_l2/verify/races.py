@@ -28,7 +28,7 @@ LEAST_K = (2048, 4096, 8192)
 LEAST_MN = (256, 512, 1024, 2048, 4096, 8192)
 WAVES = 2
 LARGEST_TILE = 128 * 256
-"""Of C, for a block that takes several: their number does not show in the grid."""
+"""Elements of a tile of C, for a block that takes several: their number does not show in the grid."""
 
 
 class Races(Check):

@@ -22,15 +22,15 @@ SPARSE_EVERY = 4
 """One row of A in so many, and one column of B, has a single value left: zeros elsewhere must not be taken for all."""
 KINDS = ("nan", "infinity", "overflow", "negative zero", "subnormal", "sparse")
 LARGE_SHARE = 0.916
-"""Of the largest number: products of such values with normal ones overflow the type, and not fp32."""
+"""Share of the largest number: products of such values with normal ones overflow the type, and not fp32."""
 SUBNORMAL_SHARE = 2.0**-6
-"""Of the least normal number: the same with these are subnormal."""
+"""Share of the least normal number: products of such values with normal ones are subnormal."""
 SLICE = 64
 """Elements of K, a tile's width: so many are zero where the other operand has a NaN."""
 INFINITY, IN_PLACE_OF_NAN = float("inf"), torch.finfo(torch.float32).max
 """The second is no number of fp16 or bf16: where NaN is right, it alone is."""
 MAX_TENSORS = 3
-"""Of a task with more tensors of real numbers, this many drawn at random have special values."""
+"""Tensors of real numbers that have special values; drawn at random where a task has more."""
 
 
 class SpecialValues(Check):

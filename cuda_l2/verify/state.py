@@ -12,7 +12,7 @@ from cuda_l2.tasks.cases import Case, Cases
 from cuda_l2.verify._base import Check, CheckFailed, Outputs, Session, Turn, require_right, require_same
 
 MAX_TENSORS = 6
-"""Of a task with more, this many drawn at random are changed."""
+"""Tensors that are changed; drawn at random where a task has more."""
 
 
 class State(Check):

@@ -29,7 +29,7 @@ TIMINGS = 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Of one model to one shape's question. Shares are of all answers, those of novelty of the correct ones."""
+    """Answers of one model to one shape's question. Shares are of all answers, those of novelty of the correct ones."""
 
     shape: str
     asked: int
@@ -123,7 +123,7 @@ def contest(shape: str, candidates: Sequence[Candidate], rig: Rig) -> dict[str, 
 
 
 def tree(source: str) -> str:
-    """Of the normalised text with its numbers left out: equal where kernels differ in numbers at most."""
+    """Digest of the normalised text without its numbers: equal where kernels differ in numbers at most."""
     return digest(" ".join("0" if token[0].isdigit() else token for token in tokens(source)))
 
 

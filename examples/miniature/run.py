@@ -180,7 +180,7 @@ def _drop(out: Path) -> None:
 
 
 def _examine(size: Miniature, out: Path, name: str, archive: str, taught: teacher.Teacher, seed: int) -> None:
-    """Of the model without exemplars in the question, and with two."""
+    """Examine the model without exemplars in the question, and with two."""
     with open_rig(size.target) as rig, Archive(out / "examined.db") as examined:
         histories = examine.histories(taught, rig.target.machine, out / f"{archive}.db" if archive else None)
         for shown in (0, 2):

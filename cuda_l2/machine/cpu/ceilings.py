@@ -20,7 +20,7 @@ from cuda_l2.system.steps import step
 PROGRAM = Path(__file__).with_name("peak.c")
 TRIES = 3
 INTERRUPTIONS = 3
-"""Of a thread by another that wants its core: so few are the system's own."""
+"""Times that a thread may lose its core to another: so few are the system's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from cuda_l2.system.errors import UserError
 
 CPUINFO = Path("/proc/cpuinfo")
 EXTENSIONS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "asimdhp", "sve", "sve2")
-"""Of vectors, as Linux names them: what kernels may be compiled for."""
+"""Vector extensions that kernels may be compiled for, as Linux names them."""
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
@@ -118,7 +118,7 @@ def detect() -> CpuTarget:
 
 
 def separate_cores() -> list[int]:
-    """Of the logical CPUs that this process may use, the first of each core: two that share none of its units."""
+    """The first logical CPU of each core among those that this process may use: no two share a core's units."""
     found: dict[str, int] = {}
     for number in sorted(os.sched_getaffinity(0)):
         try:

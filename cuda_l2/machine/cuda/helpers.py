@@ -26,7 +26,7 @@ MAX_BLOCKS = 1024
 ROW_THREADS = 256
 SETTLING_LAUNCHES = 4
 SYSTEM_SHARED_BYTES = 1024
-"""Of every block, taken from the multiprocessor beside what it asks for."""
+"""Shared memory that every block takes from the multiprocessor beside what it asks for."""
 PROGRAMMATIC = 9
 """Devices of this major capability and later launch dependent kernels early."""
 
@@ -192,7 +192,7 @@ def _is_bf16(tensor: "torch.Tensor") -> bool:
 
 
 def _bits(x: float) -> int:
-    """Of a double."""
+    """The bits of a double as an integer."""
     return int.from_bytes(struct.pack("<d", x), "little")
 
 

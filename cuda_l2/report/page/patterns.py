@@ -27,7 +27,7 @@ class Choice:
 
 
 def choices(cases: Sequence[Case]) -> list[Choice]:
-    """Of every case whose kernel has tiles of the papers' kind."""
+    """Choices of every case whose kernel has tiles of the papers' kind."""
     found = []
     for case in cases:
         kernel = case.best

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cuda_l2.archive import SCHEMA_VERSION
 from cuda_l2.measure.protocols import SEARCH
@@ -29,7 +29,7 @@ TRAINING = "cuda-l2 train"
 MOST_TRIALS, MOST_BYTES = 20_000, 8 << 20
 """Read at one poll; the next goes on."""
 HEAD_BYTES = 256
-"""Of a file's beginning, by which another file in its place is known."""
+"""Length of a file's beginning by which another file in its place is known."""
 LAST = 12
 """Newest results that are kept."""
 RATE_S = 60.0
@@ -93,6 +93,21 @@ class Searched:
         return len(recent) / max(1.0, min(RATE_S, now - recent[0])) if len(recent) > 1 else None
 
 
+class _Row(NamedTuple):
+    """One trial of an archive. record: of one that was rejected; SQLite cannot read JSON with NaN in it."""
+
+    number: int
+    task: str
+    machine: str
+    protocol: str
+    status: str
+    speedup: float
+    reward: float | None
+    created: str
+    candidate: str
+    record: str
+
+
 class Archived(Followed):
     """An archive of searches."""
 
@@ -106,7 +121,7 @@ class Archived(Followed):
         self.searches: dict[tuple[str, str], Searched] = {}
         """By task and machine, the one that went on last at the end."""
         self.sources: tuple[str, ...] = ()
-        """Of the last search's winner, and before it of the one that it beat."""
+        """Texts of the last search's winner and, before it, of the one that it beat."""
         self._shown: tuple[str, ...] = ()
         self._last: tuple[Any, ...] = (0, "", "")
 
@@ -124,42 +139,30 @@ class Archived(Followed):
             query = "SELECT number, candidate, created FROM trials WHERE number = ?"
             if self._last[0] and db.execute(query, self._last[:1]).fetchone() != self._last:
                 self.forget()
-            rows = db.execute(self.QUERY, (self._last[0], MOST_TRIALS)).fetchall()
+            rows = [_Row(*row) for row in db.execute(self.QUERY, (self._last[0], MOST_TRIALS))]
             for row in rows:
-                self._add(*row)
-                self._last = row[0], row[8], row[7]
+                self._add(row)
+                self._last = row.number, row.candidate, row.created
             self._fetch(db)
         return len(rows) < MOST_TRIALS
 
-    def _add(
-        self,
-        number: int,
-        task: str,
-        machine: str,
-        protocol: str,
-        status: str,
-        speedup: float,
-        reward: float | None,
-        created: str,
-        candidate: str,
-        record: str,  # of one that was rejected; SQLite cannot read JSON with NaN in it
-    ) -> None:
-        found = self.searches.pop((task, machine), None) or Searched(task, machine)
-        self.searches[task, machine] = found
-        if protocol != SEARCH.name:
-            found.reports |= {protocol: speedup} if speedup else {}
+    def _add(self, row: _Row) -> None:
+        place = row.task, row.machine
+        found = self.searches[place] = self.searches.pop(place, Searched(*place))
+        if row.protocol != SEARCH.name:
+            found.reports |= {row.protocol: row.speedup} if row.speedup else {}
             return
-        found.rewards.append(speedup)
+        found.rewards.append(row.speedup)
         with contextlib.suppress(ValueError):
-            found.at.append(datetime.datetime.fromisoformat(created).timestamp())
-        check = (json.loads(record)["verdict"] or {}).get("check") if record else ""
-        what = f"{status} in the check '{check}'" if check else status
-        found.newest.append((number, speedup, reward, what))
-        if not speedup:
+            found.at.append(datetime.datetime.fromisoformat(row.created).timestamp())
+        check = (json.loads(row.record)["verdict"] or {}).get("check") if row.record else ""
+        what = f"{row.status} in the check '{check}'" if check else row.status
+        found.newest.append((row.number, row.speedup, row.reward, what))
+        if not row.speedup:
             found.rejected[what] += 1
-        elif speedup > found.best:
-            found.beaten = found.winner if found.winner != candidate else found.beaten
-            found.best, found.winner = speedup, candidate
+        elif row.speedup > found.best:
+            found.beaten = found.winner if found.winner != row.candidate else found.beaten
+            found.best, found.winner = row.speedup, row.candidate
 
     def _fetch(self, db: sqlite3.Connection) -> None:
         """The texts of a new winner and of the kernel that it beat."""
@@ -268,7 +271,7 @@ class Trained(Lines):
 
     @property
     def steps(self) -> int:
-        """Of the whole run; 0 where its header does not say."""
+        """Steps of the whole run; 0 where its header does not say."""
         return int(self.head.get("tuning", {}).get("steps") or 0)
 
     @property
