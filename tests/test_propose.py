@@ -1,5 +1,6 @@
 """The contract that every proposer keeps; exemplar sampling; and that the policy's updates are alive."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,10 @@ import torch
 from conftest import RECORDING
 from replays import late_mean, paired_difference, replay, trial_of
 
-from cuda_l2.propose._base import Exemplar, UnionSpace, proposer_maker, proposer_names
+from cuda_l2.propose._base import UnionSpace, mutated, proposer_maker, proposer_names
 from cuda_l2.propose._exemplars import sample_exemplars
+from cuda_l2.propose._network import Question, ScheduleNetwork
 from cuda_l2.propose._recorded import RecordedSpace, recorded_space
-from cuda_l2.propose._sampling import draw_answers
 from cuda_l2.propose.schedule import SchedulePolicy
 from cuda_l2.records import Trial
 from cuda_l2.system.errors import UserError
@@ -93,7 +94,8 @@ def test_policy_and_optimizer_go_on_from_their_state(recorded) -> None:
     second.load_state(first.state())
     assert second.updates == first.updates == 3
     other_history.extend(history)
-    for policy in (first, second):  # from here on the same randomness gives the same step
+    second._rows, second._inputs = dict(first._rows), first._inputs
+    for policy in (first, second):  # from here on the same candidates and randomness give the same step
         policy._rng = np.random.default_rng(5)
         policy._generator.manual_seed(5)
     step(first, history)
@@ -115,7 +117,7 @@ def test_a_policy_that_has_settled_still_proposes_new_schedules(recorded) -> Non
     history: list[Trial] = []
     policy = SchedulePolicy(recorded, lambda: history, np.random.default_rng(0))
     with torch.no_grad():
-        policy._network.head.bias += 12 * torch.randn(policy._vocabulary.size)  # nearly one answer only
+        policy._network.head.weight += 50 * torch.randn(policy._network.head.weight.shape)  # nearly one answer only
     for _ in range(6):
         trials = [trial_of(recorded, candidate) for candidate in policy.propose(8)]
         history.extend(trials)
@@ -134,16 +136,42 @@ def test_a_group_without_variance_is_skipped_and_counted(recorded) -> None:
 
 
 def test_exemplars_reach_the_policy(recorded) -> None:
-    """The same policy with other exemplars gives other probabilities once it has learnt anything."""
-    policy = SchedulePolicy(recorded, list, np.random.default_rng(0))
-    trials = [trial_of(recorded, candidate) for candidate in policy.propose(8)]
-    policy.observe(trials)
-    network, scored = policy._network, [(trial.reward, recorded.values_of(trial)) for trial in trials]
-    contexts = [network.context(recorded, [Exemplar(values, score)]) for score, values in scored[:2]]
-    assert contexts[0].shape == contexts[1].shape and (contexts[0] != contexts[1]).any()
-    empty = draw_answers(network, recorded, contexts[0], torch.ones(1), policy._generator)[0][:, :0]
-    first, second = (network.logits(context, empty) for context in contexts)
-    assert (first != second).any()
+    """The same policy with other exemplars, or other scores, gives other probabilities once it has learnt anything."""
+    history: list[Trial] = []
+    policy = SchedulePolicy(recorded, lambda: history, np.random.default_rng(0))
+    for _ in range(4):
+        trials = [trial_of(recorded, candidate) for candidate in policy.propose(8)]
+        history.extend(trials)
+        policy.observe(trials)
+    every = torch.ones(len(policy._inputs), dtype=torch.bool)
+    shown = ([(0, 1.0), (1, 2.0)], [(0, 2.0), (1, 1.0)], [(2, 1.0)], [])
+    found, _ = policy._network([Question(policy._inputs, every, exemplars) for exemplars in shown])
+    assert all((one != other).any() for one, other in itertools.combinations(found, 2))
+
+
+def test_a_policy_trusts_the_familys_own_model_before_it_has_learnt(monkeypatch, recorded) -> None:
+    monkeypatch.setattr(
+        type(recorded.families[0]), "estimate_us", lambda self, task, target, chosen: 2.0 ** chosen["NV"]
+    )
+    space = replace(recorded)
+    network = ScheduleNetwork(space.choices)
+    inputs = network.encoder(space, list(space.by_values))
+    found = network([Question(inputs, torch.ones(len(inputs), dtype=torch.bool))])[0][0]
+    best = [
+        values
+        for values in space.by_values
+        if space.estimate_us(values) == min(map(space.estimate_us, space.by_values))
+    ]
+    assert sum(found.exp()[list(space.by_values).index(values)] for values in best) > 0.9
+
+
+def test_changed_copies_are_valid_and_near(space) -> None:
+    rng = np.random.default_rng(0)
+    start = space.some(1, rng)[0]
+    for _ in range(50):
+        values = mutated(space, start, rng)
+        space.render(values, "x")  # constructing it is the proof that it is valid
+    assert len({mutated(space, start, rng) for _ in range(50)}) > 5
 
 
 def test_exemplars_come_from_distinct_buckets_and_better_ones_more_often() -> None:

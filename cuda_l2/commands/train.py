@@ -134,7 +134,6 @@ def _train_schedule(shapes: list[str], settings: TrainSettings) -> None:
     from cuda_l2.worlds.split import split
     from cuda_l2.worlds.world import read
 
-    imported("safetensors", "the weights of a schedule policy need", "worlds")
     spaces, digests = [], []
     for path in settings.world:
         world = read(path, _say)

@@ -136,7 +136,9 @@ class Schedule:
     tasks: int
     group: int
     near: float
+    fit_weight: float
     warm_learning_rate: float
+    weight_decay: float
     learning_rate: float
     exemplars: int
     scores: bool
@@ -157,8 +159,11 @@ class Schedule:
         _require(min(self.warm_steps, self.steps, self.seed) >= 0, "schedule's steps and seed must not be negative")
         _require(self.warm_steps + self.steps > 0, "schedule needs steps above 0")
         _require(self.group >= 2, "schedule.group must be at least 2: advantages are relative")
-        _require(0 <= self.exemplars <= 3, "schedule.exemplars is a number from 0 to 3")
-        _require(min(self.kl_weight, self.alpha, self.beta) >= 0, "schedule's weights must not be negative")
+        _require(0 <= self.exemplars <= 8, "schedule.exemplars is a number from 0 to 8")
+        _require(
+            min(self.kl_weight, self.fit_weight, self.weight_decay, self.alpha, self.beta) >= 0,
+            "schedule's weights must not be negative",
+        )
         _require(self.clip > 0 and self.smoothing_clip > 0, "schedule.clip and smoothing_clip must be above 0")
 
 

@@ -187,6 +187,17 @@ def draw(space: Space, rng: np.random.Generator) -> Values:
     return tuple(values)
 
 
+def mutated(space: Space, values: Values, rng: np.random.Generator) -> Values:
+    """A schedule with one to three choices drawn anew, and those after them that are not valid any more."""
+    own = [i for i, value in enumerate(values) if value != ABSENT]
+    changed = set(rng.choice(own, min(len(own), int(rng.integers(1, 4))), replace=False).tolist())
+    found: list[int] = []
+    for i, value in enumerate(values):
+        valid = space.valid(found)
+        found.append(valid[int(rng.integers(len(valid)))] if i in changed or value not in valid else value)
+    return tuple(found)
+
+
 def drawn(space: Space, count: int, rng: np.random.Generator) -> list[Values]:
     """Up to `count` different schedules of a space: what as many draws give."""
     return list(dict.fromkeys(draw(space, rng) for _ in range(count)))
@@ -202,14 +213,6 @@ def space_for(families: Sequence[Family], task: Task, target: Target) -> "Family
     if len(families) == 1:
         return FamilySpace(families[0], task, target)
     return UnionSpace(tuple(families), task, target)
-
-
-@dataclass(frozen=True, slots=True)
-class Exemplar:
-    """A scored schedule shown to the policy."""
-
-    values: Values
-    score: float
 
 
 class Proposer(ABC):

@@ -43,14 +43,20 @@ class FamilyPolicy(Policy):
         profile: Callable[[Trial], str] = lambda trial: "",
         on_stage: Callable[[str], None] = lambda stage: None,
     ) -> Proposer:
-        if self._weights is None:
-            return self._maker(space_for(families_for(task, target), task, target), trials, rng)
+        families, weights = families_for(task, target), self._weights
+        if weights is None and self.name == TRAINED:
+            from cuda_l2.propose._weights import shipped  # noqa: PLC0415 - loads torch
+
+            found = shipped()
+            weights = found if found and families and found.suit(families, target) else None
+        if weights is None:
+            return self._maker(space_for(families, task, target), trials, rng)
         from cuda_l2.propose.schedule import SchedulePolicy  # noqa: PLC0415 - loads torch
 
-        if target.machine not in self._weights.machines:
-            learnt = ", ".join(self._weights.machines)
+        if self._weights and target.machine not in weights.machines:
+            learnt = ", ".join(weights.machines)
             print(f"cuda-l2: the weights learnt from {learnt}; this machine is {target.machine}", file=sys.stderr)
-        return SchedulePolicy(self._weights.space(task, target), trials, rng, weights=self._weights)
+        return SchedulePolicy(weights.space(task, target), trials, rng, weights=weights)
 
 
 def default_candidates(task: Task, target: Target) -> list[Candidate]:

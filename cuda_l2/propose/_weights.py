@@ -1,24 +1,32 @@
 """A trained schedule policy as a file: the network's weights, and the spaces and tasks that they are for."""
 
+import contextlib
+import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
 
 from cuda_l2.families._base import Family, all_families
 from cuda_l2.machine._base import Target
+from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.propose._base import FamilySpace, UnionSpace, space_for
 from cuda_l2.records import Task
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.files import imported, whole
+from cuda_l2.system.files import whole
 from cuda_l2.worlds.world import space_of, space_version
 
-FORMAT = "cuda-l2 schedule policy 1"
+FORMAT = "cuda-l2 schedule policy 2"
 FILE = "policy.safetensors"
+SHIPPED = Path(__file__).with_name("h100.safetensors")
+"""Weights of the package, trained on results/h100/world (docs/policy-card.md)."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,13 @@ class Weights:
             raise UserError(f"the weights are of {names}, and none of them serves {task} here; leave --weights out")
         return space_for(self.families, task, target)
 
+    def suit(self, families: Sequence[Family], target: Target) -> bool:
+        """Whether they know these families' schedules, and learnt from a GPU of the target's architecture."""
+        learnt = {machine.split(":")[2] for machine in self.machines if machine.startswith("cuda:")}
+        return set(families) <= set(self.families) and isinstance(target, CudaTarget) and target.arch in learnt
+
     def save(self, path: Path) -> None:
         """Write the file whole; UserError where it cannot be."""
-        safetensors = imported("safetensors.torch", "weights need", "worlds")
         head = {
             "format": FORMAT,
             "families": {family.name: space_version(space_of(family)) for family in self.families},
@@ -60,14 +72,21 @@ class Weights:
             "scores": self.scores,
             "settings": self.settings,
         }
-        data = safetensors.save(self.state, metadata={"cuda-l2": json.dumps(head)})
+        data = safetensors.torch.save(self.state, metadata={"cuda-l2": json.dumps(head)})
         with whole(path) as partial:
             partial.write_bytes(data)
 
 
+@functools.cache
+def shipped() -> Weights | None:
+    """The weights of the package; None where a family's choices have changed since."""
+    with contextlib.suppress(UserError):
+        return load(SHIPPED)
+    return None
+
+
 def load(path: Path) -> Weights:
     """Read weights: a file, or a folder that holds one. UserError where it is none, or of another schedule space."""
-    safetensors = imported("safetensors", "weights need", "worlds")
     path = path / FILE if path.is_dir() else path
     try:
         with safetensors.safe_open(str(path), "pt") as file:

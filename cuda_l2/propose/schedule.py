@@ -1,7 +1,8 @@
-"""The embedded policy: a small transformer that writes schedules and learns from every group by GRPO.
+"""The embedded policy: a small network that chooses among candidate schedules and learns from every group by GRPO.
 
-The prompt is contrastive, as in CUDA-L1: the task, the machine, and a few of the archive's schedules with
-their scores. Invalid choices are masked, so every answer is a schedule.
+The prompt is contrastive, as in CUDA-L1: the task, the machine, and a few of the archive's schedules with their
+scores. Candidates are what the families' own models rank first, random schedules, and changed copies of the best
+measured ones; all are valid.
 """
 
 import copy
@@ -15,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cuda_l2.propose._base import Exemplar, Proposer, Space, Values
+from cuda_l2.propose._base import Proposer, Space, Values, mutated
 from cuda_l2.propose._exemplars import sample_exemplars
 from cuda_l2.propose._grpo import GrpoSettings
-from cuda_l2.propose._network import ScheduleTransformer, Vocabulary
-from cuda_l2.propose._sampling import Group, group_loss, one_thread, reference_of, sample_group, values_of
+from cuda_l2.propose._network import Question, ScheduleNetwork
+from cuda_l2.propose._sampling import Group, draw_groups, group_loss, one_thread, reference_of
 from cuda_l2.propose._weights import Weights
 from cuda_l2.records import Candidate, Trial
 from cuda_l2.reward import group_advantages, smooth
@@ -29,13 +30,17 @@ SETTINGS = GrpoSettings()
 TRAINED = replace(SETTINGS, learning_rate=3e-4)
 """Step sizes of a policy that begins trained: it must not forget in one search what it learnt of many tasks."""
 EXEMPLARS = 2
+RANKED, DRAWN = 256, 128
+"""Candidates at first: those that the families' models rank first, and random ones."""
+MORE, PARENTS, CHILDREN = 32, 4, 16
+"""Candidates that every later group adds: random ones, and changed copies of the best measured schedules."""
 
 
 class SchedulePolicy(Proposer):
-    """Samples schedules and updates its network by their rewards.
+    """Chooses schedules and updates its network by their rewards.
 
     learns=False freezes it: the control that a live update must beat. weights: of a trained network, of this space's
-    choices; its most likely schedule comes first.
+    choices; then the most likely candidates are chosen, without them candidates are drawn.
     """
 
     name = "schedule"
@@ -49,12 +54,11 @@ class SchedulePolicy(Proposer):
         weights: Weights | None = None,
     ) -> None:
         self._space, self._trials, self._rng, self._learns = space, trials, rng, learns
-        self._vocabulary = Vocabulary(space.choices)
         seed = int(rng.integers(1 << 62))
         self._generator = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._network = ScheduleTransformer(self._vocabulary)
+            self._network = ScheduleNetwork(space.choices)
         self._weights, self._settings = weights, SETTINGS
         if weights:
             self._network.load_state_dict(weights.state)
@@ -64,31 +68,30 @@ class SchedulePolicy(Proposer):
         self._optimizer = torch.optim.AdamW(
             self._network.parameters(), lr=self._settings.learning_rate, weight_decay=0.0
         )
+        self._rows: dict[Values, int] = {}  # of the candidates
+        self._inputs = torch.empty(0, self._network.encoder.size)
         self._group: Group | None = None
-        self._known: set[Values] = set()
         self.updates = 0
         self.skipped_groups = 0
 
     def propose(self, count: int) -> list[Candidate]:
-        history = [trial for trial in self._trials() if trial.candidate.schedule]
-        self._known.update(self._space.values_of(trial) for trial in history)
+        scored = {self._space.values_of(trial): trial.reward for trial in self._trials() if trial.candidate.schedule}
+        scored = {values: score for values, score in scored.items() if len(values) == len(self._space.choices)}
+        self._add(list(scored))
+        self._add_new({values: score for values, score in scored.items() if not math.isnan(score)})
+        open_N = torch.ones(len(self._rows), dtype=torch.bool)
+        open_N[[self._rows[values] for values in scored]] = False
+        if not open_N.any():  # a small space that is known: again
+            open_N[:] = True
+        question = Question(self._inputs, open_N, self._exemplars(scored))
         with one_thread():
-            self._group = sample_group(
-                self._network,
-                self._space,
-                self._exemplars(history),
-                count,
-                self._generator,
-                self._known,
-                greedy=self._weights is not None,
-            )
-        answers = [values_of(self._network, row) for row in self._group.answer_GT]
-        return [self._space.render(values, self.name) for values in answers]
+            (self._group,) = draw_groups(self._network, [question], count, None if self._weights else self._generator)
+        schedules = list(self._rows)
+        return [self._space.render(schedules[row], self.name) for row in self._group.rows_G.tolist()]
 
     def observe(self, trials: Sequence[Trial]) -> None:
         group, self._group = self._group, None
-        self._known.update(self._space.values_of(trial) for trial in trials)
-        if group is None or not self._learns or len(trials) != len(group.answer_GT):
+        if group is None or not self._learns or len(trials) != len(group.rows_G):
             return  # a group cut short teaches nothing
         history = [trial.reward for trial in self._trials() if not math.isnan(trial.reward)]
         rewards = [trial.reward for trial in trials]
@@ -99,7 +102,7 @@ class SchedulePolicy(Proposer):
             self.skipped_groups += 1
             return
         with one_thread():
-            self._update(group, torch.tensor(advantages))
+            self._update(group, advantages)
 
     def summary(self) -> str:
         if not self.updates:
@@ -110,7 +113,7 @@ class SchedulePolicy(Proposer):
         buffer = io.BytesIO()
         torch.save(
             {
-                "choices": [(choice.name, choice.values) for choice in self._vocabulary.choices],
+                "choices": self._choices,
                 "network": self._network.state_dict(),
                 "reference": self._reference.state_dict(),
                 "optimizer": self._optimizer.state_dict(),
@@ -126,10 +129,14 @@ class SchedulePolicy(Proposer):
         before = self.state()
         try:
             kept = torch.load(io.BytesIO(state), weights_only=True)
-            if kept["choices"] == [(choice.name, choice.values) for choice in self._vocabulary.choices]:
+            if kept["choices"] == self._choices:
                 self._restore(kept)
         except (RuntimeError, KeyError, ValueError, EOFError, pickle.UnpicklingError):
             self._restore(torch.load(io.BytesIO(before), weights_only=True))
+
+    @property
+    def _choices(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(choice.name, choice.values) for choice in self._space.choices]
 
     def _restore(self, kept: dict[str, Any]) -> None:
         self._network.load_state_dict(kept["network"])
@@ -137,18 +144,34 @@ class SchedulePolicy(Proposer):
         self._optimizer.load_state_dict(kept["optimizer"])
         self.updates, self.skipped_groups = kept["updates"], kept["skipped_groups"]
 
-    def _exemplars(self, history: Sequence[Trial]) -> list[Exemplar]:
-        scored = [(trial.reward, self._space.values_of(trial)) for trial in history if not math.isnan(trial.reward)]
-        valid = [(reward, values) for reward, values in scored if len(values) == len(self._vocabulary.choices)]
+    def _add(self, schedules: Sequence[Values]) -> None:
+        """More candidates."""
+        new = [values for values in dict.fromkeys(schedules) if values not in self._rows]
+        if new:
+            self._rows |= {values: len(self._rows) + i for i, values in enumerate(new)}
+            self._inputs = torch.cat([self._inputs, self._network.encoder(self._space, new)])
+
+    def _add_new(self, scored: dict[Values, float]) -> None:
+        """More candidates from the space. scored: what was measured."""
+        if len(self._rows) <= len(scored):
+            self._add(self._space.ranked(RANKED))
+            self._add(self._space.some(DRAWN, self._rng))
+        else:
+            self._add(self._space.some(MORE, self._rng))
+        best = sorted(scored, key=scored.__getitem__, reverse=True)[:PARENTS]
+        self._add([mutated(self._space, values, self._rng) for values in best for _ in range(CHILDREN)])
+
+    def _exemplars(self, scored: dict[Values, float]) -> list[tuple[int, float]]:
         count = self._weights.exemplars if self._weights else EXEMPLARS
         scores = self._weights is None or self._weights.scores
-        chosen = sample_exemplars(valid, count, self._rng)
-        return [Exemplar(values, score if scores else 0.0) for score, values in chosen]
+        timed = [(score, values) for values, score in scored.items() if not math.isnan(score)]
+        chosen = sample_exemplars(timed, count, self._rng)
+        return [(self._rows[values], score if scores else 1.0) for score, values in chosen]
 
-    def _update(self, group: Group, advantages_G: torch.Tensor) -> None:
-        reference = reference_of(self._reference, self._space, group)
+    def _update(self, group: Group, advantages_G: Sequence[float]) -> None:
+        references = reference_of(self._reference, [group])
         for _ in range(self._settings.epochs):
-            loss = group_loss(self._network, reference, self._space, group, advantages_G, self._settings)
+            loss = group_loss(self._network, references, [group], [advantages_G], self._settings)
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self._network.parameters(), self._settings.max_gradient_norm)
