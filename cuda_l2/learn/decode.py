@@ -32,7 +32,7 @@ def serves(model: Any) -> bool:
 def write(
     model: Any, prompts: Sequence[Sequence[int]], tokens: int, temperature: float, pad: int, end: int
 ) -> list[list[int]]:
-    """Up to `tokens` tokens for each prompt, the end's included; after it `end` is repeated. torch's generator decides."""
+    """Up to `tokens` tokens for each prompt; after its end `end` is repeated. torch's generator decides."""
     return _Decoder(model, prompts, tokens, temperature, pad, end).write()
 
 
