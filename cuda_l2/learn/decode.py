@@ -170,7 +170,7 @@ class _Decoder:
             for number, layer in enumerate(self._layers):
                 qkv = self._normed(x, layer.before) @ layer.qkv.T
                 qkv = qkv.view(rows, length, -1, self._size).transpose(1, 2)
-                q, k, v = qkv.split([self._heads, self._shared, self._shared], 1)
+                q, k, v = qkv.tensor_split([self._heads, self._heads + self._shared], 1)
                 seen = attend(number, _turned(q, cos, sin), _turned(k, cos, sin), v)
                 x = x + seen.transpose(1, 2).reshape(rows, length, -1) @ layer.out.T
                 gate, up = (self._normed(x, layer.after) @ layer.up.T).chunk(2, -1)
