@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from cuda_l2.corpus.holdout import HoldOut
+from cuda_l2.learn import decode
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.llm._base import without_system
 from cuda_l2.llm.kinds import hf
@@ -75,6 +76,10 @@ class Writer:
     @torch.no_grad()
     def _batch(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        model = self.model
+        if next(model.parameters()).device.type == "cuda" and decode.serves(model):
+            rows = decode.write(model, prompts, self.sampling.answer_tokens, self.sampling.temperature, pad, end)
+            return [_ended(row, end) for row in rows]
         longest = max(map(len, prompts))
         ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -99,5 +104,8 @@ class Writer:
         finally:
             inner.generation_config = config
             self.model.train(training)
-        rows: list[list[int]] = output[:, longest:].tolist()
-        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+        return [_ended(row, end) for row in output[:, longest:].tolist()]
+
+
+def _ended(answer: list[int], end: int) -> list[int]:
+    return answer[: answer.index(end) + 1] if end in answer else answer

@@ -13,18 +13,21 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would disturb timings
 
 import examine
+import family
 import teacher
 
 from cuda_l2.archive import Archive
 from cuda_l2.commands.train import TrainSettings
 from cuda_l2.commands.train import command as train
+from cuda_l2.families._base import Family
+from cuda_l2.machine._base import Target
 from cuda_l2.records import Candidate, Gemm, Task, Trial
 from cuda_l2.rigs import open_rig
 
@@ -47,26 +50,39 @@ BEGINS_FROM = {"tuned": "pretrained", "longer": "tuned", "own": "tuned", "rl": "
 class Miniature:
     """How large it is on one kind of machine.
 
-    data: settings of stages on data, tasks: of those that write kernels, rl: of GRPO besides.
+    stages: names of those that it goes through, model: what the first begins from. data: settings of stages on data,
+    tasks: of those that write kernels, rl: of GRPO besides.
     """
 
     target: str
     shapes: tuple[str, ...]
     held_shapes: tuple[str, ...]
+    families: Callable[[Task, Target], Sequence[Family]] = family.families_for
+    stages: tuple[str, ...] = tuple(NAMES)
+    model: str = "scratch"
     schedules: int = 80
     sft_steps: int = 150
+    sft_rate: float = 3e-3
+    longer_rate: float = 3e-4
     own_steps: int = 12
     rl_steps: int = 40
     rl_rate: float = 3e-4
     tries: int = 40
     keep: int = 24
     group: int = 8
+    groups: int = 2
+    micro_batch: int = 0  # 0 for all answers of a step
     iterations: int = 1
     answers: int = 16
     answer_tokens: int = 160
     rl: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+
+    def begins_from(self, name: str) -> str:
+        """The stage whose model a stage begins from, of those that it goes through; empty for `model`."""
+        begins = BEGINS_FROM.get(name, "")
+        return begins if not begins or begins in self.stages else self.begins_from(begins)
 
     def few(self) -> "Miniature":
         """A dry run; with fewer steps of fine-tuning the model would have no right kernels to learn from."""
@@ -104,17 +120,22 @@ def main() -> None:
     options.add_argument("--without-sandbox", action="store_true", help="as for cuda-l2 train")
     given = options.parse_args()
     size = MINIATURES[given.target]
-    size = size.few() if given.few else size
-    given.out.mkdir(parents=True, exist_ok=True)
-    outs = [given.out / f"seed-{seed}" for seed in given.seeds]
-    with open_rig(size.target) as rig, Archive(given.out / "teacher.db") as archive:
-        taught = teacher.measure([Gemm.parse(shape) for shape in size.shapes], size.schedules, rig, archive)
-        for out, seed in zip(outs, given.seeds, strict=True):
+    run(size.few() if given.few else size, given.out, given.seeds, given.without_sandbox)
+
+
+def run(size: Miniature, folder: Path, seeds: Sequence[int], without_sandbox: bool = False) -> None:
+    """All of its stages for every seed, and the tables. What is done already is not done again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outs = [folder / f"seed-{seed}" for seed in seeds]
+    with open_rig(size.target) as rig, Archive(folder / "teacher.db") as archive:
+        tasks = [Gemm.parse(shape) for shape in size.shapes]
+        taught = teacher.measure(tasks, size.schedules, rig, archive, size.families)
+        for out, seed in zip(outs, seeds, strict=True):
             if not (out / "data" / "collected").exists():
-                teacher.write_data(out / "data", taught, rig, PROMPTS, seed)
-    for out, seed in zip(outs, given.seeds, strict=True):
+                teacher.write_data(out / "data", taught, rig, PROMPTS, seed, corpus="pretrained" in size.stages)
+    for out, seed in zip(outs, seeds, strict=True):
         if not (out / CONTEST).exists():
-            _train_and_examine(size, out, seed, taught, given.without_sandbox)
+            _train_and_examine(size, out, seed, taught, without_sandbox)
             _contest(size, out, taught)
         _print(size, f"Seed {seed}", [out], taught)
     if len(outs) > 1:
@@ -132,11 +153,11 @@ def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Te
                         archive.append(trial)
 
     def stage(stage: str, name: str, *changes: str, data: str = "", archive: str = "") -> None:
-        if _examined(out, name):
+        if name not in size.stages or _examined(out, name):
             return
-        begins = out / BEGINS_FROM[name] / "model" if name in BEGINS_FROM else "scratch"
+        begins = size.begins_from(name)
         settings = TrainSettings(
-            model=str(begins),
+            model=str(out / begins / "model") if begins else size.model,
             data=[out / "data" / data] if data else None,
             out=out / name,
             config=HERE / ("tasks.toml" if archive else "small.toml"),
@@ -149,31 +170,36 @@ def _train_and_examine(size: Miniature, out: Path, seed: int, taught: teacher.Te
         )
         train(list(size.shapes) if archive else None, stage=stage, settings=settings)
         _examine(size, out, name, archive, taught, seed)
-        _drop(out)
+        _drop(size, out)
 
     stage("pretrain", "pretrained", "tuning.batch=8", "tuning.micro_batch=8", data="corpus")
-    stage("sft", "tuned", f"tuning.steps={size.sft_steps}", data="collected")
-    same = [f"tuning.steps={size.own_steps + size.rl_steps}", "tuning.learning_rate=3e-4"]
-    stage("sft", "longer", *same, data="collected")
+    first = [f"tuning.steps={size.sft_steps}", f"tuning.learning_rate={size.sft_rate}"]
+    stage("sft", "tuned", *first, data="collected")
     own = ["collecting.rounds=1", f"collecting.tries={size.tries}", f"collecting.keep={size.keep}"]
     own += ["tuning.learning_rate=2e-4", f"tuning.steps={size.own_steps}"]
     stage("self-supervised", "own", *own, archive="own")
-    step = 2 * size.group  # answers
+    step = size.groups * size.group  # answers
     rl = [f"rl.group={size.group}", f"rl.iterations={size.iterations}", f"tuning.batch={step}"]
-    rl += [f"tuning.micro_batch={step}", f"tuning.learning_rate={size.rl_rate}", f"tuning.steps={size.rl_steps}"]
+    rl += [
+        f"tuning.micro_batch={size.micro_batch or step}",
+        f"tuning.learning_rate={size.rl_rate}",
+        f"tuning.steps={size.rl_steps}",
+    ]
     rl += size.rl
     stage("hgemm-rl", "rl", *rl, archive="rl")
     stage("hgemm-rl", "control", *rl, "sampling.exemplars=0", archive="control")
+    same = [f"tuning.steps={size.own_steps + size.rl_steps}", f"tuning.learning_rate={size.longer_rate}"]
+    stage("sft", "longer", *same, data="collected")
 
 
 def _examined(out: Path, name: str) -> bool:
     return all((out / f"{name}-{shown}.json").exists() for shown in (0, 2))
 
 
-def _drop(out: Path) -> None:
+def _drop(size: Miniature, out: Path) -> None:
     """Models that nothing begins from any more go, so that an interrupted run is small; the last one stays."""
     for name in NAMES:
-        after = [later for later, earlier in BEGINS_FROM.items() if earlier == name]
+        after = [later for later in size.stages if size.begins_from(later) == name]
         if name != "rl" and all(_examined(out, each) for each in (name, *after)):
             for folder in (out / name).rglob("model"):
                 shutil.rmtree(folder)
@@ -195,7 +221,8 @@ def _examine(size: Miniature, out: Path, name: str, archive: str, taught: teache
 
 def _contest(size: Miniature, out: Path, taught: teacher.Teacher) -> None:
     """Time the best answers of all stages, and the best training kernels, beside one another; kept by shape and id."""
-    found = [answers for name in NAMES for shown in (0, 2) for answers in examine.load(out / f"{name}-{shown}.json")]
+    paths = [out / f"{name}-{shown}.json" for name in size.stages for shown in (0, 2)]
+    found = [answers for path in paths for answers in examine.load(path)]
     timed = {}
     with open_rig(size.target) as rig:
         for shape in (*size.shapes, *size.held_shapes):
@@ -212,12 +239,12 @@ def _print(size: Miniature, title: str, outs: Sequence[Path], taught: teacher.Te
         ("held-out shapes", size.held_shapes, 0),
     ):
         print(f"\n{title}, {where}, {shown} exemplars in the question:\n\n{examine.head()}")
-        for name, words in NAMES.items():
+        for name in size.stages:
             seeds = []
             for out in outs:
                 timed = json.loads((out / CONTEST).read_text())
                 seeds.append(examine.figures(examine.load(out / f"{name}-{shown}.json"), shapes, timed, training))
-            print(examine.row(words, seeds), flush=True)
+            print(examine.row(NAMES[name], seeds), flush=True)
 
 
 if __name__ == "__main__":

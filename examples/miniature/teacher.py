@@ -1,7 +1,7 @@
 """What the miniature's training texts are made of: measured schedules without the best decile, code from headers."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,8 +15,10 @@ from cuda_l2.corpus import dataset
 from cuda_l2.corpus.build import build
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.evaluator import Evaluator
+from cuda_l2.families._base import Family
 from cuda_l2.learn.settings import Sampling
 from cuda_l2.learn.writer import Questions
+from cuda_l2.machine._base import Target
 from cuda_l2.propose._base import Values, draw, space_for
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.records import Candidate, Task, Trial
@@ -47,10 +49,16 @@ class Teacher:
         return [sources[key] for key in ranked[:count]]
 
 
-def measure(tasks: Sequence[Task], count: int, rig: Rig, archive: Archive) -> Teacher:
+def measure(
+    tasks: Sequence[Task],
+    count: int,
+    rig: Rig,
+    archive: Archive,
+    families: Callable[[Task, Target], Sequence[Family]] = families_for,
+) -> Teacher:
     """Measure so many schedules, drawn at random, on every task; the best by their mean are held out."""
     rng = np.random.default_rng(0)
-    spaces = {task: space_for(families_for(task, rig.target), task, rig.target) for task in tasks}
+    spaces = {task: space_for(families(task, rig.target), task, rig.target) for task in tasks}
     drawn: dict[Values, None] = {}
     while len(drawn) < count:
         drawn[draw(spaces[tasks[0]], rng)] = None
@@ -69,25 +77,31 @@ def measure(tasks: Sequence[Task], count: int, rig: Rig, archive: Archive) -> Te
     return Teacher(kept, list(held_out.values()))
 
 
-def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: int) -> None:
+def write_data(folder: Path, teacher: Teacher, rig: Rig, prompts: Path, seed: int, *, corpus: bool = True) -> None:
     """The datasets: of pretraining, code of headers and instruction, context and kernel as text; of fine-tuning."""
     rng = random.Random(seed)
-    sources = [source for source in installed_sources() if source.name == "aten"]
-    collected = [row["text"] for row in build(sources, HoldOut(), context_tokens=0).text]
-    pieces = [piece for text in collected for piece in text.split("\n\n") if 80 < len(piece) <= SNIPPET_CHARS]
     conversations = [
         _conversation(task, trials, trial, rig, prompts, shown, seed + i)
         for task, trials in teacher.trials.items()
         for i, trial in enumerate(trials)
         for shown in (0, 2, 2)
     ]
-    rendered = ["\n\n".join(turn["content"] for turn in turns) for turns in conversations]
-    texts = [*rng.sample(pieces, min(SNIPPETS, len(pieces))), *rendered]
-    rng.shuffle(texts)
-    dataset.write(folder / "corpus", {"text": [{"text": text} for text in texts]}, "Of the miniature.")
+    if corpus:
+        rendered = ["\n\n".join(turn["content"] for turn in turns) for turns in conversations]
+        texts = [*_pieces(rng), *rendered]
+        rng.shuffle(texts)
+        dataset.write(folder / "corpus", {"text": [{"text": text} for text in texts]}, "Of the miniature.")
     rng.shuffle(conversations)
     rows = [{"messages": turns} for turns in conversations]
     dataset.write(folder / "collected", {"sft": rows}, "Of the miniature.")
+
+
+def _pieces(rng: random.Random) -> list[str]:
+    """Some code of ATen's headers."""
+    sources = [source for source in installed_sources() if source.name == "aten"]
+    collected = [row["text"] for row in build(sources, HoldOut(), context_tokens=0).text]
+    pieces = [piece for text in collected for piece in text.split("\n\n") if 80 < len(piece) <= SNIPPET_CHARS]
+    return rng.sample(pieces, min(SNIPPETS, len(pieces)))
 
 
 def question(task: Task, history: Sequence[Trial], rig: Rig, prompts: Path, exemplars: int, seed: int) -> str:

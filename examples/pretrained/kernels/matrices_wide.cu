@@ -1,0 +1,6 @@
+#include "begin.cuh"
+#include "load.cuh"
+#include "gemm.cuh"
+#include "matrices.cuh"
+#include "add.cuh"
+#include "wide.cuh"

@@ -1,0 +1,5 @@
+#include "begin.cuh"
+#include "gemm.cuh"
+#include "words.cuh"
+#include "add.cuh"
+#include "pairs.cuh"
