@@ -54,7 +54,7 @@ CPU_PROTOCOLS = {protocol.name: protocol for protocol in (SEARCH, FINALS, OFFLIN
 CUDA_PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
-        replace(SEARCH, round_s=0.0002, min_rounds=6, max_rounds=9),
+        replace(SEARCH, round_s=0.0004, min_rounds=6, max_rounds=9),
         replace(FINALS, round_s=0.001, heat_s=HEAT_S),
         replace(OFFLINE, round_s=0.002, min_rounds=15, max_rounds=60, heat_s=HEAT_S),
         replace(ROTATING, round_s=0.002, min_rounds=15, max_rounds=60, heat_s=HEAT_S),
