@@ -280,7 +280,8 @@ void product_by(StableIValue* stack, uint64_t, uint64_t) {
 void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1])), out(handle(stack[3]));
   if (stack[2]) throw std::runtime_error("matmul takes out or a bias, not both");
-  if (table().constants.count) table().constants.epoch++;  // out may be a constant operand of later products; only Python counts this write
+  // out may be a constant operand of later products, and only Python counts this write
+  if (table().constants.count) table().constants.epoch++;
   Owned c = serve(a.get(), b.get(), false, out.get());
   if (c.get()) {
     stack[0] = value(c.release());
