@@ -37,3 +37,10 @@ def test_gradients_raise_good_answers_and_lower_bad_ones() -> None:
     old = log_probs.detach()
     grpo_loss(log_probs, old, old, torch.tensor([1.0, -1.0]), SETTINGS).backward()
     assert log_probs.grad[0] < 0 < log_probs.grad[1]  # descent on the loss
+
+
+def test_a_choice_that_became_all_but_impossible_leaves_the_loss_a_number() -> None:
+    far, zero = torch.tensor([[-300.0]], requires_grad=True), torch.zeros(1, 1)
+    loss = grpo_loss(far, far.detach(), zero, torch.ones(1), GrpoSettings(kl_weight=0.0))
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(far.grad).all()

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+FARTHEST = 20.0
+"""Most by which a log-probability counts as below the reference's: its exponential must stay a number."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrpoSettings:
@@ -30,6 +33,6 @@ def grpo_loss(
     ratio = (log_probs_GT - old_log_probs_GT).exp()
     advantages = advantages_G[:, None]
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantages)
-    difference = reference_log_probs_GT - log_probs_GT
+    difference = (reference_log_probs_GT - log_probs_GT).clamp(max=FARTHEST)
     kl = difference.exp() - difference - 1
     return (settings.kl_weight * kl - surrogate).mean()
