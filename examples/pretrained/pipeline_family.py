@@ -1,4 +1,4 @@
-"""A family of whole CUDA files of 90 to 105 lines with a pipeline, for a pretrained language model to write.
+"""A family of whole CUDA files of 107 to 116 lines with a pipeline, for a pretrained language model to write.
 
 Four sources (fragments by ldmatrix or by words of 32 bits; C stored in pairs, or through shared memory in 16 bytes) and
 nine numbers, on cp.async and mma.sync, for every GPU from Ampere on. They compute only shapes whose M, N and K are

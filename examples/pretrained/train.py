@@ -4,7 +4,7 @@
     python examples/pretrained/train.py --out pretrained --seeds 0      # needs an NVIDIA GPU of 80 GB; goes on as well
 
 The stages are those of examples/miniature/run.py, through `cuda-l2 train`, on all weights; the family is
-pipeline_family.py. docs/learning.md has results.
+pipeline_family.py. docs/learning.md says how far it was taken.
 """
 
 import argparse
@@ -52,7 +52,7 @@ PRETRAINED = run.Miniature(
     answer_tokens=ANSWER_TOKENS,
     # as on the miniature's GPU: a wrong file costs what a slow one does
     rl=("rl.unbuildable=-0.02", "rl.incorrect=-0.01", "rl.kl_weight=0.02"),
-    data=("tuning.micro_batch=4", "tuning.warmup=0.05", "tuning.sequence_tokens=6500", "tuning.save_every=1000"),
+    data=("tuning.micro_batch=4", "tuning.warmup=0.05", "tuning.sequence_tokens=6500", "tuning.save_every=60"),
     tasks=(
         *("sampling.at_once=128", "sampling.prompt_tokens=4500", f"sampling.answer_tokens={ANSWER_TOKENS}"),
         *("tuning.warmup=0.1", "tuning.save_every=10"),
