@@ -173,7 +173,7 @@ struct Entry {
     }
   }
 
-  // Enqueues every launch; 0 or the driver's error. pointers: A, B, C, then the workspaces. ordinary: see Launch::config.
+  // Enqueues every launch; 0 or the driver's error. pointers: A, B, C, then the workspaces. ordinary: as of a Launch.
   Status launch(const Driver& driver, const uint64_t* pointers, Stream stream, std::atomic<uint64_t>& encoded,
                 int repeats = 1, bool ordinary = false) {
     if (product_) {

@@ -54,8 +54,8 @@ struct Seen {
   bool operator==(const Seen& o) const { return address == o.address && epoch == o.epoch && version == o.version; }
 };
 
-// Operands that their owner declared constant, by the tensor's identity, and whether a launch may read one ahead: before
-// the launch ahead of it has ended. All that can be in flight then was enqueued after an ordinary edge that came after
+// Operands that their owner declared constant, by the tensor's identity, and whether a launch may read one before the
+// launch ahead of it has ended. All that can be in flight then was enqueued after an ordinary edge that came after
 // the operand's last write.
 class Constants {
  public:
