@@ -84,4 +84,4 @@ def test_each_worker_measures_a_part_of_a_grid_into_a_folder_of_its_own(tmp_path
 
 def test_workers_take_no_part(tmp_path) -> None:
     done = run(*ARGUMENTS, "--workers", "auto", "--part", "1/2", "--out", str(tmp_path / "out"))
-    assert done.returncode == 2 and "leave --part and --fresh out" in done.stderr
+    assert done.returncode == 2 and "leave --part, --also and --fresh out" in done.stderr

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import math
+import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -256,7 +257,7 @@ def _run_grid(settings: BenchSettings) -> None:
     own = gemms[len(gemms) * (number - 1) // parts : len(gemms) * number // parts]
     out = settings.out or Path("bench-grid")
     require_writable(out / RESULTS)
-    also = (*settings.also, *(_by_workers(settings, out) if settings.workers else ()))
+    also = _by_workers(settings, out) if settings.workers else settings.also
 
     from cuda_l2.report.grid import KEPT, write_tables
     from cuda_l2.report.grid_summary import summary
@@ -297,16 +298,18 @@ def _by_workers(settings: BenchSettings, out: Path) -> list[Path]:
     """Have every GPU measure its part of a grid; the folders that have results."""
     from cuda_l2.runs import workers
 
-    if settings.part != BenchSettings.part or settings.fresh:
+    if settings.part != BenchSettings.part or settings.also or settings.fresh:
         raise UserError(
-            "--workers gives each GPU its part, and goes on from what is there: leave --part and --fresh out"
+            "--workers gives each GPU its part, and goes on from what is there: leave --part, --also and --fresh out"
         )
-    found = workers.gpus(settings.workers)
-    before = ["--also", str(out)] if (out / RESULTS).exists() else []
-    commands = {}
+    found, commands = workers.gpus(settings.workers), {}
     for number, gpu in enumerate(found, 1):
-        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(out / f"gpu-{gpu}")}
-        commands[gpu] = [*workers.own_arguments(sys.argv[1:], own), *before]
+        place = out / f"gpu-{gpu}"
+        if (out / RESULTS).exists() and not (place / RESULTS).exists():  # so that nothing is measured twice
+            place.mkdir(exist_ok=True)
+            shutil.copyfile(out / RESULTS, place / RESULTS)
+        own = {"--workers": "", "--part": f"{number}/{len(found)}", "--out": str(place)}
+        commands[gpu] = workers.own_arguments(sys.argv[1:], own)
     workers.share(commands, tell)
     return [path.parent for path in sorted(out.glob(f"gpu-*/{RESULTS}"))]
 

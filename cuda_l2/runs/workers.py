@@ -112,8 +112,8 @@ class _Worker:
     def read(self, say: Callable[[str], None]) -> bool:
         """Say the lines that have come; False at the stream's end."""
         came = os.read(self.errors, 1 << 16)
-        *lines, self._said = (self._said + came).split(b"\n")
-        for line in lines:
+        *lines, self._said = (self._said + (came or b"\n")).split(b"\n")
+        for line in filter(None, lines):
             say(f"GPU {self.gpu}: {line.decode(errors='replace').strip().removeprefix('cuda-l2: ')}")
         return bool(came)
 

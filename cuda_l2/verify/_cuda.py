@@ -149,7 +149,7 @@ class CudaSession(GpuSession):
         arena, sent = self.arena, list[dict[str, Any]]()
         # what this process writes, and what it must find afterwards
         here, left = list[Segment](), list[Segment]()
-        room = arena.address(Place("staging", 0))
+        room, guards = arena.address(Place("staging", 0)), arena.workspace_guards()
 
         def staged(segment: Segment) -> Segment:
             """The same bytes in the staging buffer."""
@@ -162,6 +162,8 @@ class CudaSession(GpuSession):
             held = arena.held(turn.case.tensors, self._window)
             if number == 0:
                 here, written = written, []
+            else:  # what another launch of the row did to guards stays there until the look at the end
+                written = [segment for segment in written if segment not in guards]
             for index, segment in enumerate(written):
                 if segment.source:
                     here.append(staged(segment))
@@ -192,7 +194,7 @@ class CudaSession(GpuSession):
         torch.cuda.synchronize()
         place = self._windows[self._window][late.name]
         terms: dict[str, Any] = {"source": ["staging", 0], "target": [place.buffer, place.offset]}
-        terms |= {"size": late.bytes, "ns": PRODUCER_NS, "binding": self._window}
+        terms |= {"size": late.bytes, "ns": PRODUCER_NS * (1 + between), "binding": self._window}
         terms |= {"between": between, "ordinary": ordinary}
         self.worker.call("after_slow", self.timeout_s, **terms)
         return self._result(case)
@@ -201,7 +203,7 @@ class CudaSession(GpuSession):
         self._fill(case)
         place = self._windows[self._window][output.name]
         terms: dict[str, Any] = {"source": [place.buffer, place.offset], "target": ["record", 0]}
-        terms |= {"size": output.bytes, "ns": PRODUCER_NS, "binding": self._window}
+        terms |= {"size": output.bytes, "ns": PRODUCER_NS * (1 + between), "binding": self._window}
         terms |= {"between": between, "ordinary": False}
         self.worker.call("after_slow", self.timeout_s, **terms)
         if not all(self._segments.hold([self.arena.copied_poison(output)])):
@@ -309,7 +311,7 @@ class CudaSession(GpuSession):
     def _message(self, written: Sequence[Segment], kept: Sequence[Segment], *, spoil: bool) -> dict[str, Any]:
         """A launch in the window of now, as the worker takes it."""
         fill, keep = ([self.arena.shared(segment) for segment in segments] for segments in (written, kept))
-        return {"fill": fill, "spoil": spoil, "binding": self._window, "keep": keep}
+        return {"fill": fill, "spoil": spoil, "plain": bool(self.constant), "binding": self._window, "keep": keep}
 
     def _result(self, case: Case) -> Outputs:
         """The outputs of a launch where it wrote them, once everything else is found as it must be."""

@@ -359,7 +359,11 @@ class CudaArena(Closing):
     def _scratch(self) -> list[Segment]:
         places = self._laid_out()
         garbage = [_held(words, SCRATCH_WORD) for workspace, words, _ in places if not workspace.persistent]
-        return garbage + [_held(guard, GUARD_WORD) for _, _, guard in places]
+        return garbage + self.workspace_guards()
+
+    def workspace_guards(self) -> list[Segment]:
+        """What must lie behind every workspace."""
+        return [_held(guard, GUARD_WORD) for _, _, guard in self._laid_out()]
 
     def after_launch(self, window: int = 0) -> tuple[list[Segment], list[Segment]]:
         """What memory must hold after it: guards, and persistent workspaces as they were filled."""

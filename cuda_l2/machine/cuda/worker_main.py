@@ -104,12 +104,16 @@ class Worker:
         """Launch once a turn, in order.
 
         Of a turn: `fill`, what is written before it; `spoil`, whether it meets garbage in shared memory, else what the
-        launch before left there; `binding`; `keep`, what is copied away behind it. Both as `CudaArena.shared` has them.
+        launch before left there; `plain`, whether what is written may be read ahead of its wait, so that a plain edge
+        must lie between; `binding`; `keep`, what is copied away behind it. `fill` and `keep` are as `CudaArena.shared`
+        has them.
         """
         for turn in turns:
             self._write(turn["fill"])
             if turn["spoil"]:
                 self.helpers.spoil_shared(self.stream, self._garbage())
+            elif turn["plain"]:
+                self.helpers.relay(self.stream, programmatic=False)
             self._on(0, turn["binding"]).launch(self.stream)
             self._write(turn["keep"])
         self._wait()
@@ -146,8 +150,10 @@ class Worker:
         """Launch behind a kernel that lets dependents begin, and copies only then.
 
         between: number of kernels between the two, each of which lets the next one begin at once. ordinary: the first
-        of them waits for the copy before it begins.
+        of them waits for the copy before it begins; a launch that finds what was there before comes ahead of all.
         """
+        if ordinary:
+            self._on(0, binding).launch(self.stream)
         self.helpers.slow_copy(self.stream, self._address(source), self._address(target), -(-size // 16), ns)
         for number in range(between):
             self.helpers.relay(self.stream, programmatic=number > 0 or not ordinary)
