@@ -81,7 +81,7 @@ tables: $(VENV)/.run
 
 , := ,
 clean:
-	rm -rf $(VENV) dist cuda_l2/library/deploy/pack cuda_l2/library/deploy/op.so .build-cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist cuda_l2/library/deploy/pack cuda_l2/library/deploy/op-*.so .build-cache .pytest_cache .mypy_cache .ruff_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON to one"; exit 2; }

@@ -45,7 +45,8 @@ class Settings:
     cost model of the trials so far, needs scikit-learn), tpe (needs optuna), or a language model, see docs/llm.md:
     openai:NAME@URL behind an OpenAI-compatible endpoint, hf:PATH_OR_ID in this process."""
     weights: Annotated[Path | None, TRAINED] = None
-    """File of a trained schedule policy, as `cuda-l2 train --stage schedule` leaves it; untrained without one."""
+    """File of a trained schedule policy, as `cuda-l2 train --stage schedule` leaves it; without one the package's on
+    Hopper GPUs, elsewhere untrained."""
     target: str = "auto"
     """Machine to optimise for: cpu, cuda, or auto for the GPU where there is one."""
     archive: Place | None = None

@@ -4,6 +4,7 @@ import gc
 import io
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,19 @@ def _optimizer_step(layers: Layers) -> None:
     layers.weight.requires_grad_(False)
 
 
+class _Uncounted(torch.optim.SGD):
+    """Writes as fused optimizers do: torch counts nothing."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.param_groups[0]["params"][0].data.add_(1)
+
+
+def _uncounted_step(layers: Layers) -> None:
+    version = layers.weight._version
+    _Uncounted([layers.weight]).step()
+    assert layers.weight._version == version
+
+
 def _load(layers: Layers) -> None:
     file = io.BytesIO()
     torch.save(layers.model.state_dict(), file)
@@ -85,6 +99,7 @@ WRITES: list[Callable[[Layers], object]] = [
     lambda layers: calls.matmul(torch.ones(24, 8, dtype=BFLOAT), torch.ones(8, 16, dtype=BFLOAT), out=layers.weight),
     lambda layers: layers.model.to(torch.float16).to(BFLOAT),
     _optimizer_step,
+    _uncounted_step,
     _load,
     _write_in_inference_mode,
     lambda layers: (layers.weight.data.zero_(), cuda_l2.invalidate(layers.model)),
@@ -96,6 +111,14 @@ def test_the_first_launch_after_a_write_takes_an_ordinary_edge(layers, write) ->
     assert layers.edges(0, 1, 0) == "ooa"
     write(layers)
     assert layers.edges(0, 0) == "oa"
+
+
+def test_a_product_written_elsewhere_leaves_edges_as_they_are(layers) -> None:
+    assert layers.edges(0, 0) == "oa"
+    calls.matmul(
+        torch.ones(24, 8, dtype=BFLOAT), torch.ones(8, 16, dtype=BFLOAT), out=torch.empty(24, 16, dtype=BFLOAT)
+    )
+    assert layers.edges(0, 0) == "aa"
 
 
 def test_a_write_in_between_is_seen_on_every_stream(layers) -> None:

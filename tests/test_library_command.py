@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -113,6 +114,16 @@ def test_without_a_gpu_an_import_serves_nothing(small, tmp_path) -> None:
         library.import_source(tmp_path / "mine.cu", "64x64x64")
     with pytest.raises(UserError, match="none here"):
         library.demote("64x64x64")
+
+
+def test_a_shape_is_demoted_for_weights_ahead_too(small, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(dispatch, "serves", lambda device: True)
+    monkeypatch.setattr(choices, "place_of", lambda device, identity: replace(PLACE, pack=identity))
+    library.demote("16x64x64:tn")
+    kept = [choices.read(place) for place in library._places(small)]
+    assert len(kept) == 2 and all(known[Gemm.parse("16x64x64:tn")].demoted for known in kept)
 
 
 def test_the_check_of_batches_prints_differences_and_times(monkeypatch, capsys) -> None:

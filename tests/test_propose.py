@@ -113,6 +113,17 @@ def test_a_state_of_another_space_is_left_alone(recorded, space) -> None:
     assert policy.updates == 0 and len(policy.state()) == len(before)
 
 
+def test_a_schedule_with_a_value_that_its_family_has_no_more_is_no_candidate(recorded) -> None:
+    history = [
+        trial_of(recorded, candidate)
+        for candidate in SchedulePolicy(recorded, list, np.random.default_rng(0)).propose(2)
+    ]
+    (name, _), *rest = history[0].candidate.schedule
+    gone = replace(history[0], candidate=replace(history[0].candidate, schedule=((name, 12345), *rest)))
+    proposed = SchedulePolicy(recorded, lambda: [gone, history[1]], np.random.default_rng(0)).propose(8)
+    assert len(proposed) == 8 and history[1].candidate.id not in {candidate.id for candidate in proposed}
+
+
 def test_a_policy_that_has_settled_still_proposes_new_schedules(recorded) -> None:
     history: list[Trial] = []
     policy = SchedulePolicy(recorded, lambda: history, np.random.default_rng(0))

@@ -47,7 +47,7 @@ def build(*, out: Path | None = None, carried: Annotated[bool, Parameter(negativ
 
         from cuda_l2.library.deploy import native
 
-        shutil.copyfile(native.build(), native.CARRIED)
+        shutil.copyfile(native.build(), native.carried())
     print(_summary(made))
 
 
@@ -64,11 +64,10 @@ def list_kernels(*, json: Annotated[bool, Parameter(negative=())] = False) -> No
     from json import dumps
 
     found, chosen = _pack(), []
-    place = _place(found)
-    if place:
+    for place in _places(found):
         from cuda_l2.library.deploy import choices
 
-        chosen = [choice for _, choice in sorted(choices.read(place).items())]
+        chosen += [choice for _, choice in sorted(choices.read(place).items())]
     if json:
         kernels = [asdict(kernel) for kernel in found.kernels.values()]
         print(dumps({"pack": found.identity, "kernels": kernels, "choices": [asdict(choice) for choice in chosen]}))
@@ -95,7 +94,7 @@ def verify() -> None:
     print(f"{len(found.kernels) - len(wrong)} of {len(found.kernels)} kernels are as they were built")
     if wrong:
         sys.exit(1)
-    if not _place(found):
+    if not _places(found):
         print("no Hopper GPU: nothing was timed")
         return
     from cuda_l2.library.deploy.tuning import check
@@ -144,7 +143,7 @@ def import_source(file: Path, /, *shapes: str) -> None:
         raise UserError("name the shapes that the kernel shall serve, as in 16x4096x4096:tn:bf16")
     source, gemms = read_source(file), [Gemm.parse(shape) for shape in shapes]
     name = imported.keep(source, gemms)
-    if _place(_pack()) is None:
+    if not _places(_pack()):
         raise UserError(f"kernel {name} is compiled; it serves nothing before it is imported on a Hopper GPU")
     from cuda_l2.evaluator import evaluate
     from cuda_l2.library.deploy.tuning import adopt
@@ -173,12 +172,12 @@ def demote(*shapes: str) -> None:
     from cuda_l2.library.deploy import choices
     from cuda_l2.records import Gemm
 
-    place = _place(_pack())
-    if place is None:
+    places, gemms = _places(_pack()), [Gemm.parse(shape) for shape in shapes]
+    if not places:
         raise UserError("choices belong to a Hopper GPU, and there is none here; `cuda-l2 doctor` says what is missing")
-    known = choices.read(place)
-    gemms = [Gemm.parse(shape) for shape in shapes]
-    choices.add(place, [replace(known.get(gemm, choices.Choice(str(gemm))), demoted=True) for gemm in gemms])
+    for place in places:
+        known = choices.read(place)
+        choices.add(place, [replace(known.get(gemm, choices.Choice(str(gemm))), demoted=True) for gemm in gemms])
     print(f"torch serves {', '.join(map(str, gemms))}")
 
 
@@ -304,15 +303,16 @@ def _pack() -> "Pack":
     return found
 
 
-def _place(found: "Pack") -> "Place | None":
-    """The GPU that choices are kept for; None where there is none that runs the pack's kernels."""
+def _places(found: "Pack") -> "list[Place]":
+    """Where choices for this GPU are kept, those for weights ahead last; none where it runs no kernel of the pack."""
     import torch
 
-    from cuda_l2.library.deploy import choices, dispatch
+    from cuda_l2.library.deploy import dispatch
+    from cuda_l2.library.deploy.entries import AHEAD, TUNED
 
     if not torch.cuda.is_available() or not dispatch.serves(torch.cuda.current_device()):
-        return None
-    return choices.place_of(torch.cuda.current_device(), found.identity)
+        return []
+    return [dispatch.place_of(torch.cuda.current_device(), found, rule) for rule in (TUNED, AHEAD)]
 
 
 def _summary(found: "Pack") -> str:

@@ -17,6 +17,8 @@ PROMPTS = 8
 """Prompts that are read together."""
 COLUMNS = 512
 """A graph's attention reads the cache up to a multiple of this; each has a graph of its own."""
+STATIC = "default", "linear", "llama3", "yarn"
+"""Rotary positions that do not look at the length of the text, as a graph cannot."""
 CHECK = 32
 """Tokens between two looks whether every answer has ended."""
 
@@ -24,8 +26,10 @@ CHECK = 32
 def serves(model: Any) -> bool:
     """Whether `write` computes what the model does."""
     config = model.config
-    plain = config.model_type == "llama" and not (config.attention_bias or config.mlp_bias)
-    return plain and not hasattr(model, "peft_config") and config.hidden_act == "silu"
+    if config.model_type != "llama" or hasattr(model, "peft_config") or hasattr(config, "quantization_config"):
+        return False
+    positions = getattr(model.model.rotary_emb, "rope_type", "default") in STATIC
+    return positions and not (config.attention_bias or config.mlp_bias) and config.hidden_act == "silu"
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ class SchedulePolicy(Proposer):
 
     def propose(self, count: int) -> list[Candidate]:
         scored = {self._space.values_of(trial): trial.reward for trial in self._trials() if trial.candidate.schedule}
-        scored = {values: score for values, score in scored.items() if len(values) == len(self._space.choices)}
+        scored = {values: score for values, score in scored.items() if self._known(values)}
         self._add(list(scored))
         self._add_new({values: score for values, score in scored.items() if not math.isnan(score)})
         open_N = torch.ones(len(self._rows), dtype=torch.bool)
@@ -143,6 +143,11 @@ class SchedulePolicy(Proposer):
         self._reference.load_state_dict(kept["reference"])
         self._optimizer.load_state_dict(kept["optimizer"])
         self.updates, self.skipped_groups = kept["updates"], kept["skipped_groups"]
+
+    def _known(self, values: Values) -> bool:
+        """Whether a schedule of the archive is one of today's: a family's choices may have changed since."""
+        choices = self._space.choices
+        return len(values) == len(choices) and all(v in c.values for v, c in zip(values, choices, strict=True))
 
     def _add(self, schedules: Sequence[Values]) -> None:
         """More candidates."""

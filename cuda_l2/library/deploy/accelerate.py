@@ -27,10 +27,12 @@ class AcceleratedLinear(torch.nn.Linear):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What .to(), .half() and the like call: memory and contents change, and torch may count no write."""
+        declared = self.weights_ahead and calls.READY
+        if declared:
+            ahead.variable(self.weight)  # its weak reference would keep torch from exchanging the tensor
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.weights_ahead:
+        if declared:
             ahead.constant(self.weight)
-            ahead.invalidate()
         return self
 
 

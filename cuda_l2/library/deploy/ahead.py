@@ -5,10 +5,12 @@ counter of writes with those of the latest launch (`Constants` in table.h), and 
 differ.
 """
 
+import functools
 import weakref
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cuda_l2.library.deploy.native import native
 
@@ -20,6 +22,7 @@ def constant(weight: torch.Tensor) -> bool:
     if weight.is_inference():
         return False
     identity = weight._cdata
+    _watch_optimizers()
     if identity not in _declared:
         _declared[identity] = weakref.finalize(weight, _end, identity)  # before its memory is another tensor's
         _declared[identity].atexit = False
@@ -39,7 +42,8 @@ def invalidate(model: Any = None) -> None:
     The next product with each weight that is read ahead waits for all work before it. model: whose weights; all that
     are read ahead are meant, whatever is given.
     """
-    native().invalidate()
+    if _declared:
+        native().invalidate()
 
 
 def transposed(b: torch.Tensor) -> torch.Tensor | None:
@@ -48,6 +52,12 @@ def transposed(b: torch.Tensor) -> torch.Tensor | None:
     if base is None or base.dim() != 2 or b.dim() != 2 or b.data_ptr() != base.data_ptr():
         return None
     return base if b.shape == base.shape[::-1] and b.stride() == base.stride()[::-1] else None
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Take every step of an optimizer for a write: torch counts none of fused ones."""
+    register_optimizer_step_post_hook(lambda *_: invalidate())
 
 
 def _end(identity: int) -> None:

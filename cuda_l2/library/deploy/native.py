@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +13,6 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.native import compiled
 
 SOURCE = Path(__file__).with_name("op.cpp")
-CARRIED = Path(__file__).with_name("op.so")
-"""In a wheel."""
 DRIVER, TORCH_CUDA = "libcuda.so.1", "libtorch_cuda.so"
 ABI = "0x0209000000000000"
 """Version of torch's stable ABI: 2.9."""
@@ -21,6 +20,13 @@ COUNTS = ("launched", "vendor", "encoded", "resolved", "allocated", "read_ahead"
 MAX_REASON = 512
 _BEGIN = ctypes.CFUNCTYPE(None)
 _RESOLVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int32] * 4, *[ctypes.c_int64] * 3)
+
+
+@functools.cache
+def carried() -> Path:
+    """Where a wheel has it; the name says of which sources, so that another version's is never loaded."""
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    return SOURCE.with_name(f"op-{hashlib.sha256(b''.join(path.read_bytes() for path in sources)).hexdigest()[:16]}.so")
 
 
 def build() -> Path:
@@ -119,9 +125,9 @@ class Native:
 @functools.cache
 def native() -> Native:
     """The library, loaded once a process; UserError where it can be neither found nor compiled."""
-    if CARRIED.exists():
+    if carried().exists():
         try:
-            return Native(CARRIED)
+            return Native(carried())
         except OSError:
             pass  # built for another processor or C library
     try:

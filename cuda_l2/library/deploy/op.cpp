@@ -118,7 +118,9 @@ class DeviceGuard {
 // Launches an entry on the current stream; false where it cannot be, and torch is to serve the call.
 bool run(Entry& entry, const View& a, const View& b, uint64_t address_a, uint64_t address_b, uint64_t address_c) {
   Table& t = table();
-  bool ordinary = false;
+  bool reads_ahead = entry.key.rule == kAhead, ordinary = false;
+  uint64_t capture = 0;
+  Seen now;
   void* stream = nullptr;
   if ((address_a | address_b | address_c) % 16 || !t.enter(entry.key.device)) return false;
   require(t.driver.current_stream(a.device, &stream));
@@ -133,19 +135,22 @@ bool run(Entry& entry, const View& a, const View& b, uint64_t address_a, uint64_
     }
     if (!pointers[3 + i]) return false;
   }
-  if (entry.key.rule == kAhead) {
-    uint64_t capture = t.captured(stream);
-    ordinary = !t.constants.read_ahead(identity(b.handle), address_b, version(b.handle), stream, capture);
+  if (reads_ahead) {
+    capture = t.captured(stream);
+    now = {address_b, t.constants.epoch, version(b.handle)};
+    ordinary = !t.constants.read_ahead(identity(b.handle), now, stream, capture);
     if (!ordinary) t.counts[kReadAhead]++;
   }
   if (Status status = entry.launch(t.driver, pointers, stream, t.counts[kEncoded], 1, ordinary)) {
     if (!entry.broken.exchange(true)) {
-      std::string text = "cuda-l2: a kernel cannot be launched (driver error " + std::to_string(status) +
+      std::string text = "cuda-l2: a kernel cannot be launched (error " + std::to_string(status) +
                          "); torch's own serves its shape from now on";
       aoti_torch_warn(__func__, __FILE__, __LINE__, text.c_str());
     }
     return false;
   }
+  if (reads_ahead)
+    t.constants.launched(identity(b.handle), now, 2 * uint64_t(entry.key.k) * entry.key.n, stream, capture);
   t.counts[kLaunched]++;
   return true;
 }
@@ -203,6 +208,25 @@ void refuse(AtenTensorHandle handle_a, AtenTensorHandle handle_b, bool transpose
   if (!good)
     throw std::runtime_error("torch.matmul does not take these operands: their types, devices or sizes do not match");
 }
+
+// A write to a tensor, which may be a constant operand of other products, and which only Python counts: told before and
+// after, so that no thread's launch between the two is taken for one that came after it.
+class Write {
+ public:
+  explicit Write(AtenTensorHandle out) {
+    View view(out);
+    if (!table().constants.count || !view.strides) return;
+    begin_ = end_ = view.address();
+    for (int64_t i = 0; i < view.rank; i++) end_ += kMaxElementBytes * (view.sizes[i] - 1) * view.strides[i];
+    table().constants.wrote(begin_, end_ += kMaxElementBytes);
+  }
+  Write(const Write&) = delete;
+  ~Write() { table().constants.wrote(begin_, end_); }
+
+ private:
+  static constexpr uint64_t kMaxElementBytes = 16;
+  uint64_t begin_ = 0, end_ = 0;
+};
 
 // torch's own operator on a stack of its arguments, which it takes.
 void vendor(const char* name, const char* overload, StableIValue* stack) {
@@ -280,8 +304,7 @@ void product_by(StableIValue* stack, uint64_t, uint64_t) {
 void matmul_out(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(handle(stack[0])), b(handle(stack[1])), out(handle(stack[3]));
   if (stack[2]) throw std::runtime_error("matmul takes out or a bias, not both");
-  // out may be a constant operand of later products, and only Python counts this write
-  if (table().constants.count) table().constants.epoch++;
+  Write write(out.get());
   Owned c = serve(a.get(), b.get(), false, out.get());
   if (c.get()) {
     stack[0] = value(c.release());

@@ -75,27 +75,40 @@ class Constants {
     std::lock_guard<std::mutex> hold(mutex_);
     return operands_.count(tensor) > 0;
   }
-  // Asked once a launch on a stream. capture: of the graph that is captured there, or 0.
-  bool read_ahead(const void* tensor, uint64_t address, int64_t version, Stream stream, uint64_t capture) {
+  // Whether a launch on a stream may read an operand ahead. capture: of the graph that is captured there, or 0.
+  bool read_ahead(const void* tensor, const Seen& now, Stream stream, uint64_t capture) {
     std::lock_guard<std::mutex> hold(mutex_);
     auto found = operands_.find(tensor);
     if (found == operands_.end()) return false;
     Operand& operand = found->second;
-    Seen now{address, epoch, version};
-    if (!capture) {
-      bool same = operand.on[stream] == now;
-      operand.on[stream] = operand.latest = now;
-      return same;
-    }
-    bool begun = std::exchange(captures_[stream], capture) == capture;
+    if (!capture) return operand.on[stream] == now;
     if (!(operand.latest == now)) operand.writer = capture;  // this graph writes it, or nothing is known of it
-    return begun && operand.writer != capture;
+    return captures_[stream] == capture && operand.writer != capture;
+  }
+  // Told once that launch is enqueued, and not before: another thread's would take its edge for granted.
+  void launched(const void* tensor, const Seen& now, uint64_t bytes, Stream stream, uint64_t capture) {
+    std::lock_guard<std::mutex> hold(mutex_);
+    auto found = operands_.find(tensor);
+    if (capture) captures_[stream] = capture;
+    else if (found != operands_.end())
+      found->second.on[stream] = found->second.latest = now, found->second.bytes = bytes;
+  }
+  // Memory is written that may be an operand's.
+  void wrote(uint64_t begin, uint64_t end) {
+    if (!count) return;
+    std::lock_guard<std::mutex> hold(mutex_);
+    for (auto& [tensor, operand] : operands_)
+      if (operand.latest.address < end && begin < operand.latest.address + operand.bytes) {
+        epoch++;
+        return;
+      }
   }
 
  private:
   struct Operand {
     std::map<Stream, Seen> on;  // at the latest launch on each stream, outside of captures
     Seen latest;                // ... on any
+    uint64_t bytes = 0;         // ... from its address on
     uint64_t writer = 0;        // the capture in which it was found changed
   };
   std::mutex mutex_;
