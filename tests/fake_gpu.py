@@ -161,6 +161,9 @@ class Helpers:
     def slow_copy(self, stream: int, source: int, target: int, words: int, ns: int) -> None:
         memory(target, 16 * words)[:] = memory(source, 16 * words)
 
+    def relay(self, stream: int, *, programmatic: bool) -> None:
+        pass
+
     def empty_s(self, stream: int) -> float:
         return 1e-6
 
