@@ -21,6 +21,9 @@ from cuda_l2.measure.baselines._base import TorchTask, baselines_of
 from cuda_l2.measure.protocols import CUDA_PROTOCOLS
 from cuda_l2.records import Build, BuildStatus, Candidate
 from cuda_l2.rigs.cuda import CudaBench
+from cuda_l2.verify import concurrency
+from cuda_l2.verify._base import CheckFailed
+from cuda_l2.verify._cuda import CudaSession
 
 EAGER_GRAPH, COMPILED_GRAPH = torch_eager.EAGER_GRAPH.name, torch_compile.COMPILED_GRAPH.name
 ARMS = [each.name for each in baselines_of(TorchTask, "cuda")]
@@ -219,6 +222,21 @@ def test_a_kernel_that_writes_before_the_kernel_ahead_has_read_is_found(judged: 
     _, bench, candidate, build = judged("honest", PROGRAMMATIC)
     verdict = bench.verify(candidate, build)
     assert verdict.check == "concurrency" and "may still read it" in verdict.reason, verdict
+
+
+def test_a_kernel_that_keeps_a_constant_input_from_the_launch_before_is_found(judged: Any) -> None:
+    kept: list[np.ndarray] = []
+
+    def keeps(launch: Launch) -> None:
+        launch.out[:] = launch.answer(kept[-1] if kept else None)
+        kept.append(launch.gain.copy())
+
+    source = PROGRAMMATIC.replace("[[", 'constant = ["gain"]\n[[', 1)
+    rig, bench, candidate, build = judged("late", source, late=kernel(keeps))
+    session = CudaSession(candidate, build, bench._arena(rotates=False), bench._cases, rig.facilities)
+    assert session.constant == ("gain",)
+    with session, pytest.raises(CheckFailed, match="keeps gain of an earlier launch"):
+        concurrency.CHECK.run(session)
 
 
 def test_a_kernel_that_begins_early_is_launched_behind_a_slow_producer(judged: Any) -> None:

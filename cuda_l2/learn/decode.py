@@ -166,7 +166,7 @@ class _Decoder:
         self._next.copy_(drawn[:, None])
 
     def _logits(self, ids: torch.Tensor, places: torch.Tensor, attend: Any) -> torch.Tensor:
-        """Of the last token of each row. The residual stream has the weights' type, as under autocast."""
+        """Logits of each row's last token. The residual stream has the weights' type, as under autocast."""
         x = functional.embedding(ids, self._embedding)
         cos, sin = (part[:, None].to(self._type) for part in self._rotary(x, places))
         rows, length = ids.shape

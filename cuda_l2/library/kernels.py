@@ -26,7 +26,7 @@ CHEAP_FLOPS = 1 << 37
 LARGE_FLOPS = 1 << 34
 """Up to here the sanitizer takes the shape itself; a ring that comes round is worth as much."""
 MANY_BLOCKS = 64
-"""Blocks of an interior shape, where the table has one with so many."""
+"""Least blocks of an interior shape, where the table has such a shape."""
 MAX_TRIES = 60
 """Shapes that are looked at, beside single sizes."""
 ENDLESS = 1 << 20

@@ -39,7 +39,7 @@ HEAVY_S = 30e-6
 heats they follow some of the same, and between samples the chip is kept at work."""
 MAX_WARM_LAUNCHES = 64
 VARIED = 8
-"""A kernel's replay has up to one in so many launches fewer than a baseline's: none can know which is the last."""
+"""A kernel's replay has up to this fraction (1/VARIED) of its launches fewer than a baseline's."""
 LOOKED_AT = 4
 """Outputs of a sample that are compared, of different windows."""
 LARGEST_EMPTY_DIFFERENCE_US = 0.06
@@ -288,7 +288,7 @@ class GraphRounds(Rounds):
         return [sequence[i] for i in kept]
 
     def _varied(self, count: int) -> int:
-        """Number of a kernel's launches where a baseline has so many."""
+        """Number of a kernel's launches where a baseline has `count`."""
         return count - int(self.rng.integers(count // VARIED + 1))
 
     def _host_us(self) -> dict[str, float]:

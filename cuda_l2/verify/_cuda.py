@@ -322,7 +322,7 @@ class CudaSession(GpuSession):
         return found
 
     def _recorded(self, count: int, inputs: Sequence[Segment]) -> tuple[list[Outputs], bool]:
-        """Copies of so many launches' outputs, and whether these surely hold no poison.
+        """Copies of the outputs of `count` launches, and whether these surely hold no poison.
 
         The kernel that looks at what lies around copies and searches them too.
         """

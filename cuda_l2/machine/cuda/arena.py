@@ -186,7 +186,7 @@ class CudaArena(Closing):
         return {tensor.name: self.tensor(tensor, window) for tensor in self.task.outputs}
 
     def recorded_bytes(self, count: int) -> torch.Tensor:
-        """Memory of the first so many records."""
+        """Memory of the first `count` records."""
         return self._whole("record")[: count * self.record_stride]
 
     def recorded(self, number: int, copied: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
