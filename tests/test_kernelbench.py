@@ -154,7 +154,7 @@ def examined() -> dict[str, Examined]:
     """Every file of our own checkout, tried once."""
     found = entries(CHECKOUT)
     with ThreadPoolExecutor(usable_cores()) as pool:  # most of a try is the start of its process
-        tried = pool.map(lambda e: examine(e, EFFORT, parts=e.level == 3), found)
+        tried = pool.map(lambda e: examine(e, EFFORT), found)
         return {e.name.removeprefix("kernelbench/"): result for e, result in zip(found, tried, strict=True)}
 
 
@@ -358,19 +358,6 @@ def test_other_values_that_make_sense_are_known(examined) -> None:
 def test_a_reference_may_move_its_buffers(examined) -> None:
     assert examined["level2/2_Conv_BatchNorm_Min"].moves_buffers
     assert not examined["level2/1_Linear_Swish_Scale"].moves_buffers
-
-
-@pytest.mark.full
-def test_level_3_is_cut_into_parts_that_are_tasks(examined) -> None:
-    parts = examined["level3/1_Small_Residual_Net"].parts
-    assert [part.name.rpartition("/")[2] for part in parts] == [
-        *("part_0-conv2d-relu", "part_1-conv2d-add-relu", "part_2-conv2d-relu", "part_3-conv2d-add-relu")
-    ]
-    assert all(part.revision == examined["level3/1_Small_Residual_Net"].task.revision for part in parts)
-    assert [p.name.rpartition("/")[2] for p in examined["level3/2_Small_Recurrent"].parts] == ["part_0-linear-gelu"]
-    assert (
-        examined["level3/3_Early_Exit"].parts == () and "data-dependent" in examined["level3/3_Early_Exit"].untraceable
-    )
 
 
 @pytest.mark.parametrize("name", REFUSED)

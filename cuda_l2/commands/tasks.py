@@ -29,8 +29,6 @@ class CheckoutSettings:
     """Where references run: cpu, cuda, or auto for a GPU where there is one."""
     as_written: Annotated[bool, Parameter(negative=())] = False
     """Keep sizes as written, however long they take, instead of halving them until they suit the target."""
-    parts: Annotated[bool, Parameter(negative=())] = False
-    """Also cut files of level 3, and those in no level, into parts that a kernel could replace."""
     out: Path | None = None
     """Write what was found to this file, one JSON line a task."""
 
@@ -151,7 +149,7 @@ def _checkout(folder: Path, settings: CheckoutSettings, seed: int, json: bool) -
     found = []
     with settings.out.open("w") if settings.out else contextlib.nullcontext() as out:
         for entry in listed:
-            examined = opened.examine(entry, effort, seed=seed, parts=settings.parts and entry.level in (0, 3))
+            examined = opened.examine(entry, effort, seed=seed)
             found.append(examined)
             line = to_json(examined)
             if out:

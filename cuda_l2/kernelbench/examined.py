@@ -63,8 +63,6 @@ class Examined:
     moves_buffers: bool = False  # its reference changes its own buffers, as batch norm does in training
     eager_max: float = math.nan  # eager's largest error against fp64, over all outputs
     max_allowed: float = math.nan
-    parts: tuple[Operation, ...] = ()  # what a kernel could replace, where that was asked for
-    untraceable: str = ""  # why there are none
 
     def __post_init__(self) -> None:
         if (self.status is Readiness.READY) != (self.task is not None) or (self.task is None) != bool(self.reason):

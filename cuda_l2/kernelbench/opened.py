@@ -106,10 +106,10 @@ class OpenedFile(Closing):
         """The file's text, as it was when it was opened."""
         return self._text.decode(errors="replace")
 
-    def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0, parts: bool = False) -> Examined:
+    def examine(self, *, sizes: Mapping[str, int] | None = None, seed: int = 0) -> Examined:
         """Load it, run it, check that it can be a task. Never raises for what the file does."""
         try:
-            return _read_examined(self._do("examine", sizes, seed=seed, parts=parts), self.entry)
+            return _read_examined(self._do("examine", sizes, seed=seed), self.entry)
         except Refused as refused:
             return Examined(self.entry.name, refused.status, refused.reason)
 
@@ -201,11 +201,11 @@ class OpenedFile(Closing):
             raise Refused(refused.status, refused.reason, str(self.entry.path)) from None
 
 
-def examine(entry: Entry, effort: Effort = Effort(), *, seed: int = 0, parts: bool = False) -> Examined:
+def examine(entry: Entry, effort: Effort = Effort(), *, seed: int = 0) -> Examined:
     """Try a file: load, run, check that it can be a task. Never raises for what the file does."""
     try:
         with OpenedFile(entry, effort) as file:
-            return file.examine(seed=seed, parts=parts)
+            return file.examine(seed=seed)
     except Refused as refused:
         return Examined(entry.name, refused.status, refused.reason)
 
@@ -215,13 +215,13 @@ def _read_examined(folder: Path, entry: Entry) -> Examined:
         examined = from_json(Examined, _read(folder / reference_server.RESULT, MAX_RESULT_BYTES).decode())
         if examined.name != entry.name or (examined.task and examined.task.revision != entry.revision):
             raise ValueError("another task")
-        for text in (examined.reason, examined.untraceable, *examined.variable, *examined.distributions):
+        for text in (examined.reason, *examined.variable, *examined.distributions):
             if len(_require_line(text)) > MAX_REASON:
                 raise ValueError("too long")
         if not all(isinstance(n, int | float) for n in (examined.seconds, examined.eager_max, examined.written_bytes)):
             raise ValueError("no number")
-        for task in filter(None, (examined.task, *examined.parts)):
-            _require_line(str(task))
+        if examined.task:
+            _require_line(str(examined.task))
         if not all(isinstance(size, int) for _, size in examined.sizes):
             raise ValueError("no number")
         to_json(examined)

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import inspect
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from cuda_l2.kernelbench.arguments import structure
 from cuda_l2.kernelbench.examined import Effort, Examined, Readiness, Refused
 from cuda_l2.kernelbench.file import Loaded, Need, clean, failing, is_symmetric, raise_if_memory, structured
-from cuda_l2.kernelbench.fusion import NotTraceable, plan
 from cuda_l2.records import DTYPE_BYTES, Operation, Tensor
 from cuda_l2.system.text import line_of
 from cuda_l2.tasks.tolerance import Bounds, bounds
@@ -151,7 +150,6 @@ def examine(
     sizes: Mapping[str, int],
     seed: int,
     effort: Effort,
-    parts: bool,
 ) -> Examined:
     """All that is to be known of a file before it is worked on; never raises but for a lack of memory in itself."""
     written: Need | None = None
@@ -177,13 +175,6 @@ def examine(
             errors = f"off by up to {max(limit.eager_max for limit in allowed):.2g}"
             reason = f"gives the same result whatever its inputs are, within its own rounding ({errors})"
             raise Refused(Readiness.CONSTANT, reason)
-        pieces: tuple[Operation, ...] = ()
-        untraceable = ""
-        if parts:
-            try:
-                pieces = tuple(p.task for p in plan(found.model, found.inputs, name=name, revision=revision).parts)
-            except NotTraceable as error:
-                untraceable = clean(str(error))
         return Examined(
             *(name, Readiness.READY, ""),
             task=found.task,
@@ -196,8 +187,6 @@ def examine(
             distributions=tuple(str(d) for d in Distribution if _serves(found, loaded, seed, d)),
             eager_max=max(limit.eager_max for limit in allowed),
             max_allowed=max(limit.max_allowed for limit in allowed),
-            parts=pieces,
-            untraceable=untraceable,
         )
     except Refused as refused:
         bytes_ = written.given_bytes + written.made_bytes if written else 0
@@ -256,11 +245,9 @@ def _serves(found: Reference, loaded: Loaded, seed: int, distribution: Distribut
 
 def warm_up() -> None:
     """Load what PyTorch loads on first use, so that children of this process need not; starts no threads."""
-    progress: Any = getattr(torch.hub, "tqdm", None)  # as torch.fx has it; torch's own where tqdm is not installed
-    if hasattr(progress, "set_lock"):  # its usual lock lies in memory that this process would share with its children
-        progress.set_lock(threading.RLock())
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
-    plan(model, [x], least=1)
+    with FakeTensorMode():  # imports torch's compiler for its settings
+        torch.empty(1)
     torch.func.functional_call(model, dict(model.state_dict()), (x,))
 
 

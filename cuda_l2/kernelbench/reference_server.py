@@ -128,7 +128,6 @@ def _examine(job: dict[str, Any]) -> None:
         sizes=job["sizes"],
         seed=job["seed"],
         effort=Effort(**{field.name: job[field.name] for field in fields(Effort)}),
-        parts=job["parts"],
     )
     Path(RESULT).write_text(to_json(examined))
 

@@ -1,7 +1,6 @@
 """The files of a checkout that were tried, as lines and as a table."""
 
 import collections
-import statistics
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -22,8 +21,6 @@ def print_examined(found: Examined) -> None:
     tried = str(found.task).partition("@")[2].partition(":")[2]
     notes = [f"at {tried}"] if tried else []
     notes += [f"{found.seconds * 1e3:.3g} ms", counted(len(found.task.weights), "weight")]
-    notes += [counted(len(found.parts), "part")] if found.parts else []
-    notes += [f"not cut: {found.untraceable}"] if found.untraceable else []
     print(f"{found.status:<16} {found.name}: {', '.join(notes)}", flush=True)
 
 
@@ -43,12 +40,10 @@ def print_counts(found: Sequence[Examined]) -> None:
         console = Console(highlight=False, markup=False, soft_wrap=True, width=160)
     console.print(table)
     ready = [each for each in found if each.status is Readiness.READY]
-    parts = [len(each.parts) for each in ready if each.parts]
     smaller = sum(1 for each in ready if each.task and each.task.sizes)
     console.print(
         f"tasks: {len(ready)} of {counted(len(found), 'file')}"
         + (f", {smaller} of them tried at smaller sizes than written" if smaller else "")
-        + (f"; {counted(sum(parts), 'part')} to fuse, {statistics.median(parts):g} in the middle file" if parts else "")
     )
 
 
