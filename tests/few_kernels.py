@@ -7,12 +7,12 @@ kernel on. The files of the tests have one or two.
 from collections.abc import Callable
 from typing import Any
 
-from cuda_l2.kernelbench import process
+from cuda_l2.kernelbench import sandboxed
 
 NO_HEADERS = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
 def install(replace: Callable[[Any, str, Any], None]) -> None:
     """replace: sets an attribute, as `setattr` does."""
-    environment = process._environment
-    replace(process, "_environment", lambda resources: environment(resources) | NO_HEADERS)
+    environment = sandboxed.environment
+    replace(sandboxed, "environment", lambda **kinds: environment(**kinds) | NO_HEADERS)

@@ -85,7 +85,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """start(): the program in a sandbox of its own, from one template."""
     (tmp_path / "asks.py").write_text(ASKS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(template, "_templates", {})
+    monkeypatch.setattr(template, "_templates", [])
+    monkeypatch.setattr(template, "_gave_up", False)
+    monkeypatch.setattr(template, "PROGRAMS", ("asks",))
     readable = sandboxed.readable
     monkeypatch.setattr(sandboxed, "readable", lambda: [*readable(), tmp_path])
     started: list[SandboxedPython] = []
@@ -97,7 +99,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield run
     for process in started:
         process.close()
-    for known in filter(None, template._templates.values()):
+    for known in template._templates:
         known.close()
 
 
@@ -113,7 +115,7 @@ def is_forked(process: SandboxedPython) -> bool:
 
 def test_a_forked_process_is_what_one_would_be_that_was_started(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     forked = start()
-    monkeypatch.setattr(sandboxed, "template_of", lambda *_: None)
+    monkeypatch.setattr(sandboxed, "the_template", lambda *_: None)
     plain = start()
     assert is_forked(forked) and not is_forked(plain)
     for expression in (
@@ -226,7 +228,7 @@ def test_every_difference_is_seen(start: Start, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_template_that_is_lost_or_does_not_start_is_not_needed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     first = start()
-    (known,) = template._templates.values()
+    (known,) = template._templates
     assert is_forked(first) and known
     held = process_tree.processes(first.pid)
     known._process.kill()
@@ -234,7 +236,8 @@ def test_a_template_that_is_lost_or_does_not_start_is_not_needed(start: Start, m
     first.close()
     second = start()
     assert not is_forked(second) and ask(second, "1 + 1") == 2
-    monkeypatch.setattr(template, "_templates", {})
+    monkeypatch.setattr(template, "_templates", [])
+    monkeypatch.setattr(template, "_gave_up", False)
     monkeypatch.setattr(template, "SEALS", 1 << 20)
     third = start()
     assert not is_forked(third) and ask(third, "1 + 1") == 2
@@ -242,7 +245,7 @@ def test_a_template_that_is_lost_or_does_not_start_is_not_needed(start: Start, m
 
 def test_what_fails_once_ends_no_other_process(start: Start) -> None:
     first = start()
-    (known,) = template._templates.values()
+    (known,) = template._templates
     assert known and "error" in known._ask({"reap": 1})
     first.close()
     first.close()
@@ -262,24 +265,16 @@ def test_a_process_that_left_its_group_ends_too(start: Start) -> None:
     assert [process_tree._state(pid) for pid in held if process_tree._state(pid) not in ("", "Z", "X")] == []
 
 
-def test_idle_templates_beyond_a_few_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "MOST_IDLE", 1)
-    busy = start(environment={"NUMBER": "0"})
-    start(environment={"NUMBER": "1"}).close()
-    start(environment={"NUMBER": "2"}).close()
-    assert [dict(key[-2:])["NUMBER"] for key in template._templates] == ["0", "2"]  # type: ignore[call-overload]
-    assert ask(busy, "os.environ['NUMBER']") == "0"
-
-
 JUDGE = """
 import os, signal, sys
 from cuda_l2.kernelbench import sandboxed, template
 from cuda_l2.system import process_tree
 readable = sandboxed.readable
+template.PROGRAMS = ("asks",)
 sandboxed.readable = lambda: [*readable(), sys.argv[2]]
 sys.path.append(sys.argv[2])
 process = sandboxed.SandboxedPython("asks", {})
-(known,) = template._templates.values()
+(known,) = template._templates
 held = process_tree.processes(process.pid)
 process_tree.stop(process.pid)
 print(known._process.pid, *held, flush=True)

@@ -173,7 +173,6 @@ class OpenedFile(Closing):
                 memory_bytes=effort.memory_bytes + SERVER_BYTES,
                 arguments=[effort.device],
                 devices=sandbox.gpu_devices() if on_gpu else (),
-                environment={"OMP_WAIT_POLICY": "passive"},  # threads that spin after their work slow what else runs
             )
         try:
             answer = self._process.ask(job, effort.timeout_s)

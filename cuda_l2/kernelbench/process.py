@@ -6,7 +6,6 @@ import json
 import math
 import mmap
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from cuda_l2.kernelbench.opened import Call
 from cuda_l2.kernelbench.sandboxed import GONE, SandboxedPython
 from cuda_l2.machine.cpu.worker import Fault
 from cuda_l2.machine.fills import POISONS
-from cuda_l2.measure import inductor
 from cuda_l2.records import DTYPE_BYTES, Tensor, VerdictStatus
 from cuda_l2.system import process_tree, sandbox
 from cuda_l2.system.closing import Closing
@@ -32,11 +30,6 @@ LINE = 64
 LOAD_TIMEOUT_S = 600.0
 MOST_RUNNING_BYTES = 64 << 10
 """Inputs and results of a call up to this are moved while its process waits for them: that takes microseconds."""
-MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-"""glibc keeps small blocks that were freed in a cache for each thread, and so long what was freed around them does not
-become one: what is left of PyTorch's aligned blocks lay between a module's results, which moved about from call to call
-where checks of other sizes had come before, and it took 1.2 times as long as itself.
-"""
 RUNNER_BYTES = 1 << 30
 """Memory of a process with torch loaded, beside what its module takes."""
 
@@ -103,7 +96,7 @@ class Module(Closing):
                 arguments=[json.dumps(settings)],
                 pass_fds=[self._fd],
                 devices=sandbox.gpu_devices() if on_gpu else (),
-                environment=_environment(resources),
+                spins=resources.spins,
             )
         except BaseException:
             os.close(self._fd)
@@ -375,20 +368,3 @@ def _copy(inputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _environment(resources: Resources) -> dict[str, str]:
-    """Variables of the module's process: compilers, settings of torch.compile, how OpenMP's threads wait."""
-    on_gpu = resources.device != "cpu"
-    threads = {"OMP_PROC_BIND": "close"} if resources.spins else {"OMP_WAIT_POLICY": "passive"}
-    threads |= {"MAX_JOBS": str(resources.threads), "PYTHONDONTWRITEBYTECODE": "1"}
-    compiler = shutil.which("nvcc")
-    path = ["/usr/local/bin", "/usr/bin", "/bin"]
-    if ninja := shutil.which("ninja"):
-        path.insert(0, str(Path(ninja).parent))
-    environment = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
-    if on_gpu and compiler:
-        path.insert(0, str(Path(compiler).parent))
-    if on_gpu and (libraries := sandbox.gpu_libraries()):
-        environment["TRITON_LIBCUDA_PATH"] = libraries[-1]
-    return MALLOC | threads | environment | inductor.environment() | {"PATH": ":".join(dict.fromkeys(path))}

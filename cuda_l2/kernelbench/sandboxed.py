@@ -1,8 +1,8 @@
 """A sandboxed process that runs somebody else's Python: a folder of its own, lines of JSON, gone with all it started.
 
 The program inside is a module of ours (`reference_server`, `runner`), but what it runs shares its process, so
-nothing that it says is believed: answers are data. Where no GPU is asked for it is forked from a template, which has
-torch loaded; else it loads torch itself.
+nothing that it says is believed: answers are data. It is forked from the template, which has torch loaded, or loads
+torch itself: where a GPU is asked for, or threads that spin, which a library decides when it is loaded.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from cuda_l2.kernelbench import template_main
-from cuda_l2.kernelbench.template import Forked, give_up, kill, template_of
+from cuda_l2.kernelbench.template import Forked, give_up, kill, the_template
+from cuda_l2.machine.cpu.target import usable_cores
 from cuda_l2.machine.cpu.worker import Fault
+from cuda_l2.measure import inductor
 from cuda_l2.records import VerdictStatus
 from cuda_l2.system import paths, process_tree, sandbox, scratch
 from cuda_l2.system.closing import Closing
@@ -41,6 +42,11 @@ FOLDERS = {
 }
 """Folders in that of the process, by the variables that name them. torch asks for a user's name, and there is no
 /etc/passwd."""
+MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+"""glibc keeps small blocks that were freed in a cache for each thread, and so long what was freed around them does not
+become one: what is left of PyTorch's aligned blocks lay between a module's results, which moved about from call to call
+where checks of other sizes had come before, and it took 1.2 times as long as itself.
+"""
 LATE = "did not answer in time"
 GONE = "its process ended, or said what cannot be read"
 
@@ -50,8 +56,9 @@ class SandboxedPython(Closing):
 
     program: name of the module that it runs, with a socket's descriptor and `arguments` as arguments; its first line is
     `{"ready": ...}` or `{"error": ...}`. files: what lies in its folder, by name. memory_bytes: what all its
-    processes together may hold, and these may be few hundred then; 0 leaves both open. environment: variables that it
-    starts with. UserError where there is no sandbox, or the program does not start.
+    processes together may hold, and these may be few hundred then; 0 leaves both open. spins: threads do so between
+    parallel regions, each on a core of its own; else they sleep. UserError where there is no sandbox, or the program
+    does not start.
     """
 
     def __init__(
@@ -63,7 +70,7 @@ class SandboxedPython(Closing):
         arguments: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
         devices: Sequence[Path] = (),
-        environment: Mapping[str, str] = MappingProxyType({}),
+        spins: bool = False,
     ) -> None:
         if sandbox.kind() is sandbox.Kind.LIMITS:
             raise UserError("there is no sandbox to run other people's Python in; apt install bubblewrap")
@@ -76,7 +83,7 @@ class SandboxedPython(Closing):
             (self.folder / name).mkdir(exist_ok=True)
         try:
             with tempfile.TemporaryFile() as log:
-                self._start(program, arguments, {"USER": "sandbox", **environment}, pass_fds, devices, log.fileno())
+                self._start(program, arguments, pass_fds, devices, log.fileno(), spins=spins)
                 if memory_bytes:
                     self._watch = process_tree.Watch(self.pid, memory_bytes, lambda: kill(self.pid))
                 try:
@@ -95,23 +102,24 @@ class SandboxedPython(Closing):
         self,
         program: str,
         arguments: Sequence[str],
-        variables: Mapping[str, str],
         pass_fds: Sequence[int],
         devices: Sequence[Path],
         output: int,
+        *,
+        spins: bool,
     ) -> None:
-        """From a template, whose own variables these are, or where that cannot be, as a new Python."""
-        own = {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
+        """From the template, or where that cannot be, as a new Python."""
+        reads, shared = readable(), environment(on_gpu=bool(devices), spins=spins)
+        variables = shared | {variable: str(self.folder / name) for variable, name in FOLDERS.items()}
         self._process: Forked | subprocess.Popen[bytes]
-        template = None if devices else template_of(python(template_main.__name__), program, variables)
+        template = None if devices or spins else the_template(python(template_main.__name__), shared)
         if template:
-            holder = sandbox.wrap(template_main.HOLDER, self.folder, reads=readable(), proc=True)
-            forked = template.fork(holder, self.folder, {**variables, **own}, arguments, output, pass_fds)
+            holder = sandbox.wrap(template_main.HOLDER, self.folder, reads=reads, proc=True)
+            forked = template.fork(holder, self.folder, program, variables, arguments, output, pass_fds)
             if forked:
                 self._process, self._connection = forked, forked.connection
                 return
-            give_up(template)
-        reads, variables = readable(), {**variables, **own}
+            give_up()
         if devices:
             libraries = sandbox.gpu_libraries()
             variables["LD_LIBRARY_PATH"] = ":".join(libraries)
@@ -198,6 +206,23 @@ def python(program: str) -> list[str]:
     """A command that runs a module with this process's search path, and nothing else of its environment."""
     search = json.dumps([str(Path(path).absolute()) for path in sys.path if path])
     return [sys.executable, "-I", "-c", BOOT, search, program]
+
+
+def environment(*, on_gpu: bool, spins: bool) -> dict[str, str]:
+    """Variables of every such process: compilers, settings of torch.compile, how OpenMP's threads wait."""
+    threads = {"OMP_PROC_BIND": "close"} if spins else {"OMP_WAIT_POLICY": "passive"}
+    threads |= {"MAX_JOBS": str(usable_cores()), "PYTHONDONTWRITEBYTECODE": "1"}
+    compiler = shutil.which("nvcc")
+    path = ["/usr/local/bin", "/usr/bin", "/bin"]
+    if ninja := shutil.which("ninja"):
+        path.insert(0, str(Path(ninja).parent))
+    found = {"CUDA_HOME": str(Path(compiler).resolve().parents[1])} if compiler else {}
+    if on_gpu and compiler:
+        path.insert(0, str(Path(compiler).parent))
+    if on_gpu and (libraries := sandbox.gpu_libraries()):
+        found["TRITON_LIBCUDA_PATH"] = libraries[-1]
+    named = {"USER": "sandbox", "PATH": ":".join(dict.fromkeys(path))}
+    return MALLOC | threads | found | inductor.environment() | named
 
 
 def readable() -> list[Path]:

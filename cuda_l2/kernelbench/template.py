@@ -30,8 +30,8 @@ from cuda_l2.system.closing import Closing
 START_TIMEOUT_S = 120.0
 MOST_ANSWER_BYTES = 1 << 16
 NOBODY = 65534
-MOST_IDLE = 3
-"""Templates that go on running while nothing that they forked is there; each holds some 200 MiB."""
+PROGRAMS = "cuda_l2.kernelbench.reference_server", "cuda_l2.kernelbench.runner"
+"""What a template has loaded."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 CREDENTIALS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 """Lines of a process's status that are to be those of its sandbox."""
@@ -55,16 +55,19 @@ class Forked:
 
 
 class Template(Closing):
-    """One process for programs alike. OSError or ValueError where it does not start, or was lost."""
+    """One process, of some 200 MiB. OSError or ValueError where it does not start, or was lost.
 
-    def __init__(self, command: Sequence[str], program: str, environment: Mapping[str, str]) -> None:
+    command: runs `template_main`, with the programs to load.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.running: set[int] = set()
         self._touched = 0
-        self._program, self._lock = program, threading.Lock()
+        self._lock = threading.Lock()
         self._connection, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a request comes as a whole
         with theirs, _sealed(Path(sys.executable).resolve()) as executable:
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), program],
+                [*command, str(theirs.fileno())],
                 executable=f"/proc/self/fd/{executable}",
                 env={**BASE, **environment},
                 pass_fds=(theirs.fileno(), executable),
@@ -96,12 +99,13 @@ class Template(Closing):
         self,
         sandboxed: Sequence[str],
         folder: Path,
+        program: str,
         environment: Mapping[str, str],
         arguments: Sequence[str],
         output: int,
         descriptors: Sequence[int],
     ) -> Forked | None:
-        """A child in a new sandbox that runs the program, a socket's descriptor its first argument; None where it is
+        """A child in a new sandbox that runs a program, a socket's descriptor its first argument; None where it is
         not wholly inside.
 
         sandboxed: `template_main.HOLDER` as the sandbox's command. output: descriptor to which it prints. descriptors:
@@ -115,7 +119,7 @@ class Template(Closing):
                 "sandbox_environment": BASE,
                 "folder": str(folder),
                 "environment": {**BASE, **environment},
-                "program": self._program,
+                "program": program,
                 "arguments": [str(theirs.fileno()), *arguments],
                 "descriptors": numbers,
             }
@@ -230,48 +234,40 @@ def _state(pid: int) -> dict[str, object]:
     return found
 
 
-_templates: dict[tuple[object, ...], Template | None] = {}
-"""By program and environment; None where one does not serve here."""
-_left: list[Template] = []
-"""Templates whose file a child has changed: they end with the last of their children."""
+_templates: list[Template] = []
+"""The last one serves. A child has changed the file of those before it: they end with the last of their children."""
+_gave_up = False
 _lock = threading.Lock()
 
 
-def template_of(command: Sequence[str], program: str, environment: Mapping[str, str]) -> Template | None:
-    """One that runs, started on first use; None where that fails. command: runs `template_main`."""
-    key = (*command, program, *sorted(environment.items()))
+def the_template(command: Sequence[str], environment: Mapping[str, str]) -> Template | None:
+    """The one that serves, started on first use; None where that fails. command: runs `template_main`."""
     with _lock:
-        if (used := _templates.get(key)) and not used.clean:
-            _left.append(used)
-            del _templates[key]
-        if key not in _templates:
-            _close_idle()
+        for left in [known for known in _templates[:-1] if not known.running]:
+            left.close()
+            _templates.remove(left)
+        if not _gave_up and not (_templates and _templates[-1].clean):
             try:
-                _templates[key] = Template(command, program, environment)
+                _templates.append(Template([*command, *PROGRAMS], environment))
             except (OSError, ValueError):
-                _templates[key] = None
-        return _templates[key]
+                _give_up()
+        return None if _gave_up else _templates[-1]
 
 
-def give_up(template: Template) -> None:
-    """Start no other process from it."""
+def give_up() -> None:
+    """Fork no other process."""
     with _lock:
-        _templates.update({key: None for key, known in _templates.items() if known is template})
+        _give_up()
 
 
-def _close_idle() -> None:
-    idle = [(key, known) for key, known in _templates.items() if known and not known.running]
-    for key, known in idle[: max(0, len(idle) - MOST_IDLE + 1)]:
-        known.close()
-        del _templates[key]
-    for left in [left for left in _left if not left.running]:
-        left.close()
-        _left.remove(left)
+def _give_up() -> None:
+    global _gave_up  # noqa: PLW0603 - a system that lets no process join a sandbox goes on not to
+    _gave_up = True
 
 
 @atexit.register
 def _close_all() -> None:
-    for known in filter(None, [*_templates.values(), *_left]):
+    for known in _templates:
         known.close()
 
 
@@ -279,10 +275,9 @@ def _forget_all() -> None:
     """In a forked process: the templates are another's, and end with it."""
     global _lock  # noqa: PLW0603 - another thread may have held it at the fork
     _lock = threading.Lock()
-    for known in filter(None, [*_templates.values(), *_left]):
+    for known in _templates:
         known.forget()
     _templates.clear()
-    _left.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)

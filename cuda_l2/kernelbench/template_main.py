@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ CAPABILITY_VERSION = 0x20080522
 
 
 def main() -> None:
-    """Arguments: the socket's descriptor, the program's module."""
-    judge, program = socket.socket(fileno=int(sys.argv[1])), importlib.import_module(sys.argv[2])
-    program.load()
+    """Arguments: the modules of programs, the socket's descriptor."""
+    *names, descriptor = sys.argv[1:]
+    judge = socket.socket(fileno=int(descriptor))
+    for name in names:
+        importlib.import_module(name).load()
     gc.collect()
     gc.freeze()  # no collection of a child's writes to pages that it shares
     keepers: set[int] = set()
@@ -66,7 +68,7 @@ def main() -> None:
                 _end_group(keeper)
             return
         try:
-            answer = _answer(json.loads(line), descriptors, judge, program.main, keepers)
+            answer = _answer(json.loads(line), descriptors, judge, keepers)
         except Exception as error:  # noqa: BLE001 - what fails once, as a fork without memory, ends no other child
             answer = {"error": str(error)}
             for descriptor in descriptors:
@@ -75,22 +77,18 @@ def main() -> None:
         judge.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _answer(
-    request: dict[str, Any], descriptors: list[int], judge: socket.socket, run: Callable[[], None], keepers: set[int]
-) -> dict[str, Any]:
+def _answer(request: dict[str, Any], descriptors: list[int], judge: socket.socket, keepers: set[int]) -> dict[str, Any]:
     """Do what a request asks for. keepers: those that run, which this keeps up to date."""
     if "reap" in request:
         os.waitpid(request["reap"], 0)
         keepers.discard(request["reap"])
         return {}
-    answer = _started(request, descriptors, judge, run)
+    answer = _started(request, descriptors, judge)
     keepers.add(answer["keeper"])
     return answer
 
 
-def _started(
-    request: dict[str, Any], descriptors: list[int], judge: socket.socket, run: Callable[[], None]
-) -> dict[str, Any]:
+def _started(request: dict[str, Any], descriptors: list[int], judge: socket.socket) -> dict[str, Any]:
     """The keeper, and the child and the holder of its sandbox where it has got so far."""
     told, tell = os.pipe()
     keeper = os.fork()
@@ -99,7 +97,7 @@ def _started(
             os.setpgid(0, 0)
             judge.close()
             os.close(told)
-            _keep(request, descriptors, tell, run)
+            _keep(request, descriptors, tell)
         except BaseException:  # noqa: BLE001 - this is the keeper's end
             traceback.print_exc()
         finally:
@@ -112,7 +110,7 @@ def _started(
     return {"keeper": keeper, **json.loads(said or "{}")}
 
 
-def _keep(request: dict[str, Any], descriptors: list[int], tell: int, run: Callable[[], None]) -> None:
+def _keep(request: dict[str, Any], descriptors: list[int], tell: int) -> None:
     """The keeper's work: it ends with the child, and with the template."""
     os.dup2(descriptors[1], 2)
     _die_with_parent()
@@ -134,7 +132,7 @@ def _keep(request: dict[str, Any], descriptors: list[int], tell: int, run: Calla
     _die_with_parent()  # which a change of credentials may have undone
     child = os.fork()
     if not child:
-        _become(request, descriptors, run, in_new_session=in_new_session)
+        _become(request, descriptors, in_new_session=in_new_session)
     for descriptor in descriptors:
         os.close(descriptor)  # the judge sees when the child has closed its own
     os.write(tell, json.dumps({"child": child, "holder": holder}).encode() + b"\n")
@@ -142,7 +140,7 @@ def _keep(request: dict[str, Any], descriptors: list[int], tell: int, run: Calla
     os.waitpid(child, 0)
 
 
-def _become(request: dict[str, Any], descriptors: list[int], run: Callable[[], None], *, in_new_session: bool) -> None:
+def _become(request: dict[str, Any], descriptors: list[int], *, in_new_session: bool) -> None:
     """The child's work: nothing of the template's descriptors, environment and random numbers is left."""
     status = 1
     try:
@@ -160,7 +158,7 @@ def _become(request: dict[str, Any], descriptors: list[int], run: Callable[[], N
         connection = request["descriptors"][0]
         os.write(connection, PREPARED)
         if os.read(connection, 1):  # the judge has seen that this process is in the sandbox
-            run()
+            importlib.import_module(request["program"]).main()
             status = 0
     except BaseException:  # noqa: BLE001 - this is the child's end
         traceback.print_exc()
