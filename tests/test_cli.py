@@ -22,7 +22,7 @@ from cuda_l2.system import native, paths, scratch
 from cuda_l2.system.errors import UserError
 
 COMMANDS = (
-    *("optimize", "show", "check", "profile", "doctor", "bench", "prove", "record", "compare", "select", "choices"),
+    *("optimize", "show", "check", "profile", "doctor", "bench", "prove", "record", "compare", "select"),
     *("throughput", "index", "prompts", "exchanges", "corpus", "collect", "train", "tasks"),
     *("library", "tune", "report", "watch"),
 )

@@ -21,10 +21,9 @@ from cuda_l2.measure.clock import Clock
 from cuda_l2.measure.cublas import AlgoConfig, Algorithm, HeuristicResult, MatmulAlgo, compute_type, scale_type
 from cuda_l2.measure.gpu_state import FRESH_S, Drift, GpuSample, GpuState
 from cuda_l2.measure.launches import graphs, on, repeated, wait
-from cuda_l2.measure.sampler import Sampler, Samples
+from cuda_l2.measure.sampler import Sampler
 from cuda_l2.measure.selection import Effort, select
 from cuda_l2.records import Accumulate, Conditions, Gemm, Layout
-from cuda_l2.runs import choice_audit
 
 LAG_CYCLES = 50_000_000
 """Some 30 ms of a GPU's clock: longer than the host takes to enqueue anything."""
@@ -179,21 +178,6 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: Callable[[str
     assert stored.recall(path, gemm, "adaptive") is None
     stored.store(path, tuned(gemm))
     assert stored.recall(path, gemm, "adaptive") is not None
-
-
-def test_a_choice_is_right_within_one_percent_of_the_best() -> None:
-    gemm = Gemm(4096, 4096, 4096)
-    rounds = [10.0 + 0.1 * i for i in range(15)]  # the clock drifts for all alike
-    times: Samples[int] = Samples()
-    for number, us in enumerate(rounds):
-        for arm, factor in enumerate((1.02, 1.0, 1.005)):
-            times.add(arm, number, factor * us)
-    wrong, close, best = (choice_audit.compared(gemm, Layout.TN, chosen, 3, times) for chosen in (0, 2, 1))
-    assert not wrong.right and wrong.best == 1 and wrong.ratio.estimate == pytest.approx(1.02)
-    assert close.right and best.right and best.ratio.high == 1
-    assert wrong.row()["right"] == 0 and wrong.row()["layout"] == "tn" and tuple(wrong.row()) == choice_audit.COLUMNS
-    text = choice_audit.table([wrong, close, best])
-    assert "| 36-38 | 3 | 2 | 1.0083 | 1.0200, 4096x4096x4096:tn |" in text and "| all | 3 | 2 |" in text
 
 
 # clocks
@@ -399,18 +383,12 @@ def test_every_arm_on_the_default_stream_waits_for_what_fills_its_operands(nvidi
 
 
 @pytest.mark.gpu
-def test_the_choice_is_recalled_and_holds_when_timed_again(nvidia) -> None:
+def test_the_choice_is_recalled(nvidia) -> None:
     gemm = Gemm(256, 256, 2048)
     product = Product(gemm)
     tuned = nvidia.tune(gemm, product.buffers)
     nvidia._tuned.clear()
     assert nvidia.tune(gemm, product.buffers) == tuned
-    audited = choice_audit.audit(nvidia, gemm).choices
-    assert [each.gemm.layout for each in audited] == list(Layout)
-    for each in audited:
-        found = tuned.of(each.gemm.layout)
-        assert found and each.algorithms == len(found.algorithms) and each.chosen == found.chosen
-        assert each.right
 
 
 @pytest.mark.gpu

@@ -23,7 +23,6 @@ from cuda_l2.measure import cublas, cuda_torch
 from cuda_l2.measure.choices import Choices
 from cuda_l2.measure.cublas import Algorithm, Cublas, CublasError, Launch, LtProduct
 from cuda_l2.measure.launches import Buffers, Enqueue, captured_kernels, on, wait
-from cuda_l2.measure.sampler import Samples
 from cuda_l2.measure.tuned import ADAPTIVE, PAPER_TUNING, Tuned, TunedLayout, recall, store
 from cuda_l2.measure.tuning import HEAT_S, REHEAT_S, Tuner
 from cuda_l2.records import Accumulate, Gemm, Layout, Task
@@ -118,21 +117,6 @@ class Libraries(Closing):
                     store(path, known)
             self._tuned[gemm] = known
         return known
-
-    def retime(self, gemm: Gemm, layout: Layout, buffers: Buffers, rounds: int) -> Samples[int]:
-        """Microseconds of every algorithm that `tune` found, by its place: one a round, all interleaved. Overwrites C.
-
-        No samples where cuBLASLt does not serve the layout.
-        """
-        tuned = self.tune(gemm, buffers).of(layout)
-        if tuned is None:
-            return Samples()
-        product = self.product(gemm, layout)
-        enqueues = [on(product.launcher(one), buffers) for one in tuned.algorithms]
-        for enqueue in enqueues:
-            enqueue(self.stream)  # what a library sets up on first use is not captured
-        wait(self.stream)
-        return self._tuner.again(enqueues, rounds)
 
     @property
     def machine(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from cuda_l2.machine.cuda.helpers import Helpers
 from cuda_l2.measure import cuda_torch
 from cuda_l2.measure.launches import Buffers, Enqueue, graphs, repeated
-from cuda_l2.measure.sampler import Sampler, Samples
+from cuda_l2.measure.sampler import Sampler
 from cuda_l2.measure.selection import Effort, Selection, select
 from cuda_l2.records import Gemm
 
@@ -43,15 +43,6 @@ class Tuner:
             rounds = int(FINALISTS_S * 1e6 / (min(effort.finalists, len(enqueues)) * sample_us))
             effort = replace(effort, max_rounds=max(8, min(effort.max_rounds, rounds)))
             return select(sampler, len(enqueues), effort)
-
-    def again(self, enqueues: Sequence[Enqueue], rounds: int) -> Samples[int]:
-        """Microseconds of every launch, one a round, all interleaved."""
-        everyone = range(len(enqueues))
-        with self._replays(enqueues, HEAT_S) as (sampler, _):
-            sampler.round(everyone, kept=False)
-            for _ in range(rounds):
-                sampler.round(everyone)
-        return sampler.samples
 
     def as_the_paper(self, gemm: Gemm, launches_on: Callable[[Buffers], Sequence[Enqueue]]) -> Selection:
         """Single launches behind an untimed one, fresh random operands every round, all in random order.
