@@ -17,10 +17,11 @@ from cuda_l2.families._base import families_for
 from cuda_l2.library.table import COLD, PLAIN, PoolRow, Row, pool_of, read_pool, read_table, write_pool, write_table
 from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.measure.quick import as_dependent
-from cuda_l2.records import Accumulate, Gemm, Layout
+from cuda_l2.records import Accumulate, Gemm, Layout, from_json
+from cuda_l2.runs.run_file import Header
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import KNOWN_WITHIN, Shortlist, default_pool
-from cuda_l2.runs.survey import BUILDS, TIMES, Arm, Record, Survey, _line, read_records
+from cuda_l2.runs.survey import BUILDS, KIND, TIMES, Arm, Record, Survey, Times
 from cuda_l2.system.errors import UserError
 
 HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
@@ -105,24 +106,20 @@ def record(size: tuple[int, int, int], accumulate: str = "fp32") -> Record:
     return Record(Gemm(*size, accumulate=Accumulate(accumulate)), arms, 0.5)
 
 
-def test_records_survive_a_file_cut_off_anywhere(tmp_path: Path) -> None:
-    path = tmp_path / TIMES
-    header = {"kind": "cuda-l2 survey", "version": 1}
-    whole = json.dumps(header).encode() + b"\n" + _line(record((1, 2, 3))) + _line(record((4, 5, 6), "fp16"))
-    path.write_bytes(whole)
-    found, records = read_records(path)
-    assert found == header and set(map(str, records)) == {"1x2x3", "4x5x6:fp16"}
-    first, second = records[Gemm(1, 2, 3)].arms
-    assert first.launch == (("ORDER", 2),) and first.final == (1.5, 2.0) and math.isnan(first.first[1])
-    assert second == record((1, 2, 3)).arms[1]
-    path.write_bytes(whole[:-9] + _line(record((7, 8, 9))))
-    assert set(read_records(path)[1]) == {Gemm(1, 2, 3), Gemm(7, 8, 9)}
+def store(folder: Path, header: Header, *records: Record) -> None:
+    """What a run of this header timed; what another one did is gone."""
+    (folder / TIMES).unlink(missing_ok=True)
+    with Times(folder / TIMES, header) as times:
+        for each in records:
+            times.append(each)
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     brain = dataclasses.replace(record((1, 2, 3)), gemm=Gemm.parse("1x2x3:bf16"))
-    path.write_bytes(whole + _line(brain))
-    assert list(read_records(path)[1]) == [Gemm(1, 2, 3), Gemm(4, 5, 6, accumulate=Accumulate.FP16), brain.gemm]
-    path.write_bytes(b"something else")
-    with pytest.raises(UserError, match="no file of times"):
-        read_records(path)
+    header = Header("a machine", {}, {}, kind=KIND)
+    store(tmp_path, header, record((1, 2, 3)), record((4, 5, 6), "fp16"), brain)
+    with Times(tmp_path / TIMES, header) as times:
+        assert times.records == [record((1, 2, 3)), record((4, 5, 6), "fp16"), brain]
 
 
 def survey(folder: Path, grid: str, **settings: Any) -> Survey:
@@ -135,6 +132,7 @@ def survey(folder: Path, grid: str, **settings: Any) -> Survey:
 def loaded(folder: Path, grid: str, **settings: Any) -> Survey:
     found = survey(folder, grid, **settings)
     found.load()
+    found.close()
     return found
 
 
@@ -152,14 +150,14 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
         line["status"] == "built" for line in lines
     )
     assert all(Path(artifact).exists() for artifact in first.artifacts.values())
-    header = json.dumps(first._header()).encode()
-    (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((128, 64, 64))))
+    header = first._header()
+    store(tmp_path / "out", header, record((128, 64, 64)))
     again = loaded(tmp_path / "out", shapes)
     assert again.rows == rows and [(g.m, g.n, g.k) for g in again.pending()] == [(64, 64, 64)]
     kernel = next(iter(first.artifacts))  # the fp16 class tries what was best with fp32 sums, also of an earlier run
     best = Arm(0, Layout.NN, (), kernel, (1.0, math.nan), (1.0, math.nan))
     fp32 = Record(Gemm(64, 64, 64), (best,))
-    (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(fp32))
+    store(tmp_path / "out", header, fp32)
     narrow = loaded(tmp_path / "out", "64x64x64", accumulate="fp32,fp16")
     assert [gemm.accumulate for gemm in narrow.pending()] == ["fp16"]
     narrow.build()
@@ -167,8 +165,8 @@ def test_a_run_goes_on_from_what_its_folder_holds(tmp_path: Path) -> None:
     write_pool(tmp_path / "given.csv", [*rows, dataclasses.replace(rows[0], layout=None)])
     with pytest.raises(UserError, match="another pool"):
         survey(tmp_path / "out", shapes, pool=tmp_path / "given.csv")
-    (tmp_path / "out" / TIMES).write_bytes(header.replace(b"sm_90a", b"sm_80") + b"\n")
-    with pytest.raises(UserError, match="another machine"):
+    store(tmp_path / "out", dataclasses.replace(header, machine="another"))
+    with pytest.raises(UserError, match="measured with machine another, not"):
         again.load()
 
 
@@ -187,14 +185,13 @@ def test_a_table_gives_the_pool_and_no_other_kernels(tmp_path: Path) -> None:
     first.build()
     assert first.rows == pool_of(chosen[:1]) and len(first.rows) == 1
     assert set(first.artifacts) == {kernel_id(chosen[0].candidate(HOPPER).source)}
-    assert first._header()["cold"]
+    assert first._header().settings["cold"]
     write_table(tmp_path / "table.csv", chosen[1:])
     with pytest.raises(UserError, match="another pool"):
         survey(tmp_path / "out", str(gemm), layouts="nn", table=tmp_path / "table.csv")
-    header = json.dumps(first._header()).encode()
-    (tmp_path / "out" / TIMES).write_bytes(header + b"\n" + _line(record((256, 256, 256))))
+    store(tmp_path / "out", first._header(), record((256, 256, 256)))
     warm = survey(tmp_path / "out", str(gemm), layouts="nn")
-    with pytest.raises(UserError, match="another state of the cache"):
+    with pytest.raises(UserError, match="measured with cold True, not False"):
         warm.load()
 
 
@@ -208,9 +205,9 @@ def test_select_times_chooses_and_goes_on(gpu, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
         assert done.returncode == 0, done.stderr
         assert ("kernels built" in done.stderr) == (run == 0)
-    _, records = read_records(tmp_path / "out" / TIMES)
-    assert len(records) == 6
-    for each in records.values():
+    _, *lines = (tmp_path / "out" / TIMES).read_text().splitlines()
+    assert len(lines) == 6
+    for each in (from_json(Record, line) for line in lines):
         assert all(not arm.reason and math.isfinite(arm.first[0]) for arm in each.arms)
     rows = read_table(tmp_path / "out" / "schedules.csv")
     assert len(rows) == 3 * 2 * 2 * 2 and len(read_pool(tmp_path / "out" / "pool.csv")) > 6

@@ -52,8 +52,8 @@ def command(*, settings: SelectSettings = SelectSettings()) -> None:
     from cuda_l2.runs.survey import Survey
 
     start, cold = time.monotonic(), settings.cold
-    survey = Survey(settings, cuda.detect(), lambda text: print(text, file=sys.stderr, flush=True))
-    finished, interrupted = _timed(survey)
+    with Survey(settings, cuda.detect(), lambda text: print(text, file=sys.stderr, flush=True)) as survey:
+        finished, interrupted = _timed(survey)
     shapes = counted(len(survey.records), "shape")
     print(f"{shapes} timed ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
     chosen = selection.select(survey.records.values(), settings.most, weights, cold=cold)

@@ -6,7 +6,6 @@ What is timed here is for choosing; a kernel's figures are reported from another
 """
 
 import concurrent.futures
-import contextlib
 import hashlib
 import itertools
 import json
@@ -27,7 +26,6 @@ from cuda_l2.library.table import (
     read_pool,
     read_table,
     read_times,
-    schedule_of,
     schedule_text,
     write_pool,
 )
@@ -35,15 +33,17 @@ from cuda_l2.machine.cuda.driver import bus_id
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.measure.quick import Item, QuickTimer
 from cuda_l2.records import Accumulate, Build, BuildStatus, Candidate, Gemm, Layout
+from cuda_l2.runs.run_file import Header, RunFile
 from cuda_l2.runs.settings import SurveySettings
 from cuda_l2.runs.shortlist import Option, Shortlist, default_pool
+from cuda_l2.system.closing import Closing
 from cuda_l2.system.errors import UserError
-from cuda_l2.system.lines import open_alone, parsed
 from cuda_l2.system.lock import machine_lock
 from cuda_l2.system.text import counted
+from cuda_l2.system.values import now
 
 POOL, BUILDS, TIMES = "pool.csv", "builds.jsonl", "times.jsonl"
-KIND, VERSION = "cuda-l2 survey", 1
+KIND = "cuda-l2 survey"
 EACH, FINALISTS = 6, 4
 """Schedules of each family and shape in the pool that is made where none is given; those timed twice."""
 
@@ -70,10 +70,21 @@ class Record:
     arms: tuple[Arm, ...]
     seconds: float = 0.0
 
+    @property
+    def key(self) -> Gemm:
+        return self.gemm
+
+
+class Times(RunFile[Record]):
+    """What a run timed. A context manager."""
+
+    record = Record
+    advice = "choose another folder with --out"
+
 
 @dataclass
-class Survey:
-    """One run on one machine. Stages are called in order."""
+class Survey(Closing):
+    """One run on one machine. A context manager; stages are called in order."""
 
     settings: SurveySettings
     target: CudaTarget
@@ -86,6 +97,7 @@ class Survey:
         self.gemms = self.settings.gemms()
         self._options: dict[Gemm, list[Option]] = {}
         self._finalists: dict[Gemm, list[Option]] = {}  # of the fp32 class
+        self._times: Times | None = None
 
     def pool(self) -> None:
         """The kernels to choose from: of the run's folder, else of the files given, else of the families' ranking."""
@@ -135,30 +147,27 @@ class Survey:
 
     def load(self) -> None:
         """What an earlier run timed."""
-        path = self.settings.out / TIMES
-        if path.exists():
-            header, self.records = read_records(path)
-            if header != self._header():
-                what = "on another machine, with another pool or in another state of the cache"
-                raise UserError(f"{path} was measured {what}: choose another folder with --out")
+        self._times = Times(self.settings.out / TIMES, self._header())
+        self.records = {record.gemm: record for record in self._times.records}
 
     def time(self, on_shape: Callable[[Gemm, str], None], on_done: Callable[[Gemm], None]) -> bool:
         """Time what is not yet timed, until the budget is spent; whether all is."""
+        assert self._times
         end = time.monotonic() + self.settings.budget_s
-        path = self.settings.out / TIMES
-        quick = QuickTimer(self.settings.seed, FINALISTS, cold=self.settings.cold)
-        with open_alone(path) as file, quick as timer:
-            if not path.stat().st_size:
-                file.write((json.dumps(self._header()) + "\n").encode())
+        with QuickTimer(self.settings.seed, FINALISTS, cold=self.settings.cold) as timer:
             for gemm in self.pending():
                 if time.monotonic() > end:
                     return False
                 on_shape(gemm, "timing")
                 record = self._time_shape(gemm, timer)
-                file.write(_line(record))
+                self._times.append(record)
                 self.records[record.gemm] = record
                 on_done(gemm)
         return True
+
+    def close(self) -> None:
+        if self._times:
+            self._times.close()
 
     def pending(self) -> list[Gemm]:
         """A shape of each size and class not timed yet; fp32 first, whose finalists the fp16 class tries too."""
@@ -206,10 +215,9 @@ class Survey:
         ) as pool:
             return dict(zip(gemms, pool.map(_options_of, gemms, chunksize=8), strict=True))
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> Header:
         pool = hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
-        header = {"kind": KIND, "version": VERSION, "machine": self.target.machine, "pool": pool}
-        return header | ({"cold": True} if self.settings.cold else {})
+        return Header(self.target.machine, {}, {"pool": pool, "cold": self.settings.cold}, now(), KIND)
 
 
 _SHORTLIST: list[Shortlist] = []
@@ -223,40 +231,6 @@ def _prepare(pool: Path, target: CudaTarget, known: Path | None) -> None:
 
 def _options_of(gemm: Gemm) -> list[Option]:
     return _SHORTLIST[0].options(gemm)
-
-
-def read_records(path: Path) -> tuple[dict[str, Any], dict[Gemm, Record]]:
-    """The header and records of a times file; a last line that was not written whole is left out."""
-    lines = [fields for fields in map(parsed, path.read_bytes().split(b"\n")) if fields]
-    if not lines or lines[0].get("kind") != KIND:
-        raise UserError(f"{path} is no file of times of this program: choose another folder with --out")
-    records = {}
-    for fields in lines[1:]:
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            record = _record(fields)
-            records[record.gemm] = record
-    return lines[0], records
-
-
-def _line(record: Record) -> bytes:
-    gemm, arms = record.gemm, []
-    for arm in record.arms:
-        times = [round(us, 4) if math.isfinite(us) else None for us in (*arm.first, *arm.final)]
-        arms.append([arm.row, arm.layout, schedule_text(arm.launch), arm.kernel, *times, arm.reason])
-    about = {**dict(gemm.sizes), "accumulate": gemm.accumulate, "dtype": gemm.dtype}
-    fields = {**about, "seconds": round(record.seconds, 3), "arms": arms}
-    return b"\n" + json.dumps(fields, separators=(",", ":")).encode()  # an unfinished line stays a line of its own
-
-
-def _record(fields: dict[str, Any]) -> Record:
-    arms = []
-    for row, layout, launch, kernel, a, b, c, d, reason in fields["arms"]:
-        named = schedule_of(launch) if launch else ()
-        a, b, c, d = (math.nan if us is None else float(us) for us in (a, b, c, d))
-        arms.append(Arm(row, Layout(layout), named, kernel, (a, b), (c, d), reason))
-    dtype = fields.get("dtype", "float16")  # files made before there was a choice have none
-    gemm = Gemm(fields["m"], fields["n"], fields["k"], Layout.NN, Accumulate(fields["accumulate"]), dtype)
-    return Record(gemm, tuple(arms), fields["seconds"])
 
 
 def _is_final(arm: Arm) -> bool:
