@@ -53,9 +53,8 @@ CAPABILITY_VERSION = 0x20080522
 
 def main() -> None:
     """Arguments: the modules of programs, the socket's descriptor."""
-    *names, descriptor = sys.argv[1:]
-    judge = socket.socket(fileno=int(descriptor))
-    for name in names:
+    judge = socket.socket(fileno=int(sys.argv[-1]))
+    for name in sys.argv[1:-1]:
         importlib.import_module(name).load()
     gc.collect()
     gc.freeze()  # no collection of a child's writes to pages that it shares
