@@ -63,11 +63,9 @@ wheel: $(VENV)/.dev
 
 # An interrupted run goes on from the results.jsonl that its folder holds. On N GPUS each measures a part of the shapes.
 # CHOICES: the algorithms that cuBLASLt's tuning chose, of one kind of GPU, driver and library; another file for others.
-# FALLBACK: an earlier run's ratios, by which cuBLASLt serves some shapes; of the same kind of GPU, or empty.
 GPUS ?= 1
 CHOICES ?= results/h200/cublaslt.jsonl.gz
-FALLBACK ?= results/h200/fallback.csv
-TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices $(CHOICES) $(if $(FALLBACK),--fallback $(FALLBACK))
+TABLES := $(BIN)/cuda-l2 bench --grid paper --library results/h200/schedules.csv --choices $(CHOICES)
 define table
 	$(if $(filter-out 1,$(GPUS)),for i in $$(seq $(GPUS)); do \
 	  CUDA_VISIBLE_DEVICES=$$((i - 1)) $(TABLES) $(2) --part $$i/$(GPUS) --out $(1)$$([ $$i = 1 ] || echo -$$i) & \

@@ -545,7 +545,6 @@ def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_pat
         (["--grid", "8x8x8", "--seed", "-1"], "seed"),
         (["--grid", "8x8x8", "--target", "tpu"], "target"),
         (["--grid", "8x8x8", "--out", "/proc/nowhere"], "cannot write"),
-        (["--grid", "8x8x8", "--fallback", "table.csv"], "--library"),
         (["--grid", "8x8x8", "--library", "t.csv", "--budget", "5s"], "--budget"),
         (["--grid", "8x8x8", "--library", "missing.csv"], "cannot read"),
         (["--grid", "8x8x8", "--library", str(SCHEDULES), "--target", "cpu"], "needs an NVIDIA GPU"),

@@ -7,12 +7,10 @@ from made import near, timing
 
 from cuda_l2.records import Accumulate, Gemm, Layout
 from cuda_l2.report import library
-from cuda_l2.report.grid import rows, write_tables
+from cuda_l2.report.grid import rows
 from cuda_l2.report.grid_summary import summary
-from cuda_l2.runs.library_run import fallbacks
-from cuda_l2.runs.results import CSV, KernelFigures, Measurement
+from cuda_l2.runs.results import KernelFigures, Measurement
 from cuda_l2.runs.run_file import Header
-from cuda_l2.system.errors import UserError
 
 BASELINES = {"cuBLASLt-AutoTuning NN": 12.0, "cuBLASLt-AutoTuning TN": 10.0, "cuBLAS NN": 30.0}
 TIMES = {
@@ -106,26 +104,3 @@ def test_a_row_holds_every_kernel_with_its_schedule() -> None:
     assert row["plain_us"] == 8.5 and row["any_launch_us"] == 6.5
     assert row["tn_dependent_us"] == 5.0 and row["tn_dependent_schedule"] == "BM=64"
     assert row["nn_plain_speedup_same_layout"] == pytest.approx(12 / 8.5)
-
-
-def test_where_an_earlier_run_was_slower_cublaslt_stands_for_ours(tmp_path) -> None:
-    slow = dict.fromkeys(TIMES, (20.0, 20.0))
-    header, earlier = Header("gpu", {}, {}), [measured("64x64x64", TIMES), measured("8192x8192x8192", slow)]
-    write_tables(tmp_path, header, earlier)
-    found = fallbacks(tmp_path / CSV)
-    assert found == {(m.gemm, "offline"): (slower, slower) for m, slower in zip(earlier, (False, True), strict=True)}
-    text = summary(header, [replace(m, falls_back=found[m.gemm, "offline"]) for m in earlier])
-    assert "chosen beforehand: 1 shape\n" in text and "| >= 34 | 1 | +0.00% | 1.000 | 0.0% | 0.0% | 1.000 |" in text
-    (tmp_path / "no.csv").write_text("m,n\n1,2\n")
-    with pytest.raises(UserError, match="is no table"):
-        fallbacks(tmp_path / "no.csv")
-
-
-def test_one_earlier_run_that_was_slower_is_enough(tmp_path) -> None:
-    slow, header = dict.fromkeys(TIMES, (20.0, 20.0)), Header("gpu", {}, {})
-    texts = []
-    for times in (TIMES, slow, TIMES):
-        write_tables(tmp_path, header, [measured("64x64x64", times)])
-        texts.append((tmp_path / CSV).read_text())
-    (tmp_path / CSV).write_text(texts[0] + "".join(text.split("\n", 1)[1] for text in texts[1:]))
-    assert list(fallbacks(tmp_path / CSV).values()) == [(True, True)]

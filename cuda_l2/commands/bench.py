@@ -246,8 +246,6 @@ def _run_grid(settings: BenchSettings) -> None:
     budget_s = settings.budget_s
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
-    if settings.fallback and not settings.library:
-        raise UserError("--fallback goes with --library")
     if settings.library and (settings.baselines_only or budget_s):
         raise UserError(
             "--library times the kernels of a table: it goes neither with --baselines-only nor with --budget"

@@ -113,11 +113,6 @@ def lines(protocol: str, measurements: Sequence[Measurement]) -> list[str]:
     launched = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=True)))
     for title, ratios in (("plain launches", plain), ("dependent launch where it was selected", launched)):
         text += _by_size(f"{protocol}, {title}, faster layout against {AUTOTUNED}'s faster layout", ratios)
-    if any(any(m.falls_back) for m in measured):
-        for title, index, ratios in (("plain", 0, plain), ("any", 1, launched)):
-            served = [(m, Interval(1, 1, 1) if m.falls_back[index] else value) for m, value in ratios]
-            count = counted(sum(m.falls_back[index] for m in measured), "shape")
-            text += _by_size(f"{protocol}, {title} launches, cuBLASLt where chosen beforehand: {count}", served)
     strongest = _ratios(measured, lambda m: ratio(m, chosen(m, dependent=False), any_of_them))
     text += _by_size(f"{protocol}, plain launches against the fastest of all baselines of the run", strongest)
     text += _totals(protocol, measured)

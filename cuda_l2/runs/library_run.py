@@ -1,6 +1,5 @@
 """Times a library's kernels shape by shape: plain and dependent launches, both layouts, all baselines, in one run."""
 
-import csv
 import hashlib
 import secrets
 from collections.abc import Generator, Sequence
@@ -11,26 +10,19 @@ from cuda_l2 import contract
 from cuda_l2.library.table import COLD, PLAIN, PROGRAMMATIC, Named, Row, read_table
 from cuda_l2.measure.protocols import OFFLINE, Protocol, brief
 from cuda_l2.measure.rounds import CANDIDATE, Kernel
-from cuda_l2.records import Accumulate, BuildStatus, Candidate, Gemm, Layout, Timing
+from cuda_l2.records import BuildStatus, Candidate, Gemm, Timing
 from cuda_l2.rigs import Rig
 from cuda_l2.runs.results import KernelFigures
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.lock import machine_lock
 
-FALLBACK_MARGIN = 0.02
-"""By so much one run's ratio of a shape differs from another's, beyond what the interval of either says: the standard
-deviation of 1,000 ratios between two runs was 1.2 to 2.2 %, by size."""
-
 Timed = tuple[Row, Candidate, Timing]
 
 
 class Library:
-    """A table of kernels by shape, to be timed on a rig.
+    """A table of kernels by shape, to be timed on a rig."""
 
-    fallback: table.csv of an earlier run; see `fallbacks`.
-    """
-
-    def __init__(self, table: Path, fallback: Path | None = None) -> None:
+    def __init__(self, table: Path) -> None:
         self.table = table
         self._rows: dict[Gemm, list[Row]] = {}
         plain: set[tuple[Gemm, Named]] = set()
@@ -41,16 +33,10 @@ class Library:
                 continue  # dependent launch gained nothing: the same launch again
             self._rows.setdefault(row.gemm.any_layout, []).append(row)
         self._hash = hashlib.sha256(table.read_bytes()).hexdigest()[:16]
-        self._falls_back = fallbacks(fallback) if fallback else {}
-        self._fallback_hash = hashlib.sha256(fallback.read_bytes()).hexdigest()[:16] if fallback else ""
 
     def described(self) -> dict[str, object]:
         """What figures of the library depend on."""
-        return {"library": self._hash, "fallback": self._fallback_hash}
-
-    def falls_back(self, gemm: Gemm, protocol: str) -> tuple[bool, bool]:
-        """Whether cuBLASLt serves a shape instead of plain launches, and instead of any."""
-        return self._falls_back.get((gemm.any_layout, protocol), (False, False))
+        return {"library": self._hash}
 
     def serves(self, gemm: Gemm) -> bool:
         """Whether the table has a kernel for a shape."""
@@ -112,30 +98,6 @@ def figures(timed: Sequence[Timed]) -> tuple[KernelFigures, ...]:
         for row, candidate, timing in timed
         if timing.candidate
     )
-
-
-def fallbacks(path: Path) -> dict[tuple[Gemm, str], tuple[bool, bool]]:
-    """By shape and protocol, from an earlier run's table.csv: whether cuBLASLt serves instead of plain or any launches.
-
-    It does where the ratio's interval did not lie above 1 by as much as runs differ, in any of the runs whose rows the
-    file holds. UserError where it is no such table.
-    """
-    found: dict[tuple[Gemm, str], tuple[bool, bool]] = {}
-    try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row["plain_speedup_low"]:
-                    m, n, k = (int(row[name]) for name in ("m", "n", "k"))
-                    dtype = row.get("dtype") or "float16"
-                    gemm = Gemm(m, n, k, Layout.NN, Accumulate(row["accumulate"]), dtype)
-                    lows = (float(row[f"{name}_speedup_low"]) for name in ("plain", "any_launch"))
-                    key = gemm, row["protocol"]
-                    before = found.get(key, (False, False))
-                    plain, launched = (b or low <= 1 + FALLBACK_MARGIN for b, low in zip(before, lows, strict=True))
-                    found[key] = (plain, launched)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is no table.csv of `cuda-l2 bench --library`: {error!r}") from None
-    return found
 
 
 def _used(rows: Sequence[Row], protocol: Protocol) -> Sequence[Row]:

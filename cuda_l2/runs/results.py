@@ -46,7 +46,6 @@ class Measurement:
     verdict: Verdict | None = None
     arms: dict[str, dict[str, Any]] = field(default_factory=dict)  # what each baseline ran, as the rig describes it
     kernels: tuple[KernelFigures, ...] = ()  # from a library: all that were timed; `timing` is the first one's
-    falls_back: tuple[bool, bool] = (False, False)  # to cuBLASLt by an earlier run, instead of plain or any launches
     created: str = ""  # UTC, ISO 8601
     seconds: float = 0.0  # wall time, search included
 

@@ -63,8 +63,6 @@ class SweepSettings:
     """A table of kernels by shape, as `cuda-l2 select` writes it: times those over the grid, in both layouts."""
     choices: Annotated[Path | None, GPU_LIBRARIES] = None
     """File of the algorithms that cuBLASLt's autotuning chose: used where it has them, added to when the run ends."""
-    fallback: Annotated[Path | None, GRID] = None
-    """table.csv of an earlier run of the library: where that was slower than cuBLASLt, cuBLASLt stands for ours."""
     part: Annotated[str, GRID] = "1/1"
     """Measure only this part of the grid, as in 1/2: for several GPUs, each with a folder and CUDA_VISIBLE_DEVICES."""
     workers: Annotated[str, GRID] = ""

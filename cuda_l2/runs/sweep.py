@@ -44,7 +44,7 @@ class Sweep(Closing):
 
     def __init__(self, settings: SweepSettings) -> None:
         self.settings, request = settings, settings.request()
-        self._library = Library(settings.library, settings.fallback) if settings.library else None
+        self._library = Library(settings.library) if settings.library else None
         self._kernels: Workbench | None = None
         self._optimizer: Optimizer | None = None
         """The same, where kernels are searched for."""
@@ -257,7 +257,6 @@ class Sweep(Closing):
                     family=row.family,
                     schedule=row.schedule,
                     kernels=figures(timed),
-                    falls_back=self._library.falls_back(gemm, name),
                 )
 
     def _described(self, gemm: Gemm, timing: Timing | None) -> dict[str, dict[str, object]]:
