@@ -1,12 +1,10 @@
 """cuda-l2 bench: the README's table remade, arms over a grid of shapes, many tasks, or a model's layers."""
 
 import contextlib
-import datetime
 import json
-import math
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,9 +34,8 @@ from cuda_l2.system.text import counted
 from cuda_l2.system.values import listed, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
-    from cuda_l2.plan import Plan
     from cuda_l2.records import Operation
     from cuda_l2.rigs import Rig
     from cuda_l2.runs.sweep import Sweep
@@ -50,7 +47,9 @@ WITH_TASKS = ("tasks", "kernelbench", "trials", "model")
 WITH_MODEL = ("decoder", "arms", "seed", "out", "target")
 """Settings for a model's layers."""
 SEARCHED = ("grid", "sample", "budget", "policy", "seed", "archive", "out", "target")
-"""Settings that the table of searched shapes takes; all others go with a grid."""
+"""Settings that few shapes take, and tasks; all others go with a grid."""
+BOTH = "offline,server"
+"""Protocols under which few shapes are reported."""
 
 
 TASKS = Parameter(group="Over tasks")
@@ -113,13 +112,18 @@ def command(shapes: list[str] | None = None, /, *, settings: BenchSettings = Ben
     _require_no_tasks(settings)
     if is_model(settings.policy):
         raise UserError(f"over shapes use `cuda-l2 optimize --policy {settings.policy}`; bench asks models for --tasks")
-    if settings.grid is None and settings.sample is None:
-        require_default(settings, SEARCHED, "goes with --grid or --sample")
-        _search_shapes(shapes or list(SHAPES), settings)
-        return
-    if shapes:
+    few = settings.grid is None and settings.sample is None
+    if shapes and not few:
         raise UserError(f"give shapes alone or as --grid {','.join(shapes)}, not beside --grid or --sample")
-    _run_grid(settings)
+    _run_grid(_searched(shapes or SHAPES, settings) if few else settings, each=few)
+
+
+def _searched(shapes: "Sequence[str]", settings: BenchSettings) -> BenchSettings:
+    """Few shapes as a grid: each is searched and reported under both protocols, in a folder of its own."""
+    require_default(settings, SEARCHED, "goes with --grid or --sample")
+    out = settings.out or Path("bench-cpu")
+    archive, budget = settings.archive or out / "archive.db", settings.budget or "60s"
+    return replace(settings, grid=",".join(shapes), out=out, archive=archive, budget=budget, protocols=BOTH)
 
 
 def _require_no_tasks(settings: BenchSettings) -> None:
@@ -204,44 +208,8 @@ def _run_model(settings: BenchSettings, model: str) -> None:
     print(table(model, found))
 
 
-def _search_shapes(shapes: list[str], settings: BenchSettings) -> None:
-    gemms = [Gemm.parse(shape) for shape in shapes]
-    budget_s = seconds(settings.budget or "60s")
-    out = settings.out or Path("bench-cpu")
-    require_writable(out / "table.md")
-
-    from cuda_l2.optimizer import Optimizer
-    from cuda_l2.report.bench import markdown, print_results
-    from cuda_l2.report.live import LiveProgress
-    from cuda_l2.report.tables import result_json
-
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-    archive = settings.archive or out / f"archive-{stamp}.db"
-    results = []
-    with Optimizer(settings.search(budget_s, archive=archive)) as optimizer:
-        for gemm in gemms:
-            optimizer.require_feasible(gemm)
-        tell(
-            f"{counted(len(gemms), 'shape')}, {budget_s:g} s of search each, then reports beside"
-            f" {_baselines(optimizer.rig)}{_most(optimizer.plan(gemm) for gemm in gemms)}; results go to {out}, trials"
-            f" to {archive}"
-        )
-        try:
-            for gemm in gemms:
-                with LiveProgress(gemm, most_s=optimizer.plan(gemm).most_s, beside=file_of(archive)) as live:
-                    results.append(optimizer.optimize(gemm, live.progress, live.stage))
-                rows = [json.loads(result_json(result)) for result in results]
-                (out / f"results-{stamp}.json").write_text(json.dumps(rows, indent=1))
-                if results[-1].search.interrupted:
-                    break
-        finally:  # also where an error ends the run
-            if results:
-                (out / f"table-{stamp}.md").write_text(markdown(results))
-                print_results(results)
-                print(f"with baselines and the machine: {out / f'table-{stamp}.md'}")
-
-
-def _run_grid(settings: BenchSettings) -> None:
+def _run_grid(settings: BenchSettings, *, each: bool) -> None:
+    """each: with a table of every shape."""
     budget_s = settings.budget_s
     if settings.seed < 0:
         raise UserError(f"the seed must not be negative, as {settings.seed} is")
@@ -256,6 +224,7 @@ def _run_grid(settings: BenchSettings) -> None:
     require_writable(out / RESULTS)
     also = _by_workers(settings, out) if settings.workers else settings.also
 
+    from cuda_l2.report.bench import markdown
     from cuda_l2.report.grid import KEPT, write_tables
     from cuda_l2.report.grid_summary import summary
     from cuda_l2.report.live import GridProgress
@@ -278,7 +247,8 @@ def _run_grid(settings: BenchSettings) -> None:
                 with GridProgress(len(own), len(own) - len(pending), beside=results.path) as line:
                     finished = sweep.run(pending, results, line.stage, line.done)
             finally:  # also where an error ends the run
-                text = summary(results.header, results.records)
+                table = markdown(results.header, results.records) if each else ""
+                text = table + summary(results.header, results.records)
                 write_text(out / SUMMARY, text, KEPT)
                 missing = write_tables(out, results.header, results.records)
                 sweep.rig.keep_choices(gemms)
@@ -336,11 +306,3 @@ def _baselines(rig: "Rig") -> str:
     """The baselines that reports time, where a shape has them; names hold commas."""
     names = [each.name for each in rig.request.reported(product_baselines(rig.target.name))]
     return f"{counted(len(names), 'baseline')} ({'; '.join(names)})"
-
-
-def _most(plans: "Iterable[Plan]") -> str:
-    """How long all takes at most, where that is limited."""
-    from cuda_l2.report.live import duration
-
-    most_s = sum(plan.most_s for plan in plans)
-    return f"; at most {duration(most_s)} in all" if math.isfinite(most_s) else ""

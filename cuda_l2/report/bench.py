@@ -1,12 +1,11 @@
-"""The benchmark's table: every shape's winner against the strongest baseline, with the machine named."""
+"""A table with a row a shape: its winner against the strongest baseline, back to back and with cold caches."""
 
+from collections.abc import Sequence
 from statistics import geometric_mean
 
-from rich.table import Table
-
-from cuda_l2.optimizer import Result
-from cuda_l2.records import Interval
-from cuda_l2.report.tables import open_console
+from cuda_l2.records import Gemm, Interval
+from cuda_l2.runs.results import Measurement
+from cuda_l2.runs.run_file import Header
 from cuda_l2.system.files import markdown_table
 
 HEAD = (
@@ -15,61 +14,29 @@ HEAD = (
 )
 
 
-def markdown(results: list[Result]) -> str:
-    """The table in Markdown; shapes without a report are left out and named below."""
+def markdown(header: Header, measurements: Sequence[Measurement]) -> str:
+    """The table in Markdown, small shapes first; those that were not timed back to back are left out."""
+    found: dict[Gemm, dict[str, Measurement]] = {}
+    for measurement in sorted(measurements, key=lambda each: each.gemm.flops):
+        found.setdefault(measurement.gemm, {})[measurement.protocol] = measurement
     rows: list[tuple[object, ...]] = []
     ratios: list[float] = []
-    missing: list[str] = []
-    for result in results:
-        offline = result.reports.get("offline")
-        server = result.reports.get("server")
-        if not offline or not server or not offline.timing or not server.timing:
-            missing.append(str(result.task))
+    peak = float(header.environment.get("peak_gflops") or 1e3 * float(header.environment.get("peak_tflops") or "nan"))
+    for gemm, by_protocol in found.items():
+        timings = {name: each.timing for name, each in by_protocol.items()}
+        offline, server = timings.get("offline"), timings.get("server")
+        if not offline or not offline.candidate or not offline.speedup:
             continue
-        timing = offline.timing
-        assert timing.candidate and timing.speedup and server.timing.speedup
-        arm = next(arm for arm in timing.baselines if arm.name == timing.reference)
+        ours_us = offline.candidate.latency_us.estimate
+        arm = next(arm for arm in offline.baselines if arm.name == offline.reference)
         strongest = f"{arm.name}, {arm.latency_us.estimate:.3g} us"
-        ours_us = timing.candidate.latency_us.estimate
-        share = result.task.flops / ours_us * 1e-3 / result.target.unit[1] / result.target.ceilings()[0]
-        ratios.append(timing.speedup.estimate)
-        speedups = _ratio(timing.speedup), _ratio(server.timing.speedup)
-        rows.append((result.task, f"{ours_us:.3g} us", strongest, *speedups, f"{share:.0%}"))
-    if ratios:
-        rows.append(("geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", "", ""))
-    overhead = max((result.search.overhead for result in results), default=0.0)
-    environment = next((trial.environment for result in results for trial in result.reports.values()), {})
-    notes = [
-        "",
-        f"All but compiling, checking and timing kernels took at most {overhead:.1%} of a search's time.",
-        "Kernels tried: " + ", ".join(f"{r.task}: {r.search.proposed}" for r in results) + ".",
-        "Machine: " + ", ".join(f"{name} {value}" for name, value in environment.items() if name != "flags") + ".",
-    ]
-    if missing:
-        notes.append("Without a report: " + ", ".join(missing) + ".")
-    return "\n".join([*markdown_table(HEAD, rows), *notes]) + "\n"
-
-
-def print_results(results: list[Result]) -> None:
-    """The same in 80 columns, without what only a file has room for."""
-    table = Table("shape", "ours", "offline speedup", "server speedup")
-    ratios = []
-    for result in results:
-        timings = {name: trial.timing for name, trial in result.reports.items()}
-        offline = timings.get("offline")
-        ours = f"{offline.candidate.latency_us.estimate:.3g} us" if offline and offline.candidate else "-"
-        speedups = [timing.speedup if timing else None for timing in (offline, timings.get("server"))]
-        ratios += [speedups[0].estimate] if speedups[0] else []
-        table.add_row(str(result.task), ours, *(_short(speedup) if speedup else "-" for speedup in speedups))
-    if ratios:
-        table.add_row("geometric mean", "", f"{geometric_mean(ratios):.2f}", "")
-    console = open_console()
-    console.print(table)
-    console.print("Speedups are over the strongest baseline, with 95 % intervals. -: not measured.")
-
-
-def _short(ratio: Interval) -> str:
-    return f"{ratio.estimate:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+        speedups = _ratio(offline.speedup), _ratio(server.speedup) if server and server.speedup else "-"
+        ratios.append(offline.speedup.estimate)
+        rows.append((gemm, f"{ours_us:.3g} us", strongest, *speedups, f"{gemm.flops / ours_us * 1e-3 / peak:.0%}"))
+    if not rows:
+        return ""
+    rows.append(("geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", "", ""))
+    return "\n".join([*markdown_table(HEAD, rows), "", ""])
 
 
 def _ratio(ratio: Interval) -> str:

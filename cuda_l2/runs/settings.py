@@ -78,11 +78,11 @@ class SweepSettings:
     seed: int = 0
     """Seed of the searches, and of the grid's sample and order."""
     archive: Place | None = None
-    """File that keeps the trials, or postgresql://USER@HOST/DATABASE; by default a fresh file in the folder --out, for
-    tasks archive.db there, over a grid the one that `optimize` keeps."""
+    """File that keeps the trials, or postgresql://USER@HOST/DATABASE; by default archive.db in the folder --out, over a
+    grid the one that `optimize` keeps."""
     out: Path | None = None
-    """Folder for the results: bench-cpu, for tasks bench-tasks, for a grid bench-grid. An interrupted run over tasks or
-    a grid goes on from what it holds."""
+    """Folder for the results: bench-cpu, for tasks bench-tasks, for a grid bench-grid. An interrupted run
+    goes on from what it holds."""
     target: str = "auto"
     """Machine to measure on: cpu, cuda, or auto for the GPU where there is one."""
 
