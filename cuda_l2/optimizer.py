@@ -31,7 +31,7 @@ from cuda_l2.records import Candidate, Task, TimingStatus, Trial, VerdictStatus
 from cuda_l2.review._base import Checker
 from cuda_l2.review.checker import open_checker
 from cuda_l2.rigs import Request, Rig, open_rig
-from cuda_l2.search import Progress, search
+from cuda_l2.search import Progress, Scope, search
 from cuda_l2.settings import REPORTED, Settings
 from cuda_l2.system import paths, sandbox
 from cuda_l2.system.closing import Closing
@@ -309,10 +309,12 @@ class Optimizer(Workbench):
                 evaluator,
                 proposer,
                 self.archive,
-                budget_s=max(0.0, ends - self.clock.now()),
-                max_trials=self.settings.trials,
-                first=default_candidates(task, self.target),
-                again=self.settings.again,
+                Scope(
+                    max(0.0, ends - self.clock.now()),
+                    self.settings.trials,
+                    default_candidates(task, self.target),
+                    self.settings.again,
+                ),
                 on_progress=remember,
                 on_group=lambda: self._keep(proposer),
             )

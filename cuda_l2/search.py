@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cuda_l2.archive import LEASE_S, Archive
@@ -69,79 +69,93 @@ class Progress:
             self.rejected[trial.status] += 1
 
 
+@dataclass(frozen=True)
+class Scope:
+    """How far a search goes. first: candidates to try before the proposer's. again: time known candidates anew."""
+
+    budget_s: float
+    max_trials: int | None = None
+    first: Sequence[Candidate] = ()
+    again: bool = False
+
+
 def search(
     evaluator: Evaluator,
     proposer: Proposer,
     archive: Archive,
-    *,
-    budget_s: float,
-    max_trials: int | None = None,
-    first: list[Candidate] | None = None,
-    again: bool = False,
+    scope: Scope,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_group: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Search until the budget or the number of trials is spent; an interrupt ends it with what is there.
 
-    first: candidates to try before the proposer's. again: time known candidates anew. on_progress is called after every
-    candidate, on_group when the proposer has learnt from a group.
+    on_progress is called after every candidate, on_group when the proposer has learnt from a group.
     """
-    progress, clock = Progress(), evaluator.clock
     evaluator.recall(archive.best(evaluator.task, evaluator.target.machine, SEARCH.name))
-    before, queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
-    start = clock.now()
-    proposer.deadline = start + budget_s
+    run = _Run(evaluator, proposer, scope)
+    progress = run.progress
     met: set[str] = set()  # ids of this run's candidates
-
-    def left_s() -> float:
-        progress.queued_s = evaluator.queued_s - queued_before
-        progress.seconds = clock.now() - start - progress.queued_s
-        proposer.deadline = evaluator.ends = start + budget_s + progress.queued_s
-        progress.stage_seconds = {stage: s - before[stage] for stage, s in evaluator.stage_seconds.items()}
-        return budget_s - progress.seconds
-
-    def spent() -> bool:
-        """Whether nothing more is judged: the next one is expected to take as long as the others did."""
-        left = left_s()
-        return left <= 0 or left + LATE * budget_s < _usual_s(progress) or trials_left() <= 0
-
-    def trials_left() -> float:
-        return math.inf if max_trials is None else max_trials - progress.proposed
-
-    def room() -> int:
-        """How many candidates the next group may have."""
-        usual_s = _usual_s(progress)
-        fit = max(1.0, left_s() / usual_s) if usual_s else math.inf
-        return int(min(proposer.group or evaluator.rig.group, fit, trials_left()))
-
-    left_s()
     try:
-        for group in _groups(proposer, room, first or [], progress):
+        for group in _groups(proposer, run.room, list(scope.first), progress):
             trials = []
-            for trial, known in judge_group(evaluator, archive, group, again):
+            for trial, known in judge_group(evaluator, archive, group, scope.again):
                 trials.append(trial)
                 progress.count(trial, known, repeated=known and trial.candidate.id in met)
                 if trial.status != TimingStatus.BUSY:
                     met.add(trial.candidate.id)
-                ended = spent()
+                ended = run.spent()
                 on_progress(progress)
                 if ended:
                     break
-            progress.unjudged = len(group) - len(trials) if trials_left() > 0 else 0
-            if group is not first:
+            progress.unjudged = len(group) - len(trials) if run.trials_left() > 0 else 0
+            if progress.proposed > len(scope.first):
                 proposer.observe([trial for trial in trials if trial.status != TimingStatus.BUSY])
                 progress.summary = proposer.summary()
                 on_group()
-            if spent():
+            if run.spent():
                 break
     except KeyboardInterrupt:
         progress.interrupted = True
-    left_s()
+    run.left_s()
     if proposer.waited_s:
         progress.stage_seconds["waiting"] = proposer.waited_s
-    evaluator.ends, progress.ended = math.inf, clock.now()
+    evaluator.ends, progress.ended = math.inf, evaluator.clock.now()
     progress.summary = progress.summary or proposer.summary()  # also where the time was up before the first proposal
     return progress
+
+
+class _Run:
+    """What one search has spent, and what is left of its scope."""
+
+    def __init__(self, evaluator: Evaluator, proposer: Proposer, scope: Scope) -> None:
+        self.progress, self._evaluator, self._proposer, self._scope = Progress(), evaluator, proposer, scope
+        self._before, self._queued_before = dict(evaluator.stage_seconds), evaluator.queued_s
+        self._start = evaluator.clock.now()
+        self.left_s()
+
+    def left_s(self) -> float:
+        progress, evaluator, budget_s = self.progress, self._evaluator, self._scope.budget_s
+        progress.queued_s = evaluator.queued_s - self._queued_before
+        progress.seconds = evaluator.clock.now() - self._start - progress.queued_s
+        self._proposer.deadline = evaluator.ends = self._start + budget_s + progress.queued_s
+        progress.stage_seconds = {stage: s - self._before[stage] for stage, s in evaluator.stage_seconds.items()}
+        return budget_s - progress.seconds
+
+    def trials_left(self) -> float:
+        most = self._scope.max_trials
+        return math.inf if most is None else most - self.progress.proposed
+
+    def spent(self) -> bool:
+        """Whether nothing more is judged: the next one is expected to take as long as the others did."""
+        left = self.left_s()
+        late_s = LATE * self._scope.budget_s
+        return left <= 0 or left + late_s < _usual_s(self.progress) or self.trials_left() <= 0
+
+    def room(self) -> int:
+        """How many candidates the next group may have."""
+        usual_s = _usual_s(self.progress)
+        fit = max(1.0, self.left_s() / usual_s) if usual_s else math.inf
+        return int(min(self._proposer.group or self._evaluator.rig.group, fit, self.trials_left()))
 
 
 def _usual_s(progress: Progress) -> float:

@@ -21,7 +21,7 @@ from cuda_l2.review.cheats import Cheats, default_folders
 from cuda_l2.review.checker import open_checker
 from cuda_l2.review.model_checker import read_opinion, without_comments
 from cuda_l2.review.settings import ReviewSettings
-from cuda_l2.search import search
+from cuda_l2.search import Scope, search
 from cuda_l2.system.errors import UserError
 
 ONE = ModelSettings(retries=0)
@@ -37,7 +37,9 @@ def checked(rig, archive, monkeypatch):
             checker = open_checker(ReviewSettings(f"openai:eye@{server.address}"), settings, archive.path)
             with Evaluator(GEMM, rig, checker=checker) as evaluator:
                 faked(monkeypatch, evaluator, repeat(5.0))
-                progress = search(evaluator, Listed([source or honest_source()]), archive, budget_s=3600, max_trials=1)
+                progress = search(
+                    evaluator, Listed([source or honest_source()]), archive, Scope(budget_s=3600, max_trials=1)
+                )
             checker.close()
         with ExchangeLog(archive.path) as log:
             return progress, server, log.exchanges()

@@ -11,7 +11,7 @@ from cuda_l2.measure.clock import Clock
 from cuda_l2.records import Gemm
 from cuda_l2.report import live
 from cuda_l2.report.live import Line, LiveProgress, Stages
-from cuda_l2.search import search
+from cuda_l2.search import Scope, search
 from cuda_l2.system import lock, steps
 from cuda_l2.system.steps import step
 
@@ -94,7 +94,13 @@ def test_a_search_names_its_steps(rig, archive, monkeypatch: pytest.MonkeyPatch,
     )
     shown = LiveProgress(GEMM, clock=ticking(5.0))
     with Evaluator(GEMM, rig) as evaluator:
-        search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1, on_progress=shown.progress)
+        search(
+            evaluator,
+            Listed([honest_source()]),
+            archive,
+            Scope(budget_s=3600, max_trials=1),
+            on_progress=shown.progress,
+        )
     assert "drawing inputs" in seen and "compiling 1 kernel" in seen and "timing a kernel" in seen
     assert "checking a kernel: special values" in seen and "choosing the next kernels" in seen
     said = capsys.readouterr().err

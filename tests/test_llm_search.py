@@ -39,7 +39,7 @@ from cuda_l2.propose._llm import FRUITLESS_ROUNDS, LlmProposer
 from cuda_l2.propose._prompt import Templates
 from cuda_l2.propose._question import Sources
 from cuda_l2.records import Candidate, Gemm
-from cuda_l2.search import search
+from cuda_l2.search import Scope, search
 from cuda_l2.system import sandbox
 from cuda_l2.system.errors import UserError
 
@@ -76,7 +76,7 @@ def run(evaluator, archive, script, trials: int, settings: ModelSettings = ONE):
     """A search over the script: progress, the server with its requests, the exchanges kept."""
     with serving(script) as server:
         with proposing(f"openai:stub@{server.address}", evaluator, archive, settings) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=trials)
+            progress = search(evaluator, proposer, archive, Scope(budget_s=3600, max_trials=trials))
         with ExchangeLog(archive.path) as log:
             return progress, server, log.exchanges()
 
@@ -173,7 +173,7 @@ def test_what_was_paid_for_and_not_judged_is_judged_first_and_not_paid_again(eva
         other = Candidate(honest_source() + "/* of another search: later prompts differ */\n")
         archive.append(next(evaluator.evaluate([other])))
         with proposing(policy, evaluator, archive) as proposer:
-            progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=1)
+            progress = search(evaluator, proposer, archive, Scope(budget_s=3600, max_trials=1))
     assert progress.best.candidate.id == paid.id and len(server.requests) == 1
 
 
@@ -226,7 +226,9 @@ def test_a_models_error_later_on_leaves_what_was_found_before(evaluator, archive
         def shrink() -> None:
             proposer._client.model.window = 2000
 
-        progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=5, first=first, on_group=shrink)
+        progress = search(
+            evaluator, proposer, archive, Scope(budget_s=3600, max_trials=5, first=first), on_group=shrink
+        )
     assert progress.best is not None and "larger window" in progress.summary and progress.proposed == 2
 
 
@@ -237,7 +239,7 @@ def test_a_model_that_never_worked_is_an_error_whatever_was_found_before(evaluat
         proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer,
         pytest.raises(UserError, match="refuses the key"),
     ):
-        search(evaluator, proposer, archive, budget_s=3600, max_trials=5, first=first)
+        search(evaluator, proposer, archive, Scope(budget_s=3600, max_trials=5, first=first))
 
 
 def test_the_long_contract_follows_a_file_that_it_would_have_prevented_and_once(evaluator, tmp_path) -> None:
@@ -271,7 +273,7 @@ def test_what_a_window_leaves_out_is_said(evaluator, archive) -> None:
         proposing(f"openai:stub@{server.address}", evaluator, archive) as proposer,
     ):
         proposer._client.model.window = 8192
-        search(evaluator, proposer, archive, budget_s=3600, first=first, max_trials=2)
+        search(evaluator, proposer, archive, Scope(budget_s=3600, first=first, max_trials=2))
     assert all("Kernels tried before" not in prompt for prompt in server.prompts)
     assert re.search(r"left out of prompts for want of tokens: \d+ exemplars?", proposer.summary())
 
@@ -452,7 +454,7 @@ SHORT = ModelSettings(answer_tokens=24, concurrency=2, retries=0, repairs=1)
 def ask_for_real(policy: str, evaluator, archive):
     """A search with a model whose weights are random: no code comes, so it ends by itself. The exchanges kept."""
     with proposing(policy, evaluator, archive, SHORT) as proposer:
-        progress = search(evaluator, proposer, archive, budget_s=3600)
+        progress = search(evaluator, proposer, archive, Scope(budget_s=3600))
     assert progress.proposed == 0 and "answers" in progress.summary and "nothing new" in progress.summary
     with ExchangeLog(archive.path) as log:
         kept = log.exchanges()

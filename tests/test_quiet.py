@@ -23,7 +23,7 @@ from cuda_l2.measure.rounds import CANDIDATE, Rounds, Terms
 from cuda_l2.optimizer import Result
 from cuda_l2.records import BusyCores, Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.report.tables import print_result
-from cuda_l2.search import Progress, search
+from cuda_l2.search import Progress, Scope, search
 from cuda_l2.system import process_tree
 
 GEMM = Gemm(48, 32, 40)
@@ -166,7 +166,7 @@ def busy_for(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_correct_kernel_that_could_not_be_timed_has_no_reward_and_is_tried_again(rig, archive, busy_for) -> None:
     busy_for(1)
     with Evaluator(GEMM, rig) as evaluator:
-        first = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+        first = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
         assert evaluator.ends == math.inf
         (untimed,) = first.trials
         assert untimed.status == "busy" and untimed.verdict.status == "correct" and math.isnan(untimed.reward)
@@ -174,14 +174,14 @@ def test_a_correct_kernel_that_could_not_be_timed_has_no_reward_and_is_tried_aga
             "other work kept the cores busy (threads waited for a core), so that no ratio would be true"
         )
         assert first.best is None and first.untimed is untimed and not first.rejected and not archive.trials()
-        second = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+        second = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
     assert second.best.status == "measured" and second.known == 0 and len(archive.trials()) == 1
 
 
 def test_a_search_that_had_no_quiet_says_so(rig, archive, busy_for, capsys) -> None:
     busy_for(1000)
     with Evaluator(GEMM, rig) as evaluator:
-        progress = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+        progress = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
     assert progress.best is None and not archive.trials()
     print_result(Result(GEMM, rig.target, progress, {}, None))
     said = " ".join(capsys.readouterr().out.split())

@@ -31,7 +31,7 @@ from cuda_l2.review import jumps
 from cuda_l2.review.jumps import compare_elsewhere, jump, measure_again
 from cuda_l2.rigs import elsewhere
 from cuda_l2.rigs._base import Elsewhere
-from cuda_l2.search import search
+from cuda_l2.search import Scope, search
 
 GEMM = Gemm(48, 32, 64)
 near = partial(made.near, share=0.01)
@@ -157,7 +157,7 @@ def faked(monkeypatch, evaluator, speedups) -> list[str]:
 def test_a_jump_that_does_not_repeat_lowers_the_figure_and_leaves_the_verdict(evaluator, archive, monkeypatch) -> None:
     seeds = faked(monkeypatch, evaluator, [1.0, 1.0, 9.0, 1.0, 9.0])  # the first kernel's, confirmed, then the second's
     sources = [honest_source(), honest_source() + "/* another */\n"]
-    progress = search(evaluator, Listed(sources), archive, budget_s=3600, max_trials=2)
+    progress = search(evaluator, Listed(sources), archive, Scope(budget_s=3600, max_trials=2))
     honest, jumped = progress.trials
     assert progress.best is honest and honest.review is None
     assert (jumped.status, jumped.speedup) == ("measured", 1.0) and jumped.review.jump.startswith("9x, over twice")
@@ -167,12 +167,12 @@ def test_a_jump_that_does_not_repeat_lowers_the_figure_and_leaves_the_verdict(ev
 
 def test_a_jump_is_measured_by_what_earlier_searches_found(rig, evaluator, archive, monkeypatch) -> None:
     faked(monkeypatch, evaluator, repeat(5.0))
-    first = search(evaluator, Listed([honest_source()]), archive, budget_s=3600, max_trials=1)
+    first = search(evaluator, Listed([honest_source()]), archive, Scope(budget_s=3600, max_trials=1))
     assert first.best.review.status == "confirmed" and evaluator.best_speedup == 5.0
     with Evaluator(GEMM, rig) as later:
         faked(monkeypatch, later, [5.5])
         other = [honest_source() + "/* a little faster */\n"]
-        progress = search(later, Listed(other), archive, budget_s=3600, max_trials=1)
+        progress = search(later, Listed(other), archive, Scope(budget_s=3600, max_trials=1))
     assert progress.best.review is None and progress.best.speedup == 5.5
 
 

@@ -19,7 +19,7 @@ from cuda_l2.measure.protocols import SEARCH
 from cuda_l2.propose._base import Proposer, proposer_maker
 from cuda_l2.records import Candidate, Gemm, Trial
 from cuda_l2.report.live import describe
-from cuda_l2.search import Progress, search
+from cuda_l2.search import Progress, Scope, search
 
 GEMM = Gemm(64, 48, 80)
 
@@ -50,7 +50,7 @@ def test_the_loop_runs_and_every_result_is_kept(evaluator, archive, space) -> No
     proposer = proposer_maker("schedule")(space, lambda: archive.trials(GEMM), np.random.default_rng(0))
     seen: list[int] = []
     progress = search(
-        evaluator, proposer, archive, budget_s=3600, max_trials=10, on_progress=lambda p: seen.append(p.proposed)
+        evaluator, proposer, archive, Scope(budget_s=3600, max_trials=10), on_progress=lambda p: seen.append(p.proposed)
     )
     assert progress.proposed == progress.built == 10
     assert seen == list(range(1, 11))
@@ -63,13 +63,13 @@ def test_the_loop_runs_and_every_result_is_kept(evaluator, archive, space) -> No
 def test_a_known_candidate_is_not_measured_twice_unless_asked(evaluator, archive) -> None:
     source = honest_source()
     for again, known, kept in ((False, 0, 1), (False, 1, 1), (True, 0, 2)):
-        progress = search(evaluator, Listed([source]), archive, budget_s=3600, max_trials=1, again=again)
+        progress = search(evaluator, Listed([source]), archive, Scope(budget_s=3600, max_trials=1, again=again))
         assert progress.known == known
         assert len(archive.trials(GEMM, protocol=SEARCH.name)) == kept
 
 
 def test_a_candidate_twice_in_a_group_is_judged_once(evaluator, archive) -> None:
-    progress = search(evaluator, Listed([honest_source()] * 3), archive, budget_s=3600, max_trials=3)
+    progress = search(evaluator, Listed([honest_source()] * 3), archive, Scope(budget_s=3600, max_trials=3))
     assert (progress.proposed, progress.known, progress.repeated) == (3, 0, 2)
     assert len(archive.trials(GEMM)) == 1
 
@@ -77,9 +77,9 @@ def test_a_candidate_twice_in_a_group_is_judged_once(evaluator, archive) -> None
 def test_what_a_run_repeats_is_counted_apart_from_what_was_known_before_it(evaluator, archive) -> None:
     proposer = Listed([honest_source()] * 3)
     proposer.group = 1  # so that later ones are met in the archive, as those of an earlier run are
-    first = search(evaluator, proposer, archive, budget_s=3600, max_trials=3)
+    first = search(evaluator, proposer, archive, Scope(budget_s=3600, max_trials=3))
     assert (first.proposed, first.known, first.repeated) == (3, 0, 2)
-    second = search(evaluator, Listed([honest_source()] * 3), archive, budget_s=3600, max_trials=3)
+    second = search(evaluator, Listed([honest_source()] * 3), archive, Scope(budget_s=3600, max_trials=3))
     assert (second.proposed, second.known, second.repeated) == (3, 1, 2)
     assert "1 of them known from an earlier search, 2 proposed again" in describe(second)
     assert len(archive.trials(GEMM)) == 1
@@ -88,7 +88,7 @@ def test_what_a_run_repeats_is_counted_apart_from_what_was_known_before_it(evalu
 def test_failures_are_counted_by_kind_and_the_proposer_hears_of_them(evaluator, archive) -> None:
     contract = '/* cuda-l2\ntarget = "cpu"\n*/\n'
     proposer = Listed([contract + "int x = ;", contract + "#include <stdio.h>", honest_source()])
-    progress = search(evaluator, proposer, archive, budget_s=3600, max_trials=3)
+    progress = search(evaluator, proposer, archive, Scope(budget_s=3600, max_trials=3))
     assert dict(progress.rejected) == {"failed": 1, "refused": 1}
     assert [trial.status for trial in proposer.observed] == ["failed", "refused", "measured"]
     assert progress.best.candidate.source == honest_source()
@@ -98,7 +98,7 @@ def test_an_interrupt_ends_with_what_is_there(evaluator, archive) -> None:
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    progress = search(evaluator, Listed([honest_source()] * 4), archive, budget_s=3600, on_progress=interrupt)
+    progress = search(evaluator, Listed([honest_source()] * 4), archive, Scope(budget_s=3600), on_progress=interrupt)
     assert progress.interrupted and progress.best is not None
     assert len(archive.trials(GEMM)) == 1
 
@@ -107,7 +107,7 @@ def test_the_budget_ends_a_search(rig, archive, space) -> None:
     """By a clock that goes on by a second whenever it is read."""
     proposer = proposer_maker("random")(space, list, np.random.default_rng(0))
     with Evaluator(GEMM, rig, clock=ticking(1.0)) as evaluator:
-        progress = search(evaluator, proposer, archive, budget_s=100.0)
+        progress = search(evaluator, proposer, archive, Scope(budget_s=100.0))
     usual_s = sum(progress.stage_seconds.values()) / progress.proposed
     assert progress.proposed > 1 and 100.0 - 2 * usual_s < progress.seconds <= 110.0
 
@@ -122,7 +122,7 @@ def test_waiting_for_others_on_the_machine_is_not_searching(rig, archive, monkey
 
     monkeypatch.setattr("cuda_l2.evaluator.machine_lock", queued)
     with Evaluator(GEMM, rig, clock=clock) as evaluator:
-        progress = search(evaluator, Listed([honest_source()] * 2), archive, budget_s=10.0, max_trials=2)
+        progress = search(evaluator, Listed([honest_source()] * 2), archive, Scope(budget_s=10.0, max_trials=2))
     assert progress.queued_s >= 50.0 and progress.queued_s % 50.0 == 0
     assert 0 < progress.seconds < 10.0 and progress.proposed == 2
 
@@ -131,7 +131,7 @@ def test_a_proposer_that_the_time_did_not_reach_says_what_it_did(evaluator, arch
     proposer = Listed([honest_source()])
     proposer.summary = lambda: "0 questions asked"
     first = [Candidate(honest_source())]
-    progress = search(evaluator, proposer, archive, budget_s=0.0, first=first)
+    progress = search(evaluator, proposer, archive, Scope(budget_s=0.0, first=first))
     assert (progress.proposed, progress.summary, proposer.observed) == (1, "0 questions asked", [])
 
 

@@ -22,7 +22,7 @@ from cuda_l2.records import Candidate, Gemm, Timing, TimingStatus
 from cuda_l2.rigs.recorded import UNKNOWN, RecordedRig
 from cuda_l2.runs import workers
 from cuda_l2.runs.recording import Recorder, grid_tasks, own_schedules, part_of, pool, schedules_for
-from cuda_l2.search import search
+from cuda_l2.search import Scope, search
 from cuda_l2.system.errors import UserError
 from cuda_l2.worlds.rows import row_of
 from cuda_l2.worlds.split import split
@@ -102,7 +102,7 @@ def test_the_loop_runs_on_a_world_as_on_a_machine(world, archive) -> None:
     with RecordedRig(world) as rig, Evaluator(task, rig) as evaluator:
         proposer = proposer_maker("random")(space, lambda: archive.trials(task), np.random.default_rng(0))
         progress = search(
-            evaluator, proposer, archive, budget_s=1e9, max_trials=40, first=default_candidates(task, rig.target)
+            evaluator, proposer, archive, Scope(budget_s=1e9, max_trials=40, first=default_candidates(task, rig.target))
         )
     assert progress.proposed == 40 and progress.best is not None and not progress.interrupted
     kept = archive.trials(task, world.head.machine, "search")

@@ -3,7 +3,9 @@
 import contextlib
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -84,8 +86,9 @@ def command(
     foreign = kernelbench or reference
     module = foreign is not None and file.suffix == ".py"
     text = read_source(file, contracted=not module)
+    wanted = partial(_wanted, task, kernelbench, reference)
     if compile_only is not None:
-        _compile(text, _wanted(task, "cuda", kernelbench, reference), compile_only, json)
+        _compile(text, wanted("cuda"), compile_only, json)
     if module:
         trial = _audit(text, _entry(task, kernelbench, reference), audit, protocol, target)
     elif audit != AuditSettings():
@@ -94,7 +97,7 @@ def command(
             " --kernelbench or --reference"
         )
     else:
-        trial = _judge(text, task, protocol, target, full, kernelbench, reference, weights_ahead)
+        trial = _judge(text, wanted, protocol, target, full, weights_ahead)
 
     from cuda_l2.report.tables import print_trial, trials_json
 
@@ -131,7 +134,7 @@ def _compile(text: str, wanted: Task, arch: str, json: bool) -> NoReturn:
     sys.exit(0 if build.status is BuildStatus.BUILT and plan else 1)
 
 
-def _wanted(task: str, target: str, checkout: Path | None, reference: Path | None) -> Task:
+def _wanted(task: str, checkout: Path | None, reference: Path | None, target: str) -> Task:
     """The task to judge a kernel on. target: cpu or cuda."""
     if reference is None:
         return tasks.parse(task, target, checkout)
@@ -172,15 +175,9 @@ def _audit(text: str, entry: Any, settings: AuditSettings, protocol: str, target
 
 
 def _judge(
-    text: str,
-    task: str,
-    protocol: str,
-    target: str,
-    full: bool,
-    checkout: Path | None,
-    reference: Path | None,
-    weights_ahead: bool,
+    text: str, task_for: Callable[[str], Task], protocol: str, target: str, full: bool, weights_ahead: bool
 ) -> Trial:
+    """task_for: the task on cpu or cuda."""
     from cuda_l2 import contract
     from cuda_l2.evaluator import evaluate
     from cuda_l2.machine import chosen
@@ -190,7 +187,7 @@ def _judge(
         target = contract.target_of(text) or target
     if full and chosen(target) == "cpu":
         tell("--full adds nothing here: sanitizers and stress builds are for CUDA kernels")
-    wanted = _wanted(task, chosen(target), checkout, reference)
+    wanted = task_for(chosen(target))
     with Stages(wanted) as stages:
         stages.stage("judging", always=False)
         return evaluate(text, wanted, protocol=protocol, target=target, full=full, weights_ahead=weights_ahead)
