@@ -13,7 +13,7 @@ from typing import Any
 
 from cuda_l2.families._base import all_families
 from cuda_l2.report.page import models, plots, sections
-from cuda_l2.report.page.parts import Cell, Figure, Part, Row, Section, Text, number, percent, table
+from cuda_l2.report.page.parts import Cell, Figure, Row, Section, Text, number, percent, table
 from cuda_l2.report.page.records import Case, Found, Search, Training, Verification
 from cuda_l2.report.page.studies import studies
 from cuda_l2.report.page.templates import HERE, template
@@ -261,15 +261,13 @@ def _others(found: Found) -> list[Section]:
         section.parts.append(table(f"sheet{at}", "Other tasks", f"As in {sheet.file}.", sheet.columns, cells))
     if not section.parts:
         section.parts.append(Text("No tasks other than matrix products are among the results."))
-    parts: list[Part] = [
-        Text("Policies compared by `cuda-l2 replay` are not shown: its table goes to the terminal and to no file."),
-    ]
     missing = [case for case in found.cases if case.status != MEASURED]
-    if missing:
-        failed: list[Row] = [(case.task, case.protocol, case.status, case.reason, case.where) for case in missing]
-        columns = ("task", "protocol", "status", "reason", "row")
-        parts.append(table("without", "Rows without figures", "As their files say.", columns, failed))
-    return [section, Section("missing", "What is not shown", parts)]
+    if not missing:
+        return [section]
+    failed: list[Row] = [(case.task, case.protocol, case.status, case.reason, case.where) for case in missing]
+    columns = ("task", "protocol", "status", "reason", "row")
+    without = table("without", "Rows without figures", "As their files say.", columns, failed)
+    return [section, Section("missing", "What is not shown", [without])]
 
 
 def _read(text: str) -> Cell:
