@@ -19,7 +19,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.propose._function import FunctionProposer
 from cuda_l2.records import Candidate, Gemm
-from cuda_l2.runs.collect import PART, TRIES, Collection, collect
+from cuda_l2.runs.collect import PART, TRIES, Collection, Collector
 from cuda_l2.settings import Limits
 from cuda_l2.system.errors import UserError
 
@@ -137,7 +137,7 @@ def test_a_function_collects_through_the_same_path(rig, archive, tmp_path) -> No
     """As a model in training does."""
     maker, asked = making([block(variant(6)), "nothing", variant(7)])
     with Collection(tmp_path / "data") as collection:
-        (pair,) = collect([GEMM], {"mine": maker}, rig, archive, collection, Limits(tries=5, keep=2))
+        (pair,) = Collector(rig, archive, collection, Limits(tries=5, keep=2)).collect([GEMM], {"mine": maker})
         assert (pair.tries, pair.kept, pair.statuses) == (3, 2, {"no-code": 1, "measured": 2})
         assert asked == [5] and collection.export() == 2
         with pytest.raises(UserError, match="another run"):
@@ -172,12 +172,12 @@ def test_what_is_held_out_or_too_slow_is_not_kept(rig, archive, tmp_path) -> Non
     maker, _ = making([block(variant(8)), block(variant(9))])
     gemms = [GEMM, Gemm.parse("16x16x16:tn")]
     with Collection(tmp_path / "data") as collection:
-        pairs = collect(gemms, {"mine": maker}, rig, archive, collection, Limits(tries=2), hold_out=held)
+        pairs = Collector(rig, archive, collection, Limits(tries=2), held).collect(gemms, {"mine": maker})
         assert [pair.task for pair in pairs] == [GEMM]
         assert [row["code"] for row in collection.rows()] == [variant(9)]
         maker, _ = making([block(variant(10))])
         fast = Limits(tries=2, round=1, least_speedup=1e6)
-        (pair,) = collect([GEMM], {"mine": maker}, rig, archive, collection, fast)
+        (pair,) = Collector(rig, archive, collection, fast).collect([GEMM], {"mine": maker})
         assert (pair.tries, pair.kept) == (1, 0)
 
 
@@ -254,5 +254,5 @@ def test_history_is_of_the_pair_alone(rig, archive, tmp_path) -> None:
         return proposer
 
     with Collection(tmp_path / "data") as collection, Archive(archive.path) as again:
-        collect([GEMM], {"mine": make}, rig, again, collection, Limits(tries=2, keep=2))
+        Collector(rig, again, collection, Limits(tries=2, keep=2)).collect([GEMM], {"mine": make})
     assert seen == [[], [variant(12)]]

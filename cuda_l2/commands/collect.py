@@ -68,7 +68,7 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
     from cuda_l2.propose._policy import open_policy
     from cuda_l2.review.checker import open_checker
     from cuda_l2.rigs import open_rig
-    from cuda_l2.runs.collect import Collection, collect
+    from cuda_l2.runs.collect import Collection, Collector
     from cuda_l2.system import paths
 
     hold_out = HoldOut.read(settings.hold_out)
@@ -96,9 +96,8 @@ def command(shapes: Annotated[list[str], Parameter(required=True)], /, *, settin
             with open_rig(settings.target) as rig:
                 for task in wanted:
                     rig.require_feasible(task)
-                pairs = collect(
-                    wanted, makers, rig, archive, collection, settings, hold_out=hold_out, checker=checker, on_try=_say
-                )
+                collector = Collector(rig, archive, collection, settings, hold_out, checker, _say)
+                pairs = collector.collect(wanted, makers)
         finally:
             count = collection.export()
             asked: list[Policy | Checker] = [*policies.values(), *filter(None, [checker])]

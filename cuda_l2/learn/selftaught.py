@@ -20,7 +20,7 @@ from cuda_l2.learn.writer import Questions, Writer
 from cuda_l2.propose._function import FunctionProposer
 from cuda_l2.records import Task, Trial
 from cuda_l2.rigs import Rig
-from cuda_l2.runs.collect import Collection, Make, Pair, collect
+from cuda_l2.runs.collect import Collection, Collector, Make, Pair
 from cuda_l2.settings import Limits
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import counted
@@ -67,7 +67,8 @@ class SelfSupervision:
 
         with Collection(folder) as collection:
             makers = {NAME: self._making(model, number, collection)}
-            collect(self.tasks, makers, self.rig, self.archive, collection, limits, hold_out=hold_out, on_try=tried)
+            collector = Collector(self.rig, self.archive, collection, limits, hold_out, on_try=tried)
+            collector.collect(self.tasks, makers)
             collection.export()
             for pair in said.values():
                 self.say(f"round {number}, {pair.task}: {pair}")

@@ -119,61 +119,50 @@ class Collection(Closing):
         self._file.close()
 
 
-def collect(
-    tasks: Sequence[Task],
-    makers: Mapping[str, Make],
-    rig: Rig,
-    archive: Archive,
-    collection: Collection,
-    limits: Limits = Limits(),
-    *,
-    hold_out: HoldOut = HoldOut(),
-    checker: Checker | None = None,
-    on_try: Callable[[Pair], None] = lambda pair: None,
-) -> list[Pair]:
-    """Let every model try every task until the limits end the pair; held-out tasks are skipped.
+@dataclass(frozen=True)
+class Collector:
+    """Lets models try tasks on one machine.
 
-    makers: by the model's name. A model that cannot be asked at all is skipped from then on; UserError where none can.
     Trials go into the archive; kernels that it holds are not measured again. checker: reviews kernels whose reward
     jumps.
     """
-    collector = _Collector(rig, archive, collection, limits, hold_out, on_try)
-    machine = rig.target.machine
-    pairs: list[Pair] = []
-    failed: dict[str, str] = {}
-    for task in tasks:
-        if hold_out.task(task):
-            continue
-        tried = {model: collection.of(task, machine, model, limits.round) for model in makers}
-        new = [Pair(task, model, lines, failed.get(model, "")) for model, lines in tried.items()]
-        pairs += new
-        todo = [pair for pair in new if not pair.done(limits) and not pair.failure]
-        if not todo:
-            continue
-        with Evaluator(task, rig, checker=checker) as evaluator:
-            evaluator.recall(archive.best(task, machine, SEARCH.name))
-            for pair in todo:
-                collector.run(pair, makers[pair.model], evaluator)
-                if pair.failure:
-                    failed[pair.model] = pair.failure
-                    on_try(pair)
-        if len(failed) == len(makers):
-            raise UserError("; ".join(dict.fromkeys(failed.values())))
-    return pairs
-
-
-@dataclass(frozen=True)
-class _Collector:
-    """The parts of a run that all pairs share."""
 
     rig: Rig
     archive: Archive
     collection: Collection
-    limits: Limits
-    hold_out: HoldOut
-    on_try: Callable[[Pair], None]
+    limits: Limits = Limits()
+    hold_out: HoldOut = HoldOut()
+    checker: Checker | None = None
+    on_try: Callable[[Pair], None] = lambda pair: None
 
-    def run(self, pair: Pair, make: Make, evaluator: Evaluator) -> None:
+    def collect(self, tasks: Sequence[Task], makers: Mapping[str, Make]) -> list[Pair]:
+        """Let every model try every task until the limits end the pair; held-out tasks are skipped.
+
+        makers: by the model's name. A model that cannot be asked at all is skipped from then on; UserError where none
+        can.
+        """
+        machine, pairs, failed = self.rig.target.machine, list[Pair](), dict[str, str]()
+        for task in tasks:
+            if self.hold_out.task(task):
+                continue
+            tried = {model: self.collection.of(task, machine, model, self.limits.round) for model in makers}
+            new = [Pair(task, model, lines, failed.get(model, "")) for model, lines in tried.items()]
+            pairs += new
+            todo = [pair for pair in new if not pair.done(self.limits) and not pair.failure]
+            if not todo:
+                continue
+            with Evaluator(task, self.rig, checker=self.checker) as evaluator:
+                evaluator.recall(self.archive.best(task, machine, SEARCH.name))
+                for pair in todo:
+                    self._run(pair, makers[pair.model], evaluator)
+                    if pair.failure:
+                        failed[pair.model] = pair.failure
+                        self.on_try(pair)
+            if len(failed) == len(makers):
+                raise UserError("; ".join(dict.fromkeys(failed.values())))
+        return pairs
+
+    def _run(self, pair: Pair, make: Make, evaluator: Evaluator) -> None:
         """Propose and judge until the limits end the pair; where the model cannot be asked, the pair has the reason."""
         try:
             proposer = make(evaluator, lambda: self._history(pair))
