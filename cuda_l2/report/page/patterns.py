@@ -66,13 +66,21 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A rule of section 6, the paper's evidence, and ours."""
+class Claim:
+    """A rule of section 6, and the paper's evidence. weak: it says that a correlation is weak."""
 
     figure: str
     words: str
     theirs: str
-    their_rho: float | None
+    rho: float | None
+    weak: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and our evidence."""
+
+    claim: Claim
     ours: Interval | None  # Pearson's coefficient
     ours_by_rank: Interval | None
     evidence: str
@@ -93,44 +101,34 @@ def rules(found: Sequence[Choice]) -> list[Rule]:
     """The six rules, each with our evidence for or against it."""
     swizzled = [choice for choice in found if choice.swizzle is not None]
     return [
-        _rule("4a", "BM grows with M.", "BM from about 60 to 160 from M <= 256 to M > 4096", 0.652, found,
+        _rule(Claim("4a", "BM grows with M.", "BM from about 60 to 160 from M <= 256 to M > 4096", 0.652), found,
               lambda c: c.gemm.m, lambda c: c.bm, _ends(found, "M", lambda c: c.gemm.m, "BM", lambda c: c.bm)),
-        _rule("4b", "BN grows with N.", "the strongest of the three", 0.705, found,
+        _rule(Claim("4b", "BN grows with N.", "the strongest of the three", 0.705), found,
               lambda c: c.gemm.n, lambda c: c.bn, _ends(found, "N", lambda c: c.gemm.n, "BN", lambda c: c.bn)),
-        _rule("4c", "BK depends on K only weakly.", "a weak correlation", 0.256, found,
-              lambda c: c.gemm.k, lambda c: c.bk, _ends(found, "K", lambda c: c.gemm.k, "BK", lambda c: c.bk), True),
-        _rule("4d", "BM and BN are of similar size.", "same or similar values", 0.695, found,
+        _rule(Claim("4c", "BK depends on K only weakly.", "a weak correlation", 0.256, weak=True), found,
+              lambda c: c.gemm.k, lambda c: c.bk, _ends(found, "K", lambda c: c.gemm.k, "BK", lambda c: c.bk)),
+        _rule(Claim("4d", "BM and BN are of similar size.", "same or similar values", 0.695), found,
               lambda c: c.bm, lambda c: c.bn, _similar(found)),
-        _rule("4e", "Stages grow with K.", "2 to 3 stages for K <= 128, 6 and more for K > 8192", None, found,
+        _rule(Claim("4e", "Stages grow with K.", "2 to 3 stages for K <= 128, 6 and more for K > 8192", None), found,
               lambda c: c.gemm.k, lambda c: c.stages, _stages(found)),
-        _rule("4f", "Block swizzling is used more, and wider, as the product grows.",
-              "44 % below 2^27, 73 to 80 % from 2^27 to 2^33, 99 % above 2^36", 0.453, swizzled,
+        _rule(Claim("4f", "Block swizzling is used more, and wider, as the product grows.",
+                    "44 % below 2^27, 73 to 80 % from 2^27 to 2^33, 99 % above 2^36", 0.453), swizzled,
               _log_size, lambda c: c.swizzle or 0, _swizzling(swizzled)),
     ]  # fmt: skip
 
 
-def _rule(
-    figure: str,
-    words: str,
-    theirs: str,
-    rho: float | None,
-    found: Sequence[Choice],
-    x: Value,
-    y: Value,
-    evidence: str,
-    weak: bool = False,
-) -> Rule:
+def _rule(claim: Claim, found: Sequence[Choice], x: Value, y: Value, evidence: str) -> Rule:
     points = [x(choice) for choice in found], [y(choice) for choice in found]
     ours, by_rank = correlation(*points), correlation(*points, ranks=True)
     if not ours or not by_rank:
         verdict = UNKNOWN
-    elif weak:
+    elif claim.weak:
         verdict = AGREES if abs(by_rank.estimate) < WEAK else DIFFERS
-    elif max(ours.estimate, by_rank.estimate) >= (rho or WITHOUT) - BELOW and by_rank.low > 0:
+    elif max(ours.estimate, by_rank.estimate) >= (claim.rho or WITHOUT) - BELOW and by_rank.low > 0:
         verdict = AGREES
     else:
         verdict = WEAKER if by_rank.low > 0 or ours.low > 0 else DIFFERS
-    return Rule(figure, words, theirs, rho, ours, by_rank, evidence, verdict)
+    return Rule(claim, ours, by_rank, evidence, verdict)
 
 
 def _log_size(choice: Choice) -> float:

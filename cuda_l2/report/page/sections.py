@@ -229,12 +229,13 @@ def _rules(study: Study, key: str) -> list[Part]:
     caption = f"The best kernels of {len(found)} shapes. {_launches(study.main)} {source(study.main)}"
     rows: list[Row] = []
     for rule in patterns.rules(found):
-        theirs = number(rule.their_rho) if rule.their_rho else Cell("not given")
+        claim = rule.claim
+        theirs = number(claim.rho) if claim.rho else Cell("not given")
         ours = [
             Cell(f"{rho.estimate:.3f} [{rho.low:.3f}, {rho.high:.3f}]", rho.estimate) if rho else Cell("-")
             for rho in (rule.ours, rule.ours_by_rank)
         ]
-        rows.append((rule.figure, rule.words, rule.theirs, theirs, *ours, rule.evidence, rule.verdict))
+        rows.append((claim.figure, claim.words, claim.theirs, theirs, *ours, rule.evidence, rule.verdict))
     paper = "the paper, A100", "its rho"
     head = ("figure", "rule of section 6", *paper, "our rho [95 %]", "by rank", "our evidence", "for or against")
     note = (
