@@ -1,8 +1,7 @@
 """How cuBLASLt's algorithms are timed for a choice: by replays of a graph, or by the paper's single launches."""
 
-import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,12 +36,32 @@ class Tuner:
     rng: np.random.Generator
 
     def by_replays(self, enqueues: Sequence[Enqueue], heat_s: float) -> Selection:
-        """Interleaved replays of back-to-back launches, of all and then of the best, on a warm chip."""
-        with self._replays(enqueues, heat_s) as (sampler, sample_us):
+        """Interleaved replays of back-to-back launches, of all and then of the best.
+
+        The chip is warm where launches are long enough to reach its power limit.
+        """
+        with graphs(self.stream, enqueues[:1]) as (probe,):
+            once_us = probe.time() * 1e6
+        few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
+        with graphs(self.stream, [repeated(enqueues[0], few)]) as (probe,):
+            one_us = probe.time() / few * 1e6
+        least, most = REPLAY_US
+        launches = max(1, min(MOST_LAUNCHES, round(min(most, max(least, 8 * one_us)) / one_us)))
+        replay_us = launches * one_us
+        warm = 1 if replay_us < SHORT_US else 0
+        with graphs(self.stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:
+            for number in range(int(heat_s * 1e6 / replay_us) if one_us > LONG_US else 0):
+                timed[number % len(timed)].replay()
+
+            def take(arm: int) -> float:
+                """Microseconds a launch."""
+                self.helpers.settle(self.stream)
+                return timed[arm].time(warm) / launches * 1e6
+
             effort = Effort()
-            rounds = int(FINALISTS_S * 1e6 / (min(effort.finalists, len(enqueues)) * sample_us))
-            effort = replace(effort, max_rounds=max(8, min(effort.max_rounds, rounds)))
-            return select(sampler, len(enqueues), effort)
+            round_us = min(effort.finalists, len(enqueues)) * replay_us * (1 + warm)
+            rounds = max(8, min(effort.max_rounds, int(FINALISTS_S * 1e6 / round_us)))
+            return select(Sampler(take, self.rng), len(enqueues), replace(effort, max_rounds=rounds))
 
     def as_the_paper(self, gemm: Gemm, launches_on: Callable[[Buffers], Sequence[Enqueue]]) -> Selection:
         """Single launches behind an untimed one, fresh random operands every round, all in random order.
@@ -60,28 +79,3 @@ class Tuner:
                 sampler.round(range(len(timed)), kept=number >= PAPER_WARMUP)
         medians = [statistics.median_high(sampler.samples.of(arm)) for arm in range(len(runs))]
         return Selection(medians.index(min(medians)), tuple(medians), (PAPER_ROUNDS,) * len(runs), 0.0)
-
-    @contextlib.contextmanager
-    def _replays(self, enqueues: Sequence[Enqueue], heat_s: float) -> Iterator[tuple[Sampler[int], float]]:
-        """A sampler of replays of back-to-back launches, in microseconds a launch, and about what a sample takes.
-
-        The chip is warm where launches are long enough to reach its power limit.
-        """
-        with graphs(self.stream, enqueues[:1]) as (probe,):
-            once_us = probe.time() * 1e6
-        few = max(1, min(8, round(PROBE_US / once_us)))  # alone, a short kernel's time is mostly its launch
-        with graphs(self.stream, [repeated(enqueues[0], few)]) as (probe,):
-            one_us = probe.time() / few * 1e6
-        least, most = REPLAY_US
-        launches = max(1, min(MOST_LAUNCHES, round(min(most, max(least, 8 * one_us)) / one_us)))
-        sample_us = launches * one_us
-        warm = 1 if sample_us < SHORT_US else 0
-        with graphs(self.stream, [repeated(enqueue, launches) for enqueue in enqueues]) as timed:
-            for number in range(int(heat_s * 1e6 / sample_us) if one_us > LONG_US else 0):
-                timed[number % len(timed)].replay()
-
-            def take(arm: int) -> float:
-                self.helpers.settle(self.stream)
-                return timed[arm].time(warm) / launches * 1e6
-
-            yield Sampler(take, self.rng), sample_us * (1 + warm)
