@@ -83,6 +83,25 @@ def test_the_products_of_all_steps_are_found_with_those_that_have_a_bias(tmp_pat
         assert [str(gemm) for gemm in shapes(decoder_of(fields, tmp_path), cases)] == expected
 
 
+@pytest.mark.parametrize("fields", [LLAMA, QWEN], ids=["llama", "qwen2"])
+def test_merged_projections_give_the_same_with_fewer_products(fields, tmp_path) -> None:
+    decoder, merged = (decoder_of(fields, tmp_path, merged=each) for each in (False, True))
+    ids = torch.arange(12).reshape(2, 6)
+    expected = decoder.plain(input_ids=ids).logits
+    for model in (merged.plain, merged.ours):
+        assert torch.allclose(model(input_ids=ids).logits, expected, atol=1e-2)
+    assert type(merged.ours.base_model.layers[0].mlp.projections.linear) is AcceleratedLinear
+    found = {str(gemm) for gemm in shapes(merged, [DECODING])}
+    assert found == {f"2x{layer}:tn:bf16" for layer in ("64x64", "256x64", "64x128", "128x64")}
+    step = Step(merged, Case(PREFILL, 1, 8))
+    assert step.run(merged.ours.base_model).shape == (1, 8, 64)
+
+
+def test_a_model_of_another_kind_is_not_merged(tmp_path) -> None:
+    with pytest.raises(UserError, match="llama and qwen2, not mistral"):
+        decoder_of({**LLAMA, "model_type": "mistral"}, tmp_path, merged=True)
+
+
 def test_the_models_known_by_name_have_their_sizes() -> None:
     for name, hidden, parameters in (("llama-8b", 4096, 8.0e9), ("qwen-1.5b", 1536, 1.5e9)):
         config = config_of(name, 99)

@@ -196,16 +196,17 @@ def _run_model(settings: BenchSettings, model: str) -> None:
     environment = target.environment() | versions | variables.recorded(own_process=True)
     described = {"machine": target.machine, "environment": environment, "settings": asdict(settings.decoder)}
     write_text(out / ENVIRONMENT, json.dumps(described, indent=1) + "\n")
+    name = f"{model}, merged" if settings.decoder.merged else model
     found: list[Compared] = []
     with machine_lock(bus_id()):
-        decoder = Decoder(config, "cuda")
-        tell(f"{counted(decoder.layers, 'layer')} of {model}, {counted(len(cases), 'step')}; results go to {out}")
+        decoder = Decoder(config, "cuda", merged=settings.decoder.merged)
+        tell(f"{counted(decoder.layers, 'layer')} of {name}, {counted(len(cases), 'step')}; results go to {out}")
         tune_missing(shapes(decoder, cases), lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"))
         for rows in run(decoder, cases, arms, tell, seed=settings.seed):
             found += rows
-            write_text(out / CSV, rows_csv(model, decoder.layers, found))
-            write_text(out / SUMMARY, table(model, found) + "\n")
-    print(table(model, found))
+            write_text(out / CSV, rows_csv(name, decoder.layers, found))
+            write_text(out / SUMMARY, table(name, found) + "\n")
+    print(table(name, found))
 
 
 def _run_grid(settings: BenchSettings, *, each: bool) -> None:

@@ -18,6 +18,7 @@ from huggingface_hub.errors import StrictDataclassError
 from cuda_l2.library.deploy.accelerate import accelerate, recorded
 from cuda_l2.library.deploy.entries import DTYPES
 from cuda_l2.records import Gemm
+from cuda_l2.runs.merged import merge
 from cuda_l2.runs.settings import DecoderSettings
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import read_text
@@ -54,9 +55,12 @@ class Case:
 
 
 class Decoder:
-    """A model twice, with the same parameters: plain, and accelerated. Parameters are random; none wants a gradient."""
+    """A model twice, with the same parameters: plain, and accelerated. Parameters are random; none wants a gradient.
 
-    def __init__(self, config: Any, device: str | torch.device) -> None:
+    merged: products on the same input are one, in both.
+    """
+
+    def __init__(self, config: Any, device: str | torch.device, *, merged: bool = False) -> None:
         self.config, self.device = config, torch.device(device)
         transformers.AttentionInterface.register(ATTENTION, attention)
         torch.manual_seed(0)
@@ -64,6 +68,8 @@ class Decoder:
             self.plain: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=config.dtype, attn_implementation=ATTENTION
             )
+        if merged:
+            merge(self.plain, attention)
         self.plain.eval().requires_grad_(False)
         shared = {id(parameter): parameter for parameter in self.plain.parameters()}
         self.ours: torch.nn.Module = accelerate(copy.deepcopy(self.plain, shared))

@@ -143,6 +143,8 @@ class DecoderSettings:
     """Tokens of the sequence that is prefilled; 0 for no prefill."""
     layers: int = 4
     """Number of layers, at most the model's; times are of one layer."""
+    merged: bool = False
+    """Make one product of query, key and value, and one of gate and up, without and with tuned kernels."""
 
     def __post_init__(self) -> None:
         texts = listed(self.batch)
