@@ -164,7 +164,7 @@ def test_braces_within_arguments_and_values_open_no_body() -> None:
     )
     (found,) = snippets(value + check + closure + kernel)
     assert (found.kind, found.name, found.code) == ("kernel", "device_gemm", kernel)
-    assert snippets(value + kernel.replace("device", "other"))[0].line == 4
+    assert snippets(value + kernel.replace("device", "other"))[0].first == 4
     branches = "#if OLD\nvoid f(float *a,\n#else\nvoid f(half *a,\n#endif\n    int count) {\n  a[count] = a[count] + a[0] * count - count;\n}\n"
     assert [found.name for found in snippets(branches + kernel)] == ["f", "device_gemm"]
     text = "const auto source = jiterator_stringify(\n  template <typename T>\n  T halved(T value) {\n    T half = value / 2;\n"

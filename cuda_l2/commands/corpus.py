@@ -1,9 +1,10 @@
 """cuda-l2 corpus: training text from the code that is installed here and your own."""
 
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cuda_l2.corpus.build import Corpus
     from cuda_l2.llm.client import Client
 
+SEGMENTS = "segments.jsonl"
+"""A line for every window that a model read: its answer and the outcome."""
 ABOUT = """\
 Instruction-context-code triplets and plain text for training models that write CUDA kernels. Every row says where its
 code comes from and under which licence; some licences forbid passing it on. docs/training.md of cuda-l2 describes the
@@ -59,6 +62,9 @@ class CorpusSettings:
     policy: str = ""
     """A language model that words an instruction for every snippet and drops useless ones: openai:NAME@URL or
     hf:PATH_OR_ID. Without one, instructions come from comments and signatures."""
+    segment: Literal["rules", "hard", "all"] = "rules"
+    """How code is cut into snippets: by rules, by the model where rules cut badly (hard), or by the model alone (all),
+    in windows of --prompt-tokens."""
     context_tokens: int = 1000
     """Tokens of retrieved context in a triplet; 0 for none."""
     archive: Place | None = None
@@ -87,6 +93,8 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
         raise UserError("--rendered and --context-tokens must not be negative")
     if bool(settings.rendered) != bool(settings.shape):
         raise UserError("--rendered and --shape go together, as in --rendered 100 --shape 512x512x512")
+    if settings.segment != "rules" and not settings.policy:
+        raise UserError(f"--segment {settings.segment} asks a model: name it with --policy, as in openai:MODEL@URL")
     wanted = [tasks.parse(shape) for shape in settings.shape or []]
     dataset.require_ours(out)
     hold_out = HoldOut.read(settings.hold_out)
@@ -103,12 +111,14 @@ def command(*, out: Path, settings: CorpusSettings = CorpusSettings()) -> None:
                 sources,
                 hold_out,
                 client=client,
+                segment=settings.segment,
                 prompts=settings.model.prompts,
                 context_tokens=settings.context_tokens,
                 rendered=rendered,
                 on_stage=lambda stage, done, of: shown.update(row, description=stage, completed=done, total=of),
             )
         dataset.write(out, {"triplets": made.triplets, "text": made.text}, ABOUT)
+        dataset.write_lines(out / SEGMENTS, made.segmented or [])
         _say(made, out)
         if client is not None:
             print(client.summary())
@@ -140,6 +150,12 @@ def _say(made: "Corpus", out: Path) -> None:
     chars = sum(len(row["text"]) for row in made.text)
     print(f"{triplets} and {texts} of {chars / 1e6:.1f} million characters in {out}")
     print(f"  from {counted(counts.files, 'file')}: {_listed(made.by('source'))}")
-    for what, column in (("kinds", "kind"), ("instructions by", "worded_by")):
+    for what, column in (("kinds", "kind"), ("cut by", "cut_by"), ("instructions by", "worded_by")):
         print(f"  {what}: {_listed(made.by(column))}")
     print(f"  left out of {counts.found}: {left_out}")
+    if made.segmented is not None:
+        windows, outcomes = counted(len(made.segmented), "window"), Counter(line["outcome"] for line in made.segmented)
+        print(f"  {windows} shown to the model: {_listed(outcomes)}; see {out / SEGMENTS}")
+        refusals = Counter(reason for line in made.segmented for _, reason in line["refused"])
+        if refusals:
+            print(f"  pieces of its answers that were refused: {_listed(refusals)}")

@@ -7,13 +7,15 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from cuda_l2.corpus import segment as segmenting
 from cuda_l2.corpus.duplicates import Duplicates, digest
 from cuda_l2.corpus.holdout import HoldOut
 from cuda_l2.corpus.instruct import Instruction, by_model, fingerprint, for_task, from_code
+from cuda_l2.corpus.segment import File
 from cuda_l2.corpus.snippets import Snippet, clean, licence, snippets
 from cuda_l2.families._base import families_for
 from cuda_l2.llm.client import Client
@@ -25,6 +27,8 @@ from cuda_l2.retrieve.sources import Source, files
 from cuda_l2.system.errors import UserError
 from cuda_l2.system.text import fenced
 
+Segment = Literal["rules", "hard", "all"]
+"""rules: rules cut all files. hard: a model cuts what rules cut badly. all: a model cuts all files."""
 RENDERED = "rendered"
 KINDS = ("kernel", "template", "function", "type", "macro", RENDERED)
 LICENCES = {
@@ -59,11 +63,12 @@ class Counts:
 
 @dataclass
 class Corpus:
-    """Both parts as rows of a dataset."""
+    """Both parts as rows of a dataset. segmented: a record of each window that a model was asked to cut."""
 
     triplets: list[dict[str, Any]]
     text: list[dict[str, Any]]
     counts: Counts
+    segmented: list[dict[str, Any]] | None = None
 
     def by(self, column: str) -> collections.Counter[str]:
         """Numbers of triplets by a column's value up to the first colon."""
@@ -78,15 +83,6 @@ class Rendered:
     tasks: Sequence[Task]
     target: Target
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class _File:
-    """A cleaned file, cut."""
-
-    name: str  # as a row's source
-    pieces: Sequence[Snippet]
-    license: str
 
 
 @dataclass(frozen=True)
@@ -112,6 +108,7 @@ class _Item:
             "line": self.snippet.line,  # in the cleaned file
             "worded_by": self.instruction.by,
             "schedule": self.schedule,
+            "cut_by": self.snippet.cut_by,
         }
 
 
@@ -120,6 +117,7 @@ def build(
     hold_out: HoldOut = HoldOut(),
     *,
     client: Client | None = None,
+    segment: Segment = "rules",
     prompts: Path | None = None,
     context_tokens: int = 1000,
     rendered: Rendered | None = None,
@@ -128,10 +126,22 @@ def build(
     """The corpus of the sources, and of kernels rendered from our families' schedules.
 
     client: the model that words instructions; without one, or after its budget, comments and signatures give them.
-    prompts: folder of the user's templates. on_stage: called with the stage, the number of items done and their total.
+    segment: which files the model cuts. prompts: folder of the user's templates. on_stage: called with the stage, the
+    number of items done and their total.
     """
     counts = Counts()
-    items = [*_kept(_collected(sources, hold_out, counts, on_stage), hold_out, counts)]
+    collected = _collected(sources, hold_out, counts, on_stage)
+    segmented = None
+    if client is not None and segment != "rules":
+        pieces, segmented = segmenting.by_model(
+            client,
+            collected,
+            hard_only=segment == "hard",
+            prompts=prompts,
+            on_answer=lambda done, of: on_stage("asking where to cut", done, of),
+        )
+        collected = [replace(file, pieces=own) for file, own in zip(collected, pieces, strict=True)]
+    items = [*_kept(collected, hold_out, counts)]
     if rendered:
         items += _rendered(rendered, hold_out, counts)
     if not items:
@@ -141,12 +151,12 @@ def build(
     items = _worded(items, client, prompts, counts, on_stage)
     contexts = _contexts(items, context_tokens, on_stage)
     rows = [item.row(context) for item, context in zip(items, contexts, strict=True)]
-    return Corpus(rows, _texts(items), counts)
+    return Corpus(rows, _texts(items), counts, segmented)
 
 
 def _collected(
     sources: Sequence[Source], hold_out: HoldOut, counts: Counts, on_stage: Callable[[str, int, int], None]
-) -> list[_File]:
+) -> list[File]:
     """The files that hold nothing held out, cleaned, cut by rules; one of those alike but for comments and layout."""
     found = [file for source in sources for file in files(source)]
     read = []
@@ -169,11 +179,11 @@ def _collected(
             counts.same += len(pieces)
         else:
             met.add(same)
-            read.append(_File(file.name, pieces, licence(raw, LICENCES[file.source])))
+            read.append(File(file.name, text, pieces, licence(raw, LICENCES[file.source])))
     return read
 
 
-def _kept(collected: Sequence[_File], hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
+def _kept(collected: Sequence[File], hold_out: HoldOut, counts: Counts) -> Iterator[_Item]:
     duplicates = Duplicates()
     for file in collected:
         counts.found += len(file.pieces)
@@ -280,12 +290,15 @@ def _excerpts(own: _Item, found: Sequence[_Item], tokens: int) -> str:
 
 
 def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
-    """The kept snippets of a file as one text, several for a large file; in its order."""
+    """The kept snippets of a file as one text, several for a large file; in its order, each line once."""
     rows: list[dict[str, Any]] = []
+    shown: set[int] = set()  # lines of the file at hand that a text has already: a model's pieces share some
     for item in items:
         last = rows[-1] if rows else None
         whole = item.snippet.kind == RENDERED
-        code = item.snippet.code
+        if not last or last["source"] != item.source:
+            shown = set()
+        code = _unseen(item.snippet, shown)
         if not whole and last and last["source"] == item.source and len(last["text"]) + len(code) < TEXT_CHARS:
             last["text"] += f"\n{code}"
         else:
@@ -294,3 +307,13 @@ def _texts(items: Sequence[_Item]) -> list[dict[str, Any]]:
     for row in rows:
         row["sha"] = fingerprint(row["text"])
     return rows
+
+
+def _unseen(snippet: Snippet, shown: set[int]) -> str:
+    """The snippet's code without the lines that were shown before; they count as shown from here on."""
+    if not snippet.lines:
+        return snippet.code
+    lines = zip(snippet.lines, snippet.code.split("\n"), strict=False)
+    code = "\n".join(line for number, line in lines if number not in shown)
+    shown.update(number for number in snippet.lines if number)
+    return code.strip("\n") + "\n"

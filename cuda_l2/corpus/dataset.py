@@ -37,6 +37,13 @@ def write(folder: Path, parts: Mapping[str, Rows], about: str) -> None:
     write_text(folder / CARD, _card(parts, about))
 
 
+def write_lines(path: Path, lines: Rows) -> None:
+    """JSON lines beside a dataset's parts, whole or as before, no file for none; UserError where that cannot be."""
+    write_text(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    if not lines:
+        path.unlink()
+
+
 def read(folder: Path, part: str) -> list[dict[str, Any]]:
     """The rows of one part; UserError where there is none."""
     return [row for _, row in located(folder, part)]

@@ -77,6 +77,18 @@ class Snippet:
     comment: str  # its words alone
     code: str
     line: int  # of the definition in the cleaned file, from 1
+    first: int = 1  # the line where the code begins, with the comment
+    lines: tuple[int, ...] = ()  # of a model's piece: each line's number in the cleaned file, 0 between its parts
+
+    @property
+    def cut_by(self) -> str:
+        """model or rules."""
+        return "model" if self.lines else "rules"
+
+    @property
+    def last(self) -> int:
+        """The line where a piece that rules cut ends."""
+        return self.first + self.code.strip("\n").count("\n")
 
 
 def licence(text: str, otherwise: str) -> str:
@@ -106,13 +118,14 @@ def clean(text: str) -> str:
 
 def snippets(text: str) -> list[Snippet]:
     """The definitions of a cleaned file that are worth reading, in their order."""
-    return [snippet for snippet in definitions(text) if _worth(snippet.code)]
+    return [snippet for snippet in definitions(text) if worth(snippet.code)]
 
 
-def definitions(text: str) -> list[Snippet]:
-    """All definitions of a cleaned file, in their order. Types over MOST_CHARS give their members instead."""
+def definitions(text: str, *, enter: bool = True) -> list[Snippet]:
+    """All definitions of a cleaned file, in their order. enter: types over MOST_CHARS give their members instead."""
     bare = blank(text, CPP_TOKEN)
-    found = [*_macros(text, bare), *_definitions(text, _countable(bare), 0, len(text))]
+    most = MOST_CHARS if enter else len(text)
+    found = [*_macros(text, bare), *_definitions(text, countable(bare), 0, len(text), most)]
     return sorted(found, key=lambda snippet: snippet.line)
 
 
@@ -129,7 +142,7 @@ def words_of(comment: str) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def _countable(bare: str) -> str:
+def countable(bare: str) -> str:
     """The blanked text without directives, and with one branch of each #if whose branches leave something open."""
     directives = [(m.start(), m.end(), m.group(1)) for m in _DIRECTIVE.finditer(bare)]
     without = _DIRECTIVE.sub(_spaces, bare)
@@ -156,8 +169,8 @@ def _spaces(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match.group())
 
 
-def _definitions(text: str, bare: str, start: int, end: int) -> Iterator[Snippet]:
-    """The definitions between two positions; namespaces and types of over MOST_CHARS characters are entered."""
+def _definitions(text: str, bare: str, start: int, end: int, most: int) -> Iterator[Snippet]:
+    """The definitions between two positions; namespaces and types of over `most` characters are entered."""
     last = position = start
     while match := _STOP.search(bare, position, end):
         position = match.end()
@@ -180,8 +193,8 @@ def _definitions(text: str, bare: str, start: int, end: int) -> Iterator[Snippet
             return
         begin = last + len(head) - len(head.lstrip())
         snippet = _snippet(text, bare, last, begin, match.start(), close)
-        if snippet is not None and len(snippet.code) > MOST_CHARS and _is_type(head):
-            yield from _definitions(text, bare, match.end(), close - 1)
+        if snippet is not None and len(snippet.code) > most and is_type(head):
+            yield from _definitions(text, bare, match.end(), close - 1, most)
         elif snippet is not None:
             yield snippet
         last = position = close
@@ -215,7 +228,12 @@ def _without_parentheses(head: str) -> str:
     return declared
 
 
-def _is_type(head: str) -> bool:
+def opens_body(head: str) -> bool:
+    """Whether a brace after this opens a function's body, a value or an enum: neither a namespace nor a type."""
+    return not (_TRANSPARENT.search(head.rstrip()) or is_type(head))
+
+
+def is_type(head: str) -> bool:
     """Whether the text before a brace declares a type and no function."""
     _, declared = _apart(" ".join(head.split()))
     return "(" not in _CALLED_OF_TYPES.sub("", declared) and bool(_TYPE.search(declared))
@@ -259,8 +277,9 @@ def _snippet(text: str, bare: str, last: int, begin: int, brace: int, close: int
     comment = _comment_before(text, last, begin)
     code = _dedented(text[begin - len(comment) : close])
     line = text.count("\n", 0, begin) + 1
+    first = line - comment.count("\n")
     signature = head if len(head) <= MOST_SIGNATURE else head[: MOST_SIGNATURE - 3] + "..."
-    return Snippet(kind, _name(declared, function), signature, words_of(comment), code, line)
+    return Snippet(kind, _name(declared, function), signature, words_of(comment), code, line, first)
 
 
 def _apart(head: str) -> tuple[str, str]:
@@ -308,7 +327,7 @@ def _macros(text: str, bare: str) -> Iterator[Snippet]:
             named = re.match(r"\s*#\s*define\s+(\w+(?:\([^()]*\))?)", code)
             if named:
                 line = text.count("\n", 0, match.start()) + 1
-                yield Snippet("macro", named.group(1).partition("(")[0], named.group(1), "", code, line)
+                yield Snippet("macro", named.group(1).partition("(")[0], named.group(1), "", code, line, line)
 
 
 def _dedented(code: str) -> str:
@@ -318,7 +337,7 @@ def _dedented(code: str) -> str:
     return "\n".join([first, *(line[depth:] if line.strip() else "" for line in rest)]).strip("\n") + "\n"
 
 
-def _worth(code: str) -> bool:
+def worth(code: str) -> bool:
     """Whether a snippet has a useful size and is no table."""
     lines = code.strip().split("\n")
     if len(lines) < LEAST_LINES or not LEAST_CHARS <= len(code) <= MOST_CHARS:
