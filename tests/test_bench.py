@@ -574,7 +574,8 @@ def test_without_a_grid_the_table_of_searched_shapes_is_made(tmp_path) -> None:
     done = run(*command)
     assert done.returncode == 0, done.stderr
     assert "kernels of 0.01 s of search on 2 shapes" in done.stderr and str(out) in done.stderr
-    assert "| 24x20x36 |" in done.stdout and "| geometric mean |" in done.stdout
+    assert "│ 24x20x36 " in done.stdout and "geometric mean" in done.stdout
+    assert "| 24x20x36 |" in (out / "summary.md").read_text()
     assert "999999x999999x999999: " in done.stdout and "memory" in done.stdout
     assert {path.name for path in out.iterdir()} >= {"archive.db", RESULTS, "table.csv", "summary.md"}
     again = run(*command)

@@ -11,7 +11,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.measure.baselines._base import all_baselines
 from cuda_l2.optimizer import Result
 from cuda_l2.records import Arm, Candidate, Gemm, Interval, Timing, TimingStatus, Trial
-from cuda_l2.report.bench import markdown
+from cuda_l2.report.bench import markdown, print_shapes
 from cuda_l2.report.live import describe
 from cuda_l2.report.tables import print_known, print_result, print_trial
 from cuda_l2.runs.results import Measurement
@@ -101,7 +101,9 @@ def test_show_explains_its_protocols(trial: Trial, tmp_path: Any, capsys: Any) -
     assert rows and max(map(len, rows)) <= COLUMNS
 
 
-def test_the_table_of_bench_uses_no_internal_words(trial: Trial, rig: Any) -> None:
+def test_the_table_of_bench_uses_no_internal_words_and_is_printed_in_80_columns(
+    trial: Trial, rig: Any, capsys: Any
+) -> None:
     server = replace(trial.timing, protocol="server")
     found = [
         Measurement(GEMM, timing.protocol, "measured", timing=timing) for timing in (trial.timing, server) if timing
@@ -109,6 +111,10 @@ def test_the_table_of_bench_uses_no_internal_words(trial: Trial, rig: Any) -> No
     said = markdown(Header("cpu", rig.environment(), {}), found)
     assert not [word for word in INTERNAL if re.search(rf"\b{word}\b", said)]
     assert "| 48x32x40 |" in said and "12.345 [11.111, 13.333]" in said and "geometric mean" in said
+    print_shapes([replace(each, gemm=Gemm(16384, 16384, 16384)) for each in found])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= COLUMNS and "12.35 [11.11, 13.33]" in printed
+    assert "offline speedup" in printed and "16384x16384x16384" in printed and "geometric mean" in printed
 
 
 @pytest.mark.parametrize("command", ["optimize", "bench"])

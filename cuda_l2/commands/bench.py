@@ -225,7 +225,7 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
     require_writable(out / RESULTS)
     also = _by_workers(settings, out) if settings.workers else settings.also
 
-    from cuda_l2.report.bench import markdown
+    from cuda_l2.report.bench import markdown, print_shapes
     from cuda_l2.report.grid import KEPT, write_tables
     from cuda_l2.report.grid_summary import summary
     from cuda_l2.report.live import GridProgress
@@ -253,7 +253,10 @@ def _run_grid(settings: BenchSettings, *, each: bool) -> None:
                 write_text(out / SUMMARY, text, KEPT)
                 missing = write_tables(out, results.header, results.records)
                 sweep.rig.keep_choices(gemms)
-                print(text)
+                if each:
+                    print_shapes(results.records)
+                else:
+                    print(text)
     measured = len(gemms) - len(sweep.pending(gemms, results))
     print(f"{measured} of {counted(len(gemms), 'shape')} measured; tables are in {out}")
     if missing:

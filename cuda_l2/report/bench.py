@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from statistics import geometric_mean
 
-from cuda_l2.records import Gemm, Interval
+from rich.table import Table
+
+from cuda_l2.records import Gemm, Timing
+from cuda_l2.report.tables import open_console
 from cuda_l2.runs.results import Measurement
 from cuda_l2.runs.run_file import Header
 from cuda_l2.system.files import markdown_table
@@ -16,28 +19,55 @@ HEAD = (
 
 def markdown(header: Header, measurements: Sequence[Measurement]) -> str:
     """The table in Markdown, small shapes first; those that were not timed back to back are left out."""
-    found: dict[Gemm, dict[str, Measurement]] = {}
-    for measurement in sorted(measurements, key=lambda each: each.gemm.flops):
-        found.setdefault(measurement.gemm, {})[measurement.protocol] = measurement
     rows: list[tuple[object, ...]] = []
-    ratios: list[float] = []
     peak = float(header.environment.get("peak_gflops") or 1e3 * float(header.environment.get("peak_tflops") or "nan"))
-    for gemm, by_protocol in found.items():
-        timings = {name: each.timing for name, each in by_protocol.items()}
-        offline, server = timings.get("offline"), timings.get("server")
-        if not offline or not offline.candidate or not offline.speedup:
-            continue
-        ours_us = offline.candidate.latency_us.estimate
+    timed = _timed(measurements)
+    for gemm, offline, server in timed:
         arm = next(arm for arm in offline.baselines if arm.name == offline.reference)
         strongest = f"{arm.name}, {arm.latency_us.estimate:.3g} us"
-        speedups = _ratio(offline.speedup), _ratio(server.speedup) if server and server.speedup else "-"
-        ratios.append(offline.speedup.estimate)
-        rows.append((gemm, f"{ours_us:.3g} us", strongest, *speedups, f"{gemm.flops / ours_us * 1e-3 / peak:.0%}"))
+        share = gemm.flops / _ours_us(offline) * 1e-3 / peak
+        speedups = _ratio(offline, 3), _ratio(server, 3)
+        rows.append((gemm, f"{_ours_us(offline):.3g} us", strongest, *speedups, f"{share:.0%}"))
     if not rows:
         return ""
-    rows.append(("geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", "", ""))
+    rows.append(("geometric mean", "", "", f"**{_mean(timed):.3f}**", "", ""))
     return "\n".join([*markdown_table(HEAD, rows), "", ""])
 
 
-def _ratio(ratio: Interval) -> str:
-    return f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+def print_shapes(measurements: Sequence[Measurement]) -> None:
+    """The same on the terminal in 80 columns, without what only a file has room for, and why others have no row."""
+    timed, console = _timed(measurements), open_console()
+    if timed:
+        table = Table("shape", "ours", "offline speedup", "server speedup")
+        for gemm, offline, server in timed:
+            table.add_row(str(gemm), f"{_ours_us(offline):.3g} us", _ratio(offline, 2), _ratio(server, 2))
+        table.add_row("geometric mean", "", f"{_mean(timed):.2f}", "")
+        console.print(table)
+        console.print("Speedups are over the strongest baseline, with 95 % intervals. -: not measured.")
+    for said in dict.fromkeys(f"{each.gemm}: {each.reason}" for each in measurements if each.reason):
+        console.print(said)
+
+
+def _timed(measurements: Sequence[Measurement]) -> list[tuple[Gemm, Timing, Timing | None]]:
+    """Of every shape that was timed back to back, that and the other protocol's timing; small shapes first."""
+    found: dict[Gemm, dict[str, Timing | None]] = {}
+    for measurement in sorted(measurements, key=lambda each: each.gemm.flops):
+        found.setdefault(measurement.gemm, {})[measurement.protocol] = measurement.timing
+    pairs = [(gemm, timings.get("offline"), timings.get("server")) for gemm, timings in found.items()]
+    return [(gemm, offline, server) for gemm, offline, server in pairs if offline and offline.speedup]
+
+
+def _mean(timed: Sequence[tuple[Gemm, Timing, Timing | None]]) -> float:
+    return geometric_mean(offline.speedup.estimate for _, offline, _ in timed if offline.speedup)
+
+
+def _ours_us(timing: Timing) -> float:
+    assert timing.candidate
+    return timing.candidate.latency_us.estimate
+
+
+def _ratio(timing: Timing | None, digits: int) -> str:
+    if not timing or not timing.speedup:
+        return "-"
+    ratio = timing.speedup
+    return f"{ratio.estimate:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
