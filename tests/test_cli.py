@@ -92,11 +92,11 @@ COMMANDS = (
         (["mcp", "64x64x64", "--trials", "0"], "trials"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:
-    done = run(*arguments, cwd=tmp_path, CUDA_L2_HOME=str(tmp_path / "home"))
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1 and says in done.stderr
+def test_bad_input_is_one_clear_line_and_status_2(arguments, says, typed, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_L2_HOME", str(tmp_path / "home"))
+    status, out, error = typed(*arguments)
+    assert status == 2 and out == "", error
+    assert len(error.splitlines()) == 1 and says in error
     kept = {path.name.split("-")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert kept <= {"archive.db"}  # an empty archive may be there, nothing else
 
