@@ -250,10 +250,10 @@ def test_check_names_the_failing_element_and_exits_with_1() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_what_a_command_does(command) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) > 4
-    assert not re.search(r"[A-Z] --[a-z]|--empty-", done.stdout)  # options are options alone, each under one name
+def test_help_says_what_a_command_does(command, typed) -> None:
+    status, said, _ = typed(command, "--help")
+    assert status == 0 and len(said.splitlines()) > 4
+    assert not re.search(r"[A-Z] --[a-z]|--empty-", said)  # options are options alone, each under one name
 
 
 def test_help_fills_its_lines_however_the_code_is_wrapped() -> None:

@@ -144,6 +144,7 @@ def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(tar
         assert any(next(iter(operator.edits(source)), None) for source in sources), operator.name
 
 
+@pytest.mark.corpus(3)
 @subjects
 def test_a_subject_has_a_contract_for_its_shape_and_operands_of_a_type(subject: Subject, target: CudaTarget) -> None:
     gemm = subject.gemm
