@@ -177,6 +177,7 @@ def built(folder: Path, code: str) -> Build:
     return Build("id", BuildStatus.BUILT, artifact=str(folder / code))
 
 
+@pytest.mark.full
 def test_the_sample_is_large_enough_and_holds_no_machine_code_twice(target: CudaTarget, tmp_path: Path) -> None:
     """With texts for machine code: what compilers would find equal comes on top, and queues are longer than quotas."""
     taken, used = [], Counter[str]()
