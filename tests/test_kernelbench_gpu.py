@@ -222,6 +222,7 @@ def test_a_wrong_cuda_kernel_for_a_file_is_rejected(what: str, opened: Any) -> N
     assert verdict.status in ("incorrect", "imprecise", "unhygienic") and says in verdict.reason, verdict
 
 
+@pytest.mark.full
 @RUNS
 def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
     _, stages, candidate, build = opened(QUARTIC, POLYNOMIAL, timed=WRONG["zeros"][1])
@@ -229,6 +230,7 @@ def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
     assert timing.status == "wrong-output" and "did not produce its own result" in timing.reason
 
 
+@pytest.mark.full
 @RUNS
 def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, stages, candidate, build = opened(QUARTIC, POLYNOMIAL)
