@@ -31,11 +31,14 @@ DEMO_TASKS := softmax:rows=128,columns=2048 layer_norm:rows=128,columns=2048 gel
 demo-tasks: $(VENV)/.run
 	$(BIN)/cuda-l2 optimize $(DEMO_TASKS) --budget 6s --target cpu
 
+# With bytecode kept also where the shell says not to: else every worker and every command compiles all it imports.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist worksteal --all $(ARGS)
+	$(PYTEST) --all $(ARGS)
 
 # The tests that need an NVIDIA GPU; their result is kept under results/ with the machine's description.
 test-gpu: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """Shared pieces: a cache and a home of their own, this machine, and the whole path a candidate takes."""
 
 import datetime
+import gc
 import importlib.util
 import json
 import math
@@ -73,6 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return drawing.header(config)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage goes through it again, nor copies its pages in a fork."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

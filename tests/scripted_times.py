@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cuda_l2.build import cpu as cpu_build
-from cuda_l2.build import cuda_compiler
+from cuda_l2.build import cuda_compiler, sass
+from cuda_l2.kernelbench import sandboxed
 from cuda_l2.machine.cpu import target, worker
 from cuda_l2.machine.cpu.ceilings import PROGRAM
 from cuda_l2.measure import cpu_rounds
@@ -34,7 +35,8 @@ REAL: dict[str, Any] = {
 }
 LIMITS = (
     *((cpu_build, "TIMEOUT_S"), (cuda_compiler, "TIMEOUT_S"), (cpu_session, "LAUNCH_TIMEOUT_S")),
-    *((worker, "START_TIMEOUT_S"), (worker, "STOP_TIMEOUT_S")),
+    *((worker, "START_TIMEOUT_S"), (worker, "STOP_TIMEOUT_S"), (cuda_compiler, "START_TIMEOUT_S")),
+    *((sass, "TIMEOUT_S"), (sandboxed, "GONE_TIMEOUT_S")),
 )
 PATIENCE = 10.0
 """These limits are this many times the usual ones: other work may take the cores."""

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,10 @@ def imported(path: Path) -> Iterator[str]:
                 yield rest or "__init__"
 
 
-FILES: Graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
+@cache
+def imports() -> Graph:
+    """What each of the package's files imports: read once, and not by every worker that collects tests."""
+    return {name: set(imported(path)) - {name} for name, path in MODULES.items()}
 
 
 def room(module: str) -> str:
@@ -100,15 +104,15 @@ def test_imports_are_read_inside_functions_and_of_names(tmp_path) -> None:
 
 
 def test_files_form_no_circle() -> None:
-    assert circles(FILES) == []
+    assert circles(imports()) == []
 
 
 def test_rooms_form_no_circle() -> None:
-    assert circles(rooms(FILES)) == []
+    assert circles(rooms(imports())) == []
 
 
 def test_nothing_imports_the_optional_room() -> None:
-    importers = {(name, other) for name, others in FILES.items() for other in others if room(other) == OPTIONAL}
+    importers = {(name, other) for name, others in imports().items() for other in others if room(other) == OPTIONAL}
     assert {(name, other) for name, other in importers if room(name) != OPTIONAL} == set()
 
 
@@ -120,14 +124,14 @@ def test_every_room_has_a_row() -> None:
 def test_a_room_imports_what_its_row_says(name: str) -> None:
     order = [*ROWS]
     assert ROWS[name] <= set(order[: order.index(name)]), "a row names rooms of the rows above it alone"
-    for file, others in FILES.items():
+    for file, others in imports().items():
         if room(file) == name:
             beyond = {other for other in others if room(other) not in ROWS[name] | {name, "system"}}
             assert not beyond, f"{file} imports {', '.join(sorted(beyond))}"
 
 
 def test_stages_do_not_import_one_another() -> None:
-    for name, others in FILES.items():
+    for name, others in imports().items():
         if room(name) in STAGES:
             assert not {room(other) for other in others} & (STAGES - {room(name)}), name
 

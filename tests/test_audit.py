@@ -168,7 +168,7 @@ def corpus() -> list[Any]:
     return found
 
 
-@pytest.mark.corpus(2)
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("path", corpus())
 def test_a_candidate_ends_as_its_file_says(path, audit) -> None:
     text, task, expected, allowed = said(path)
@@ -252,6 +252,7 @@ class ModelNew(torch.nn.Module):
 """Adds how many blocks were mapped on their own for one of 20 MiB."""
 
 
+@pytest.mark.full
 def test_large_blocks_are_as_fast_whatever_was_freed_before() -> None:
     """glibc would map each anew until a larger one was freed: a module was 3.6 times as fast as itself."""
     as_it_is = [sys.executable, "-c", MAPPED + "print(mapped())"]

@@ -562,9 +562,9 @@ def test_another_machines_results_are_refused_and_fresh_moves_them_aside(tmp_pat
         (["--model", "llama"], "llama-8b, qwen-1.5b"),
     ],
 )
-def test_bad_options_are_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:
-    done = run("bench", *arguments, cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1 and says in done.stderr
+def test_bad_options_are_one_clear_line_and_status_2(arguments, says, typed, tmp_path) -> None:
+    status, out, error = typed("bench", *arguments)
+    assert status == 2 and out == "" and len(error.splitlines()) == 1 and says in error
     assert not (tmp_path / "bench-grid" / RESULTS).exists()
 
 

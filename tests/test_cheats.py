@@ -33,13 +33,13 @@ def require_ends_as_said(path: Path, judge, monkeypatch) -> None:
         assert trial.reason and trial.speedup == 0.0 and trial.reward < 0
 
 
-@pytest.mark.corpus(8)
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize("path", cases(sorted(CHEATS.glob("*.c")), is_honest, lambda path: path.stem))
 def test_a_cheat_ends_as_its_file_says(path, judge, monkeypatch) -> None:
     require_ends_as_said(path, judge, monkeypatch)
 
 
-@pytest.mark.corpus(6)
+@pytest.mark.corpus(3)
 @pytest.mark.parametrize("path", cases(sorted(TASK_CHEATS.glob("*.c")), is_honest, lambda path: path.stem))
 def test_a_cheat_for_another_task_ends_as_its_file_says(path, judge, monkeypatch) -> None:
     require_ends_as_said(path, judge, monkeypatch)
@@ -57,7 +57,7 @@ def kind_source(name: str) -> str:
     return re.sub(rf"\b({'|'.join(PLACES)})\b", lambda match: kind.get(match[1], ""), text)
 
 
-@pytest.mark.corpus(5)
+@pytest.mark.corpus(3)
 @pytest.mark.parametrize("name", cases(sorted(KINDS), lambda name: name.startswith("honest"), str))
 def test_a_kind_of_the_second_review_ends_as_said(name, judge, target, monkeypatch) -> None:
     kind = KINDS[name]

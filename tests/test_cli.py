@@ -92,11 +92,11 @@ COMMANDS = (
         (["mcp", "64x64x64", "--trials", "0"], "trials"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_status_2(arguments, says, tmp_path) -> None:
-    done = run(*arguments, cwd=tmp_path, CUDA_L2_HOME=str(tmp_path / "home"))
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1 and says in done.stderr
+def test_bad_input_is_one_clear_line_and_status_2(arguments, says, typed, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_L2_HOME", str(tmp_path / "home"))
+    status, out, error = typed(*arguments)
+    assert status == 2 and out == "", error
+    assert len(error.splitlines()) == 1 and says in error
     kept = {path.name.split("-")[0] for path in tmp_path.rglob("*") if path.is_file()}
     assert kept <= {"archive.db"}  # an empty archive may be there, nothing else
 
@@ -250,10 +250,10 @@ def test_check_names_the_failing_element_and_exits_with_1() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_what_a_command_does(command) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) > 4
-    assert not re.search(r"[A-Z] --[a-z]|--empty-", done.stdout)  # options are options alone, each under one name
+def test_help_says_what_a_command_does(command, typed) -> None:
+    status, said, _ = typed(command, "--help")
+    assert status == 0 and len(said.splitlines()) > 4
+    assert not re.search(r"[A-Z] --[a-z]|--empty-", said)  # options are options alone, each under one name
 
 
 def test_help_fills_its_lines_however_the_code_is_wrapped() -> None:

@@ -279,6 +279,7 @@ def test_the_helper_builds_without_cupti_headers() -> None:
 # torch.compile
 
 
+@pytest.mark.full
 def test_compiled_code_writes_where_it_is_told() -> None:
     """On the CPU where there is no GPU: the same way through Inductor."""
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,7 +41,7 @@ def test_a_contract_says_what_to_launch_unless_that_is_the_fault(cheat: Cheat) -
     assert defined == (cheat.name != "no_kernel")
 
 
-@pytest.mark.corpus(24)
+@pytest.mark.corpus(10)
 @cheats
 def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, build_of: Callable[[str], Build]) -> None:
     build = build_of(cheat.source)
@@ -58,7 +58,7 @@ def test_no_reason_leaks_the_private_file(cheat: Cheat, build_of: Callable[[str]
     assert secret not in build.reason + build.log
 
 
-@pytest.mark.corpus(24)
+@pytest.mark.corpus(10)
 @cheats
 def test_reduced_precision_shows_in_the_tensor_instructions(cheat: Cheat, build_of: Callable[[str], Build]) -> None:
     build = build_of(cheat.source)

@@ -48,7 +48,7 @@ def test_a_contract_says_what_to_launch_at_its_own_sizes_and_at_others(cheat: Ch
         assert all(f" {launch.kernel}(" in cheat.source for launch in plan.launches)
 
 
-@pytest.mark.corpus(8)
+@pytest.mark.corpus(4)
 @cheats
 def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, build_of: Callable[[str], Build]) -> None:
     build = build_of(cheat.source)
@@ -60,7 +60,7 @@ def test_a_file_builds_or_is_refused_as_it_says(cheat: Cheat, build_of: Callable
         assert build_of(stressed(cheat.source, 1)).status is BuildStatus.BUILT
 
 
-@pytest.mark.corpus(8)
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize("cheat", [case for case in CASES if case.id not in NOT_HERE])
 def test_a_cheat_ends_as_its_file_says_on_a_stand_in(
     cheat: Cheat,

@@ -112,7 +112,7 @@ def test_rendering_is_repeatable_and_states_its_schedule(target) -> None:
     assert contract.parse(first.source).threads == schedule.named["THREADS"]
 
 
-@pytest.mark.corpus(4)
+@pytest.mark.corpus(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_random_schedules_are_correct(shape, target, rig) -> None:
     gemm = Gemm.parse(shape)
@@ -123,7 +123,7 @@ def test_random_schedules_are_correct(shape, target, rig) -> None:
             assert trial.status == "measured", (dict(trial.candidate.schedule), trial.reason)
 
 
-@pytest.mark.corpus(3)
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("layout", ["nn", "tn"])
 def test_every_vector_width_operand_order_and_widening_is_correct(bits, layout, target, rig) -> None:
@@ -157,6 +157,7 @@ def test_the_contracts_workspace_is_the_kernels(target) -> None:
     assert contract.parse(candidate.source).workspace_bytes(Gemm(512, 512, 512)) < (1 << 20) * (1 + target.cores)
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_bf16_products_use_bf16_tensor_instructions_alone(arch) -> None:
     machine, rng = replace(compile_only(arch), cores=2), np.random.default_rng(5)
@@ -175,6 +176,7 @@ def test_bf16_products_use_bf16_tensor_instructions_alone(arch) -> None:
         assert used and all(opcode.endswith(".F32.BF16") for opcode in used)
 
 
+@pytest.mark.corpus(2)
 @pytest.mark.parametrize("bits", [128, 256, 512])
 @pytest.mark.parametrize("shape", ["7x5x3:bf16", "29x45x150:tn:bf16", "130x2x300:bf16"])
 def test_bf16_products_on_a_cpu_are_the_exact_ones_rounded(bits, shape, target) -> None:

@@ -77,7 +77,7 @@ def test_other_tasks_are_left_to_others(text: str) -> None:
     assert not set(families_for(Gemm(64, 64, 64), HOPPER)) & set(FAMILIES)
 
 
-@pytest.mark.corpus(12)
+@pytest.mark.corpus(6)
 @pytest.mark.parametrize(("family", "name"), SERVED, ids=NAMES)
 def test_schedules_fit_the_device(family: GpuTaskFamily, name: str) -> None:
     dtypes = set(definition(name).dtypes) & ({"float16"} if family.name == "gpu_attention" else {"float32", "float16"})
@@ -186,7 +186,7 @@ ON_CPU = {
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-@pytest.mark.corpus(6)
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize(("text", "wanted"), ON_CPU.items(), ids=[text.partition(":")[0] for text in ON_CPU])
 def test_a_cpu_finds_the_kernels_right(text: str, wanted: str, tmp_path: Path) -> None:
     """By tests/cuda_on_cpu.h: indices, edges, reductions and clusters of real candidates, through their contracts."""
@@ -248,7 +248,7 @@ def small_ones(name: str) -> Iterator[Operation]:
         yield known.task(dtype=dtype)
 
 
-@pytest.mark.corpus(3)
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_familys_default_passes_every_check_and_is_timed_on_a_stand_in(family, fake_gpu, tmp_path) -> None:  # noqa: F811
     task = next(task for name in family.table for task in small_ones(name) if family.serves(task, HOPPER))

@@ -20,7 +20,7 @@ from cuda_l2.tasks._base import definition
 SERVED = [*ELEMENTWISE.table, *ROWS.table, *COLUMNS.table]
 
 
-@pytest.mark.corpus(8)
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize("name", SERVED)
 def test_the_default_schedule_is_right(name, rig) -> None:
     task = definition(name).task()
@@ -34,7 +34,7 @@ def test_the_default_schedule_is_right(name, rig) -> None:
     assert verdict.passed == CPU_CHECKS
 
 
-@pytest.mark.corpus(6)
+@pytest.mark.corpus(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", [*ELEMENTWISE.table, *ROWS.table])
 def test_a_schedule_in_half_precision_is_right(name, dtype, rig) -> None:

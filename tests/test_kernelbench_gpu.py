@@ -169,6 +169,7 @@ def opened(fake_gpu: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # no
 
 
 @RUNS
+@pytest.mark.full
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_cuda_kernel_for_a_file_is_checked_and_timed_beside_its_own_model(name: str, opened: Any) -> None:
     _, stages, candidate, build = opened(name, RIGHT[name])
@@ -200,6 +201,7 @@ def test_a_report_names_every_arm_or_says_why_it_is_left_out(opened: Any) -> Non
 
 
 @RUNS
+@pytest.mark.full
 def test_windows_that_rotate_are_more_and_each_has_weights_of_its_own(opened: Any) -> None:
     rig, stages, candidate, build = opened(SWISH, RIGHT[SWISH])
     for rotates, count in ((False, 4), (True, 6), (False, 4)):
@@ -211,6 +213,7 @@ def test_windows_that_rotate_are_more_and_each_has_weights_of_its_own(opened: An
 
 
 @RUNS
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_cuda_kernel_for_a_file_is_rejected(what: str, opened: Any) -> None:
     name, text, says = WRONG[what]
@@ -219,6 +222,7 @@ def test_a_wrong_cuda_kernel_for_a_file_is_rejected(what: str, opened: Any) -> N
     assert verdict.status in ("incorrect", "imprecise", "unhygienic") and says in verdict.reason, verdict
 
 
+@pytest.mark.full
 @RUNS
 def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
     _, stages, candidate, build = opened(QUARTIC, POLYNOMIAL, timed=WRONG["zeros"][1])
@@ -226,6 +230,7 @@ def test_zeros_in_timed_rounds_are_rejected(opened: Any) -> None:
     assert timing.status == "wrong-output" and "did not produce its own result" in timing.reason
 
 
+@pytest.mark.full
 @RUNS
 def test_a_model_that_gives_something_else_is_no_baseline(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, stages, candidate, build = opened(QUARTIC, POLYNOMIAL)

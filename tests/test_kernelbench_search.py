@@ -270,6 +270,7 @@ def test_what_is_no_task_here_is_one_clear_line(tmp_path) -> None:
     assert foreign(known).file.text.startswith("import torch")
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("entry", ["kernelbench/level1/1_Quartic", QUARTIC, "kernelbench/level1", "kernelbench"])
 def test_a_file_is_held_out_by_name_number_or_level(entry, tmp_path) -> None:
     (tmp_path / "held.txt").write_text(f"{entry}  # not to be seen\n")

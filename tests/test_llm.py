@@ -461,6 +461,7 @@ def test_keys_are_nowhere_even_if_a_server_repeats_them(log, tmp_path, caplog) -
     assert server.keys == [f"Bearer {KEY}"] * 2  # it was in use
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("own", [KEY, "s3cret"])
 def test_no_part_of_a_key_is_kept_where_a_text_is_cut(own, log, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", own)

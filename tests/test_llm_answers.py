@@ -144,6 +144,7 @@ def test_half_a_file_and_no_code_are_told_apart(text, finish, fault) -> None:
     assert answer.fault is fault and answer.source == ""
 
 
+@pytest.mark.corpus(6)
 @pytest.mark.parametrize(
     "piece", ["/*", "`", "```\n", "``` `", "/*  ", '"', "{", "<think>", "\n<think>\n", "<think></think>", "</think>", "\n</think> x", "\n", "/* cuda-l2", "*/", "\\\n", "'", "~~~c\n/* cuda-l2\n", " \t", '\\"', "\\'"]
 )  # fmt: skip

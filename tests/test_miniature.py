@@ -46,6 +46,7 @@ def test_every_source_is_correct_and_they_differ_in_more_than_numbers(rig, targe
     assert len({tree(source) for source in sources}) == len(sources) == 4
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("name", ["sum_rows", "variance_rows", "relu_squared"])
 def test_sources_of_other_tasks_are_correct_and_short(name, rig, target) -> None:
     task = parse(f"{name}:rows=5,columns=70")
@@ -161,6 +162,7 @@ def _gpu_schedules(gemm: Gemm, target, count: int) -> list[Candidate]:
     return found
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_gpus_sources_compile_and_plan_for_their_shapes(number) -> None:
     size, machine = MINIATURES["cuda"], compile_only("sm_90a")

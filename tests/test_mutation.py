@@ -144,6 +144,7 @@ def test_every_operator_has_a_name_of_its_own_in_its_group_and_finds_a_place(tar
         assert any(next(iter(operator.edits(source)), None) for source in sources), operator.name
 
 
+@pytest.mark.corpus(3)
 @subjects
 def test_a_subject_has_a_contract_for_its_shape_and_operands_of_a_type(subject: Subject, target: CudaTarget) -> None:
     gemm = subject.gemm
@@ -176,6 +177,7 @@ def built(folder: Path, code: str) -> Build:
     return Build("id", BuildStatus.BUILT, artifact=str(folder / code))
 
 
+@pytest.mark.full
 def test_the_sample_is_large_enough_and_holds_no_machine_code_twice(target: CudaTarget, tmp_path: Path) -> None:
     """With texts for machine code: what compilers would find equal comes on top, and queues are longer than quotas."""
     taken, used = [], Counter[str]()

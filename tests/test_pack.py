@@ -103,6 +103,7 @@ def test_an_index_that_was_changed_is_refused(small, tmp_path) -> None:
         pack.Pack(folder)
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize(
     "shape", ["1x4096x4096:tn:bf16", "17x1536x8960:tn:bf16", "300x4096x4096", "2048x28672x4096:tn:bf16", "64x64x64"]
 )
@@ -115,6 +116,7 @@ def test_shapes_of_models_are_served_by_kernels_of_the_pack(wanted, shape) -> No
     assert found >= 5
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize(
     "shape", ["129x130x131:tn", "30x3000x30", "5x77x19:bf16", "777x4096x4095:tn:bf16", "513x515x517"]
 )

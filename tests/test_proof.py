@@ -88,6 +88,7 @@ def test_a_kernel_of_fp32_sums_is_proved_in_the_fp32_class_wherever_it_is_used(f
 # -- shapes
 
 
+@pytest.mark.corpus(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_kernel_is_proved_at_two_shapes_that_it_serves(shape: str) -> None:
     for family in families(shape):

@@ -179,6 +179,7 @@ def test_a_stress_build_keeps_its_contract_and_its_seed_changes_the_text() -> No
     assert len({stressed(source, seed, counts=counts) for seed in (1, 2) for counts in (True, False)}) == 4
 
 
+@pytest.mark.corpus(1)
 @pytest.mark.parametrize("counts", [True, False])
 def test_every_family_and_honest_kernel_builds_with_delays_and_keeps_wgmma_asynchronous(counts: bool) -> None:
     sources = [subject.candidate(HOPPER).source for subject in SUBJECTS] + [CHEATS[name].source for name in HONEST]

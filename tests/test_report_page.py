@@ -349,6 +349,7 @@ def test_swapped_operands_swap_the_tile(tmp_path: Path) -> None:
     assert (choice.bm, choice.bn, choice.bk, choice.stages, choice.swizzle) == (128, 64, 64, 4, 8)
 
 
+@pytest.mark.full
 def test_the_repositorys_results_make_a_page_under_5_mb_with_the_summarys_figures(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="tables of 1,000 shapes are Parquet")
     text = page(tmp_path, H200)

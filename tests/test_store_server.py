@@ -86,6 +86,7 @@ def test_a_killed_worker_loses_nothing_that_was_acknowledged(database: str, tmp_
     assert set(told(files)) <= set(kept) and len(kept) == len(set(kept))
 
 
+@pytest.mark.full
 def test_a_killed_server_loses_nothing_and_stores_nothing_twice(own_server: Any, tmp_path: Path) -> None:
     url, files = own_server.url(), [tmp_path / "0", tmp_path / "1"]
     workers = started(url, files)

@@ -116,7 +116,7 @@ def test_there_are_tasks_of_every_group() -> None:
     }
 
 
-@pytest.mark.corpus(40)
+@pytest.mark.corpus(16)
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
 def test_a_reference_computes_what_it_declares(name: str, dtype: str) -> None:
     known = OWN[name]
@@ -137,7 +137,7 @@ def test_a_reference_computes_what_it_declares(name: str, dtype: str) -> None:
         assert 0 <= allowed.eager_max <= allowed.max_allowed < 0.2 * max(1.0, float(results[0].abs().max()))
 
 
-@pytest.mark.corpus(20)
+@pytest.mark.corpus(8)
 @pytest.mark.parametrize("name", OWN)
 def test_less_precision_and_other_answers_are_noticed(name: str) -> None:
     known = OWN[name]
@@ -155,7 +155,7 @@ def test_less_precision_and_other_answers_are_noticed(name: str) -> None:
         assert noticed(function(**rounded))
 
 
-@pytest.mark.corpus(20)
+@pytest.mark.corpus(8)
 @pytest.mark.parametrize("name", OWN)
 def test_other_sizes_and_values_than_the_ones_shown(name: str) -> None:
     known, rng = OWN[name], np.random.default_rng(5)
@@ -167,7 +167,7 @@ def test_other_sizes_and_values_than_the_ones_shown(name: str) -> None:
     assert all(dict(task.sizes)[rigid] == known.cpu[rigid] for rigid in known.rigid)
 
 
-@pytest.mark.corpus(20)
+@pytest.mark.corpus(8)
 @pytest.mark.parametrize("name", OWN)
 def test_sizes_for_a_gpu_can_be_computed_and_fit_one(name: str) -> None:
     task = OWN[name].task(OWN[name].gpu)

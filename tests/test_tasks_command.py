@@ -94,6 +94,7 @@ def test_what_was_found_is_kept_where_a_later_file_ends_the_command(run, tmp_pat
     assert from_json(Examined, out.read_text()).reason == "a reason"
 
 
+@pytest.mark.full
 def test_eager_and_compiled_are_timed_in_the_same_rounds(run, compiling) -> None:
     status, out, error = run("bias_gelu_residual:rows=64,columns=256", "--baselines", "--protocol", "search", "--json")
     assert status == 0, error
@@ -107,6 +108,7 @@ def test_eager_and_compiled_are_timed_in_the_same_rounds(run, compiling) -> None
     assert timing.conditions == Conditions()
 
 
+@pytest.mark.full
 def test_a_compiler_that_fails_is_left_out_with_its_reason(compiling, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("CUDA_L2_CACHE", str(tmp_path))

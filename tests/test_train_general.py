@@ -48,14 +48,17 @@ WRONG = CONTRACT.replace("STEP", "2").replace("VALUE", "x")
 RIGHT_SQUARE = CONTRACT.replace("STEP", "1").replace("VALUE", "x * x")
 
 
+def made(folder: Path, steps: int = 1) -> Path:
+    """A folder with a model that has had this many steps; after one it writes no kernel."""
+    small = SMALL.replace("_tokens = 256", "_tokens = 512").replace("steps = 130", f"steps = {steps}")
+    stage = TASKS.replace("answer_tokens = 100", "answer_tokens = 160")
+    question = f"Write a kernel.\n\n{describe(tasks.parse(RELU))}"
+    return taught(folder, question, (RIGHT, WRONG), small, stage)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    small, stage = (
-        SMALL.replace("_tokens = 256", "_tokens = 512"),
-        TASKS.replace("answer_tokens = 100", "answer_tokens = 160"),
-    )
-    question = f"Write a kernel.\n\n{describe(tasks.parse(RELU))}"
-    return taught(tmp_path_factory.mktemp("general"), question, (RIGHT, WRONG), small, stage)
+    return made(tmp_path_factory.mktemp("general"))
 
 
 def run(folder: Path, out: Path, *changes: str, on=(RELU, SQUARE), **settings) -> None:
@@ -89,7 +92,8 @@ def test_a_step_on_two_tasks_rewards_what_is_right_for_each(folder, tmp_path, mo
 
 
 @pytest.mark.full
-def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(folder, tmp_path) -> None:
+def test_a_killed_run_goes_on_from_its_checkpoint_and_judges_nothing_twice(tmp_path) -> None:
+    folder = made(tmp_path / "taught", 130)
     out = tmp_path / "rl"
     options = {"--model": folder / "tuned" / "model", "--out": out, "--target": "cpu"}
     options |= {"--config": folder / "tasks.toml"}

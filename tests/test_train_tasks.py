@@ -86,6 +86,7 @@ at_once = 16
 
 def taught(folder: Path, question: str, codes: Sequence[str], small: str = SMALL, tasks: str = TASKS) -> Path:
     """The folder, with a model that writes these kernels about equally often, and what its stages are told."""
+    folder.mkdir(exist_ok=True)
     (folder / "small.toml").write_text(small)
     (folder / "tasks.toml").write_text(tasks)
     (folder / "prompts").mkdir()

@@ -56,6 +56,7 @@ def in_eight_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.stack(parts).sum(0).half()
 
 
+@pytest.mark.corpus(6)
 @pytest.mark.parametrize("multiply", [in_fp64, backwards, in_eight_parts])
 @pytest.mark.parametrize(
     "shape", ["1x1x1", "1x1x16384", "2x3x1", "3x1x129:tn", "17x33x300:tn", "1x4x8192", "40x30x2000"]
