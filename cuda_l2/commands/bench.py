@@ -26,7 +26,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.records import Gemm
 from cuda_l2.runs.results import CSV, ENVIRONMENT, RESULTS, SUMMARY, ResultsFile, set_aside
-from cuda_l2.runs.settings import MODEL_ARMS, DecoderSettings, SweepSettings
+from cuda_l2.runs.settings import COMPILE_AHEAD, MODEL_ARMS, DecoderSettings, SweepSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
@@ -165,7 +165,7 @@ def _run_tasks(settings: BenchSettings) -> None:
 
 
 def _run_model(settings: BenchSettings, model: str) -> None:
-    arms, out = listed(settings.arms) or MODEL_ARMS[:3], settings.out or Path("bench-model")
+    arms, out = listed(settings.arms) or MODEL_ARMS[:4], settings.out or Path("bench-model")
     unknown = [arm for arm in arms if arm not in MODEL_ARMS]
     if unknown:
         raise UserError(f"there is no arm {unknown[0]!r} of a model; choose from {', '.join(MODEL_ARMS)}")
@@ -197,7 +197,11 @@ def _run_model(settings: BenchSettings, model: str) -> None:
     with machine_lock(bus_id()):
         decoder = Decoder(config, "cuda", merged=settings.decoder.merged)
         tell(f"{counted(decoder.layers, 'layer')} of {name}, {counted(len(cases), 'step')}; results go to {out}")
-        tune_missing(shapes(decoder, cases), lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"))
+        wanted = shapes(decoder, cases)
+        for ahead in (False, True)[: 1 + (COMPILE_AHEAD in arms)]:
+            tune_missing(
+                wanted, lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"), weights_ahead=ahead
+            )
         for rows in run(decoder, cases, arms, tell, seed=settings.seed):
             found += rows
             write_text(out / CSV, rows_csv(name, decoder.layers, found))

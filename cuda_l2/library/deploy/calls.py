@@ -100,8 +100,9 @@ def linear(
     *,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    declared: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.linear, as `matmul` serves it.
+    """torch.nn.functional.linear, as `matmul` serves it. declared: weight was declared constant, for `wins`.
 
     With a bias torch serves it, except under torch.compile: there the bias is added to a tuned kernel's rounded product
     by the kernel into which Inductor fuses what follows, as it does with torch's own product.
@@ -110,10 +111,10 @@ def linear(
         b = weight.mT if weight.dim() == 2 else weight
         return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
     compiling = torch.compiler.is_compiling()
-    if (bias is not None and not compiling) or not READY or _is_torchs(x, weight, transposed=True):
+    if (bias is not None and not compiling) or not READY or _is_torchs(x, weight, transposed=True, ahead=declared):
         return torch.nn.functional.linear(x, weight, bias)
     if bias is not None:
-        return linear(x, weight) + bias
+        return linear(x, weight, declared=declared) + bias
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
     if x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2 and (won := _won(x, weight.mT, None)) is not None:
@@ -142,17 +143,18 @@ def _won(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor | None:
     return None if torch.compiler.is_compiling() else winners.product(a, b, out)
 
 
-def _is_torchs(a: Tensor, b: Tensor, *, transposed: bool) -> bool:
+def _is_torchs(a: Tensor, b: Tensor, *, transposed: bool, ahead: bool = False) -> bool:
     """Whether torch serves these at once: under autocast, on other devices, and what is no tensor.
 
-    Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T.
+    Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T. ahead: as in
+    `tracing.wins`.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return True
     place = a.device.type
     if place not in ("cuda", "cpu") or torch.is_autocast_enabled(place):
         return True
-    return torch.compiler.is_compiling() and not tracing.wins(a, b, transposed=transposed)
+    return torch.compiler.is_compiling() and not tracing.wins(a, b, transposed=transposed, ahead=ahead)
 
 
 def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ First each kernel once, then the best with every launch, then the finalists and 
 replays of CUDA graphs of back-to-back launches whose B is another tensor each time, so that weights come from memory.
 """
 
+import functools
 import itertools
 import math
 import statistics
@@ -19,7 +20,7 @@ from cuda_l2.library.deploy import choices, dispatch, imported, vendor
 from cuda_l2.library.deploy.accelerate import recorded
 from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
-from cuda_l2.library.deploy.entries import AHEAD, TUNED
+from cuda_l2.library.deploy.entries import AHEAD, TUNED, key_of
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
 from cuda_l2.library.deploy.recipes import named, serving
@@ -209,7 +210,7 @@ def candidates(
 def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: Pack, one_stream: bool) -> Iterator[Arm]:
     target = dispatch.target_of(device)
     for made in serving(family_of(name), compiled, gemm, target):
-        terms = contract.parse_cuda(made.source)
+        terms = dispatch.terms(made.source)
         kernel = contract.kernel_id(made.source, terms)
         if kernel not in found.kernels:
             continue
@@ -229,6 +230,7 @@ class Graphs:
     """
 
     def __init__(self, gemm: Gemm, device: int, *, cold: bool) -> None:
+        torch.cuda.empty_cache()  # a capture cannot take memory that is cached for other calls
         dtype, place = getattr(torch, gemm.dtype), torch.device("cuda", device)
         generator = torch.Generator(place).manual_seed(gemm.m * gemm.n + gemm.k)
 
@@ -243,6 +245,7 @@ class Graphs:
         self.b = [drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n) for _ in range(copies)]
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, int]] = {}
         self._memory = torch.cuda.graph_pool_handle()  # replays never overlap
+        self._stream = _capture_stream(device)
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._launches = 4
 
@@ -267,9 +270,13 @@ class Graphs:
     def _captured(self, call: Product) -> tuple[torch.cuda.CUDAGraph, int]:
         graph, count = torch.cuda.CUDAGraph(), max(self._launches, len(self.b))
         call(self.a, self.b[0])
-        with torch.cuda.graph(graph, pool=self._memory):
-            for number in range(count):
-                call(self.a, self.b[number % len(self.b)])
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph would give all cached memory back each time
+            graph.capture_begin(self._memory)
+            try:
+                for number in range(count):
+                    call(self.a, self.b[number % len(self.b)])
+            finally:
+                graph.capture_end()
         graph.replay()
         return graph, count
 
@@ -300,11 +307,33 @@ class GraphTimer(Graphs):
         self.capture(arm, call)
         return True
 
+    def alone(self, name: str) -> bool:
+        """Capture bare launches of what the op's table has for the shape; whether it can be launched so."""
+        self._c, key = self.a.new_empty(self._gemm.m, self._gemm.n), key_of(self._gemm, self._device)
+
+        def launch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            addresses = [tensor.data_ptr() for tensor in (a, b, self._c)]
+            if not native().bare(key, addresses, torch.cuda.current_stream().cuda_stream, 1):
+                raise LookupError
+            return self._c
+
+        try:
+            self.capture(name, launch)
+        except LookupError:
+            return False
+        return True
+
     def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._rule == AHEAD:
             return matmul(a, b, weights_ahead=True)
         product: torch.Tensor = torch.ops.cuda_l2.product.default(a, b)
         return product
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures on a device: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:
