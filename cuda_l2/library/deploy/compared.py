@@ -191,7 +191,8 @@ def _measured(timer: Timer, algorithms: list[Arm], rng: np.random.Generator) -> 
     for _ in range(ROUNDS):
         sampler.round(arms)
     samples = sampler.samples
-    found = Measured(*(round(samples.median(arm), 3) for arm in (OURS, TORCHS)), samples.ratio(TORCHS, OURS))
+    us, torch_us = (round(samples.median(arm), 3) for arm in (OURS, TORCHS))
+    found = Measured(us, torch_us, samples.ratio(TORCHS, OURS))
     if ALONE in arms:
         found = replace(found, alone_us=round(samples.median(ALONE), 3))
     if not runs:

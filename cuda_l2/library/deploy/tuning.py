@@ -333,7 +333,7 @@ class GraphTimer(Graphs):
 @functools.cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
     """One for all captures on a device: cuBLAS keeps a workspace for each stream."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:
