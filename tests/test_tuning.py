@@ -3,8 +3,6 @@
 import json
 import multiprocessing
 import warnings
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -78,21 +76,6 @@ def test_the_librarys_best_algorithm_serves_where_it_beats_kernels_and_torch() -
     assert (found.kernel, found.family, found.schedule, found.us) == ("l", "cublaslt", "way=1", 2.0)
     assert choose(GEMM, schedules(a=1), Scripted(a0=1.0, **times), algorithms).kernel == "a"
     assert choose(GEMM, schedules(), Scripted(**times), algorithms).kernel == "l"
-
-
-def test_an_algorithm_that_rounds_parts_of_sums_is_no_candidate(monkeypatch) -> None:
-    whole = cublas.Algorithm("00" * 64, 0, 0, 0, 1, "none", 0, 0, 0, 0, 0, 1.0)
-    algorithms = [
-        whole,
-        replace(whole, reduction="in place"),
-        *(replace(whole, split_k=2, reduction=reduction) for reduction in ("compute type", "output type", "in place")),
-    ]
-    product = SimpleNamespace(algorithms=algorithms, close=lambda: None)
-    monkeypatch.setattr(vendor, "LtProduct", lambda *arguments: product)
-    monkeypatch.setattr(vendor, "_blas", lambda device: None)
-    monkeypatch.setattr(cublas, "lt_version", lambda: 130100)
-    found = [len(vendor.candidates(GEMM, 0, rounded=rounded)) for rounded in (False, True)]
-    assert found == [3, 5]  # without a split there are no parts
 
 
 def test_a_kernel_that_is_wrong_or_does_not_run_is_out() -> None:

@@ -26,7 +26,7 @@ from cuda_l2.llm.settings import ModelSettings
 from cuda_l2.measure.baselines._base import product_baselines
 from cuda_l2.records import Gemm
 from cuda_l2.runs.results import CSV, ENVIRONMENT, RESULTS, SUMMARY, ResultsFile, set_aside
-from cuda_l2.runs.settings import COMPILE_AHEAD, MODEL_ARMS, DecoderSettings, SweepSettings
+from cuda_l2.runs.settings import MODEL_ARMS, DecoderSettings, SweepSettings
 from cuda_l2.settings import LANGUAGE_MODELS
 from cuda_l2.system import variables
 from cuda_l2.system.errors import UserError
@@ -183,7 +183,7 @@ def _run_model(settings: BenchSettings, model: str) -> None:
     import cuda_l2
     from cuda_l2.machine.cuda.driver import bus_id
     from cuda_l2.machine.cuda.target import detect
-    from cuda_l2.runs.model_bench import Compared, rows_csv, run, table, tune_missing
+    from cuda_l2.runs.model_bench import WITH_AHEAD, Compared, rows_csv, run, table, tune_missing
     from cuda_l2.system.lock import machine_lock
 
     target = detect()
@@ -198,7 +198,7 @@ def _run_model(settings: BenchSettings, model: str) -> None:
         decoder = Decoder(config, "cuda", merged=settings.decoder.merged)
         tell(f"{counted(decoder.layers, 'layer')} of {name}, {counted(len(cases), 'step')}; results go to {out}")
         wanted = shapes(decoder, cases)
-        for ahead in (False, True)[: 1 + (COMPILE_AHEAD in arms)]:
+        for ahead in {False, any(arm in WITH_AHEAD for arm in arms)}:
             tune_missing(
                 wanted, lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"), weights_ahead=ahead
             )

@@ -80,7 +80,8 @@ class Family(ABC):
         choice = self.choices[len(prefix)]
         return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
 
-    def takes(self, task: Any, target: Any, prefix: Sequence[int], value: int) -> bool:
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - families live as long as the process
+    def takes(self, task: Any, target: Any, prefix: tuple[int, ...], value: int) -> bool:
         """Whether a value of the next choice keeps a schedule valid after `prefix`."""
         choice = self.choices[len(prefix)]
         return value in choice.values and self.fits(choice.name, value, self.named(prefix), task, target)

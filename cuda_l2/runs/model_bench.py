@@ -18,7 +18,7 @@ from cuda_l2.library.deploy.tuning import tune
 from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Gemm, Interval
 from cuda_l2.runs.decoder import HEAD, Case, Decoder, Step
-from cuda_l2.runs.settings import COMPILE, COMPILE_AHEAD, EAGER, FORCED, MAX_AUTOTUNE
+from cuda_l2.runs.settings import COMPILE, COMPILE_AHEAD, EAGER, FORCED, FORCED_AHEAD, MAX_AUTOTUNE
 from cuda_l2.system.files import csv_text, markdown_table
 
 WARM_UP, ROUNDS = 3, 31
@@ -34,7 +34,9 @@ COLUMNS = (
 Tensor = torch.Tensor
 Side = tuple[str, bool]
 """An arm, and whether tuned kernels serve in it."""
-PLAIN = {COMPILE_AHEAD: COMPILE, FORCED: MAX_AUTOTUNE}
+WITH_AHEAD = (COMPILE_AHEAD, FORCED_AHEAD)
+"""Arms whose weights are declared constant on the side with tuned kernels."""
+PLAIN = {COMPILE_AHEAD: COMPILE, FORCED: MAX_AUTOTUNE, FORCED_AHEAD: MAX_AUTOTUNE}
 """Arms that differ from another one with tuned kernels alone, and that one: without them both are the same."""
 
 
@@ -147,7 +149,7 @@ def compare(
         with torch.no_grad():
             expected = step.run(step.part(decoder.plain)).float()
             for side, call in calls.items():  # they live on: graphs read what compiled code holds
-                accelerate(decoder.ours, weights_ahead=side == (COMPILE_AHEAD, True))
+                accelerate(decoder.ours, weights_ahead=side[0] in WITH_AHEAD)
                 error = (timer.prepare(side, call).float() - expected).square().mean() / expected.square().mean()
                 differences[side] = error.sqrt().item()
             sampler = Sampler(timer.sample, np.random.default_rng(seed))
@@ -209,7 +211,7 @@ def _served(side: Side, step: Step, decoder: Decoder) -> torch.nn.Module:
     options = None
     if arm == MAX_AUTOTUNE and ours:
         options = max_autotune()
-    elif arm in (MAX_AUTOTUNE, FORCED):
+    elif arm in (MAX_AUTOTUNE, FORCED, FORCED_AHEAD):
         options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
     compiled: torch.nn.Module = torch.compile(module, dynamic=False, options=options)  # type: ignore[assignment]
     return compiled

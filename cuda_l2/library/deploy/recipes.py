@@ -78,7 +78,7 @@ def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTa
     values: list[int] = []
     for choice in family.choices:
         value = wanted.get(choice.name)
-        if value is None or not family.takes(gemm, target, values, value):
+        if value is None or not family.takes(gemm, target, tuple(values), value):
             if value is not None and choice.compiled:
                 return None
             value = family.valid_values(gemm, target, values)[0]

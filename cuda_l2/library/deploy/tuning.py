@@ -40,10 +40,12 @@ CAPTURES, ROUNDS = 3, 7
 and fast in the next, and serve only where they win in all."""
 LEAST_GAIN = 1.01
 """A kernel serves where it surely gains this much: two in 300 that gained less were slower on another day."""
+SLOW, LAUNCH_US = 5, 100.0
+"""A kernel whose first launch takes this many times torch's time, and a launch's own, is not timed further."""
 REPLAY_US = 150.0
 """Aim for a replay; a graph has 4 to 64 launches."""
 COLD_CACHES = 2
-"""Size of all copies of B together, in L2 caches."""
+"""Size of A, C and all copies of B together, in L2 caches."""
 MAX_COPIES_BYTES = 1 << 30
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LIMIT = {"float16": 1e-3, "bfloat16": 8e-3}
@@ -237,8 +239,8 @@ class Graphs:
         def drawn(rows: int, columns: int) -> torch.Tensor:
             return torch.randn(rows, columns, generator=generator, device=place, dtype=dtype)
 
-        b_bytes = 2 * gemm.k * gemm.n
-        cache = dispatch.target_of(device).l2_bytes * COLD_CACHES if cold else 0
+        b_bytes, others = 2 * gemm.k * gemm.n, 2 * gemm.m * (gemm.k + gemm.n)
+        cache = max(0, dispatch.target_of(device).l2_bytes * COLD_CACHES - others) if cold else 0
         copies = min(1 + cache // b_bytes, max(1, MAX_COPIES_BYTES // b_bytes), 64)
         tn = gemm.layout is Layout.TN
         self.a = drawn(gemm.m, gemm.k)
@@ -290,7 +292,14 @@ class GraphTimer(Graphs):
     def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool, rule: int = TUNED) -> None:
         super().__init__(gemm, device, cold=cold)
         self._gemm, self._device, self._pack, self._rule = gemm, device, found, rule
-        self._expected = torch.mm(self.a, self.b[0]).float()
+        start, end = self._events
+        for _ in range(2):  # the first sets cuBLAS up
+            start.record()
+            self._expected = torch.mm(self.a, self.b[0])
+            end.record()
+        self._expected = self._expected.float()
+        end.synchronize()
+        self._vendor_us = float(start.elapsed_time(end)) * 1e3
 
     def prepare(self, arm: Arm) -> bool:
         call: Product = torch.mm
@@ -300,9 +309,15 @@ class GraphTimer(Graphs):
             call = self._call
             for b in self.b if self._rule == AHEAD else ():  # a capture reads ahead what was met before it, unchanged
                 call(self.a, b)
-            error = call(self.a, self.b[0]).float() - self._expected
+            start, end = self._events
+            start.record()
+            found = call(self.a, self.b[0])
+            end.record()
+            error = found.float() - self._expected
             limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
             if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
+                return False
+            if start.elapsed_time(end) * 1e3 > SLOW * self._vendor_us + LAUNCH_US:
                 return False
         self.capture(arm, call)
         return True

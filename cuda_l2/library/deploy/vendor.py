@@ -22,7 +22,7 @@ WORKSPACE_BYTES = 256 << 20
 ALIGNMENT = 16
 """Bytes to which the op asks that addresses are aligned."""
 ROUNDED = ("in place", "output type")
-"""Reductions that round each part of a split K to fp16 or bf16. Algorithms that do not split K may name one too."""
+"""Reductions of a split K that round each part of a sum to fp16 or bf16."""
 
 
 def candidates(gemm: Gemm, device: int, *, rounded: bool) -> list[Candidate]:
@@ -37,7 +37,7 @@ def candidates(gemm: Gemm, device: int, *, rounded: bool) -> list[Candidate]:
         product.close()
     except (UserError, CublasError):
         return []
-    found = tuple(each for each in found if rounded or each.split_k <= 1 or each.reduction not in ROUNDED)
+    found = tuple(each for each in found if rounded or each.reduction not in ROUNDED)
     return [Candidate("", FAMILY, _schedule(each), FAMILY) for each in found]
 
 
