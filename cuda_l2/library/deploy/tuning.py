@@ -40,10 +40,10 @@ CAPTURES, ROUNDS = 3, 7
 and fast in the next, and serve only where they win in all."""
 LEAST_GAIN = 1.01
 """A kernel serves where it surely gains this much: two in 300 that gained less were slower on another day."""
-SLOW, LAUNCH_US = 5, 100.0
+SLOW, LAUNCH_US = 1.5, 100.0
 """A kernel whose first launch takes this many times torch's time, and a launch's own, is not timed further."""
 REPLAY_US = 150.0
-"""Aim for a replay; a graph has 4 to 64 launches."""
+"""Aim for a replay; a graph has 1 to 64 launches, and at least one for each copy of B."""
 COLD_CACHES = 2
 """Size of A, C and all copies of B together, in L2 caches."""
 MAX_COPIES_BYTES = 1 << 30
@@ -256,7 +256,7 @@ class Graphs:
         first = not self._graphs
         self._graphs[name] = self._captured(call)
         if first:
-            self._launches = max(4, min(64, math.ceil(REPLAY_US / self.sample(name))))
+            self._launches = max(1, min(64, math.ceil(REPLAY_US / self.sample(name))))
             self._graphs[name] = self._captured(call)
 
     def sample(self, name: Hashable) -> float:
