@@ -41,7 +41,7 @@ and fast in the next, and serve only where they win in all."""
 LEAST_GAIN = 1.01
 """A kernel serves where it surely gains this much: two in 300 that gained less were slower on another day."""
 SLOW, LAUNCH_US = 1.5, 100.0
-"""A kernel whose first launch takes this many times torch's time, and a launch's own, is not timed further."""
+"""A kernel whose second call takes this many times torch's time, and a launch's own, is not timed further."""
 REPLAY_US = 150.0
 """Aim for a replay; a graph has 1 to 64 launches, and at least one for each copy of B."""
 COLD_CACHES = 2
@@ -292,14 +292,8 @@ class GraphTimer(Graphs):
     def __init__(self, gemm: Gemm, device: int, found: Pack, *, cold: bool, rule: int = TUNED) -> None:
         super().__init__(gemm, device, cold=cold)
         self._gemm, self._device, self._pack, self._rule = gemm, device, found, rule
-        start, end = self._events
-        for _ in range(2):  # the first sets cuBLAS up
-            start.record()
-            self._expected = torch.mm(self.a, self.b[0])
-            end.record()
-        self._expected = self._expected.float()
-        end.synchronize()
-        self._vendor_us = float(start.elapsed_time(end)) * 1e3
+        self._expected = torch.mm(self.a, self.b[0]).float()
+        self._vendor_us = self._us(torch.mm)
 
     def prepare(self, arm: Arm) -> bool:
         call: Product = torch.mm
@@ -309,18 +303,23 @@ class GraphTimer(Graphs):
             call = self._call
             for b in self.b if self._rule == AHEAD else ():  # a capture reads ahead what was met before it, unchanged
                 call(self.a, b)
-            start, end = self._events
-            start.record()
-            found = call(self.a, self.b[0])
-            end.record()
-            error = found.float() - self._expected
+            error = call(self.a, self.b[0]).float() - self._expected
             limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
             if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
                 return False
-            if start.elapsed_time(end) * 1e3 > SLOW * self._vendor_us + LAUNCH_US:
+            if self._us(call) > SLOW * self._vendor_us + LAUNCH_US:
                 return False
         self.capture(arm, call)
         return True
+
+    def _us(self, call: Product) -> float:
+        """Microseconds of one call, or of the host's part. Not of the first, which may load code."""
+        start, end = self._events
+        start.record()
+        call(self.a, self.b[0])
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
 
     def alone(self, name: str) -> bool:
         """Capture bare launches of what the op's table has for the shape; whether it can be launched so."""
