@@ -14,6 +14,7 @@ from cuda_l2.commands.tune import expanded, layers
 from cuda_l2.library.deploy import calls, dispatch, inductor, tracing
 from cuda_l2.library.deploy.accelerate import AcceleratedLinear, recorded
 from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.entries import AHEAD, TUNED
 from cuda_l2.library.deploy.tracing import gemm_of
 from cuda_l2.library.deploy.tuning import _recorded
 from cuda_l2.records import Gemm
@@ -113,7 +114,7 @@ def tuned(monkeypatch):
     """Shapes for which torch.compile's tracer finds a tuned kernel; without a GPU it would find none."""
     shapes: set[str] = set()
 
-    def found(place, dtype, a_shape, b_shape, b_strides, transposed) -> bool:
+    def found(place, dtype, a_shape, b_shape, b_strides, transposed, ahead) -> bool:
         return str(tracing.product(dtype, a_shape, b_shape, b_strides, transposed=transposed)) in shapes
 
     found._dynamo_marked_constant = True
@@ -210,14 +211,16 @@ def test_gradients_flow_through_compiled_code(tuned) -> None:
     assert torch.equal(w.grad, x.sum(0)[:, None].expand(16, 4))
 
 
-def test_the_tracer_finds_what_was_tuned_on_the_tensors_device(monkeypatch) -> None:
+def test_the_tracer_finds_what_was_tuned_on_the_tensors_device_and_for_declared_weights(monkeypatch) -> None:
     served, lost = Choice("3x8x16:tn:bf16", "0" * 16, "family"), Choice("4x8x16:tn:bf16")
-    monkeypatch.setattr(dispatch, "known", lambda device: {c.gemm: c for c in (served, lost)} if device == 1 else {})
+    ahead = Choice("4x8x16:tn:bf16", "1" * 16, "family")
+    known = {(1, TUNED): [served, lost], (1, AHEAD): [ahead]}
+    monkeypatch.setattr(dispatch, "known", lambda *key: {choice.gemm: choice for choice in known.get(key, [])})
 
-    def tuned(place: str, rows: int) -> bool:
-        return tracing._tuned(torch.device(place), torch.bfloat16, (rows, 16), (8, 16), (16, 1), True)
+    def tuned(place: str, rows: int, declared: bool = False) -> bool:
+        return tracing._tuned(torch.device(place), torch.bfloat16, (rows, 16), (8, 16), (16, 1), True, declared)
 
-    assert tuned("cuda:1", 3)
+    assert tuned("cuda:1", 3) and tuned("cuda:1", 3, declared=True) and tuned("cuda:1", 4, declared=True)
     assert not tuned("cuda:0", 3) and not tuned("cuda:1", 4) and not tuned("cuda:1", 5) and not tuned("cpu", 3)
 
 

@@ -15,7 +15,7 @@ from test_tuning import FakePack, parameter_sizes
 import cuda_l2
 from cuda_l2 import contract
 from cuda_l2.evaluator import Evaluator
-from cuda_l2.library.deploy import calls, dispatch, entries, tuning
+from cuda_l2.library.deploy import calls, dispatch, entries, tracing, tuning
 from cuda_l2.library.deploy.native import Native
 from cuda_l2.library.deploy.recipes import candidate
 from cuda_l2.library.table import family_of
@@ -138,6 +138,23 @@ def test_a_capture_reads_ahead_after_its_first_launch_what_was_met_before_unchan
         assert layers.edges(0, 1, 0) == "oaa"
     layers.fake.capture(0)
     assert layers.edges(0, 1) == "aa"
+
+
+def test_a_compiled_layer_reads_ahead_what_was_tuned_so(layers, monkeypatch) -> None:
+    def tuned(*product: object) -> bool:
+        return product[-1] is True  # where the weight is declared constant, and nowhere else
+
+    tuned._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(tracing, "_tuned", tuned)
+    torch.compiler.reset()
+    layers.model.append(torch.compile(layers.model[0], backend="aot_eager"))
+    with torch.no_grad():
+        assert layers.edges(2, 2, 0) == "oaa"
+        layers.weight.zero_()
+        assert layers.edges(2, 2) == "oa"
+        cuda_l2.accelerate(layers.model)
+        assert layers.edges(2) == ""
+    torch.compiler.reset()
 
 
 def test_a_weight_that_a_graph_writes_or_that_is_new_to_it_is_never_read_ahead_in_it(layers) -> None:

@@ -10,7 +10,7 @@ import torch
 from cuda_l2.commands import library
 from cuda_l2.library.deploy import compared, dispatch
 from cuda_l2.library.deploy.choices import Choice
-from cuda_l2.library.deploy.compared import OURS, TORCHS, compare, summary, table
+from cuda_l2.library.deploy.compared import ALONE, OURS, TORCHS, compare, summary, table
 from cuda_l2.library.deploy.tuning import Arm
 from cuda_l2.records import Candidate, Gemm
 from cuda_l2.runs.grid import MOST_DRAWN, MOST_DRAWN_MNK, drawn_shapes
@@ -27,14 +27,18 @@ def none(gemm: Gemm) -> list[Arm]:
 class Scripted:
     """Times of the calls and of algorithms, the same in every round; one of 0 us does not run."""
 
-    def __init__(self, ours: float, torchs: float, *algorithms: float) -> None:
-        self.times = {OURS: ours, TORCHS: torchs, **dict(zip(ALGORITHMS, algorithms, strict=False))}
+    def __init__(self, ours: float, torchs: float, *algorithms: float, alone: float = 0.0) -> None:
+        own = {ALONE: alone} if alone else {}
+        self.times = {OURS: ours, TORCHS: torchs, **own, **dict(zip(ALGORITHMS, algorithms, strict=False))}
 
     def capture(self, name: str, call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         assert name in self.times
 
     def prepare(self, arm: Arm) -> bool:
         return self.times.get(arm, 0) > 0
+
+    def alone(self, name: str) -> bool:
+        return name in self.times
 
     def sample(self, name: str | Arm) -> float:
         return self.times[name]
@@ -102,6 +106,14 @@ def test_the_fastest_algorithm_that_runs_is_the_other_bar() -> None:
     assert [(row["cublaslt_us"], row["over_cublaslt"], row["over_cublaslt_again"]) for row in rows] == [
         *[("2.5", "1.2500", ""), ("1.0", "0.5000", "0.7500")],
     ]
+
+
+def test_a_kernel_is_timed_beside_the_call_that_launches_it() -> None:
+    times = {FAST: Scripted(2.0, 3.0, 2.5, alone=1.9), NOISY: Scripted(2.0, 3.0)}
+    fast, noisy = compare([FAST, NOISY], 0, times.__getitem__, lambda gemm: ALGORITHMS[:1])
+    assert (fast.first.alone_us, fast.first.cublaslt_us, noisy.first.alone_us) == (1.9, 2.5, 0.0)
+    assert "1 kernels launched alone: geometric mean 0.950 of the call's time" in summary([fast, noisy])
+    assert [row["alone_us"] for row in csv.DictReader(table([fast, noisy]).splitlines())] == ["1.9", ""]
 
 
 def test_between_tuned_rows_the_larger_ones_kernel_is_named(monkeypatch) -> None:

@@ -191,6 +191,5 @@ def test_a_models_layers_are_timed_with_tuned_kernels_in_their_graphs(served, tm
 
 def test_what_a_call_costs_the_host_is_said(served) -> None:
     found = host_us(Gemm.parse(SHAPES[0]), 10)
-    assert list(found) == [
-        *("the driver's launch", "torch.ops.cuda_l2.product", "cuda_l2.matmul", "cuda_l2.matmul, out=", "torch.mm"),
-    ]
+    names = ("the driver's launch", "torch.ops.cuda_l2.product", "cuda_l2.matmul", "cuda_l2.matmul, out=", "torch.mm")
+    assert {*names} < {*found} and all(us > 0 for us in found.values())

@@ -169,7 +169,7 @@ def _run_tasks(settings: BenchSettings) -> None:
 
 
 def _run_model(settings: BenchSettings, model: str) -> None:
-    arms, out = listed(settings.arms) or MODEL_ARMS[:3], settings.out or Path("bench-model")
+    arms, out = listed(settings.arms) or MODEL_ARMS[:4], settings.out or Path("bench-model")
     unknown = [arm for arm in arms if arm not in MODEL_ARMS]
     if unknown:
         raise UserError(f"there is no arm {unknown[0]!r} of a model; choose from {', '.join(MODEL_ARMS)}")
@@ -187,7 +187,7 @@ def _run_model(settings: BenchSettings, model: str) -> None:
     import cuda_l2
     from cuda_l2.machine.cuda.driver import bus_id
     from cuda_l2.machine.cuda.target import detect
-    from cuda_l2.runs.model_bench import Compared, rows_csv, run, table, tune_missing
+    from cuda_l2.runs.model_bench import WITH_AHEAD, Compared, rows_csv, run, table, tune_missing
     from cuda_l2.system.lock import machine_lock
 
     target = detect()
@@ -201,7 +201,11 @@ def _run_model(settings: BenchSettings, model: str) -> None:
     with machine_lock(bus_id()):
         decoder = Decoder(config, "cuda", merged=settings.decoder.merged)
         tell(f"{counted(decoder.layers, 'layer')} of {name}, {counted(len(cases), 'step')}; results go to {out}")
-        tune_missing(shapes(decoder, cases), lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"))
+        wanted = shapes(decoder, cases)
+        for ahead in {False, any(arm in WITH_AHEAD for arm in arms)}:
+            tune_missing(
+                wanted, lambda choice: tell(f"tuned {choice.shape}: {choice.kernel or 'torch'}"), weights_ahead=ahead
+            )
         for rows in run(decoder, cases, arms, tell, seed=settings.seed):
             found += rows
             write_text(out / CSV, rows_csv(name, decoder.layers, found))

@@ -259,7 +259,7 @@ def calls(shape: str = "16x4096x4096:tn:bf16", /, *, count: int = 2000) -> None:
     from cuda_l2.records import Gemm
 
     for name, us in host_us(Gemm.parse(shape), count).items():
-        print(f"{name:<28} {us:8.2f} us")
+        print(f"{name:<40} {us:8.2f} us")
 
 
 @command.command

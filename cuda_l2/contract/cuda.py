@@ -7,6 +7,7 @@ contract defines. docs/contract.md specifies every field. Limits are those of th
 not by an error code.
 """
 
+import functools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -182,11 +183,17 @@ def _table_bytes(table: Table, values: Mapping[str, int]) -> str:
         raise ContractError(f"the table {table.name} has {has}; it must take 1 to {MAX_TABLE_BYTES} bytes")
     if length * len(table.value) > MAX_TABLE_TEXT:
         raise ContractError(f"the table {table.name} is too long for its expression: {length} entries")
-    entries = [evaluate(table.value, {**values, "i": i}) for i in range(length)]
     try:
-        return struct.pack(f"<{length}{code}", *entries).hex()
+        return _entries(table.value, length, code, tuple(values.items()))
     except struct.error:
         raise ContractError(f"an entry of the table {table.name} does not fit {table.dtype}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _entries(value: str, length: int, code: str, names: tuple[tuple[str, int], ...]) -> str:
+    """A table's bytes. Kept, since the launches of one shape that tuning tries share their tables."""
+    known = dict(names)
+    return struct.pack(f"<{length}{code}", *(evaluate(value, {**known, "i": i}) for i in range(length))).hex()
 
 
 def _numbers(values: Mapping[str, int], *lists: Sequence[str]) -> Iterator[tuple[int, ...]]:

@@ -80,6 +80,12 @@ class Family(ABC):
         choice = self.choices[len(prefix)]
         return tuple(value for value in choice.values if self.fits(choice.name, value, chosen, task, target))
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - families live as long as the process
+    def takes(self, task: Any, target: Any, prefix: tuple[int, ...], value: int) -> bool:
+        """Whether a value of the next choice keeps a schedule valid after `prefix`."""
+        choice = self.choices[len(prefix)]
+        return value in choice.values and self.fits(choice.name, value, self.named(prefix), task, target)
+
     def nearest(self, wanted: Mapping[str, int], task: Any, target: Any) -> tuple[int, ...]:
         """The valid schedule nearest to these values, choice by choice."""
         values: list[int] = []
@@ -154,8 +160,8 @@ class Schedule:
         if len(self.values) != len(self.family.choices):
             raise ValueError(f"{self.family.name} has {len(self.family.choices)} choices, not {len(self.values)}")
         for i, choice in enumerate(self.family.choices):
-            valid = self.family.valid_values(self.task, self.target, self.values[:i])
-            if self.values[i] not in valid:
+            if not self.family.takes(self.task, self.target, self.values[:i], self.values[i]):
+                valid = self.family.valid_values(self.task, self.target, self.values[:i])
                 raise ValueError(f"{choice.name}={self.values[i]} is not valid here; choose from {valid}")
 
     @property

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 
 from cuda_l2.library.deploy import dispatch
+from cuda_l2.library.deploy.accelerate import accelerate
 from cuda_l2.library.deploy.choices import Choice
+from cuda_l2.library.deploy.entries import AHEAD, TUNED
 from cuda_l2.library.deploy.inductor import max_autotune
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.tuning import tune
 from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Gemm, Interval
 from cuda_l2.runs.decoder import HEAD, Case, Decoder, Step
-from cuda_l2.runs.settings import COMPILE, EAGER, FORCED, MAX_AUTOTUNE
+from cuda_l2.runs.settings import COMPILE, COMPILE_AHEAD, EAGER, FORCED, FORCED_AHEAD, MAX_AUTOTUNE
 from cuda_l2.system.files import csv_text, markdown_table
 
 WARM_UP, ROUNDS = 3, 31
@@ -32,6 +34,10 @@ COLUMNS = (
 Tensor = torch.Tensor
 Side = tuple[str, bool]
 """An arm, and whether tuned kernels serve in it."""
+WITH_AHEAD = (COMPILE_AHEAD, FORCED_AHEAD)
+"""Arms whose weights are declared constant on the side with tuned kernels."""
+PLAIN = {COMPILE_AHEAD: COMPILE, FORCED: MAX_AUTOTUNE, FORCED_AHEAD: MAX_AUTOTUNE}
+"""Arms that differ from another one with tuned kernels alone, and that one: without them both are the same."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +104,15 @@ class GraphTimer:
         native().release(self._mark)
 
 
-def tune_missing(gemms: Sequence[Gemm], progress: Callable[[Choice], None]) -> list[Choice]:
-    """Tune the shapes that have no choice on the current GPU; UserError where its kernels cannot be tuned."""
-    known = dispatch.known(torch.cuda.current_device())
-    return tune([gemm for gemm in gemms if gemm not in known], progress=progress)
+def tune_missing(
+    gemms: Sequence[Gemm], progress: Callable[[Choice], None], *, weights_ahead: bool = False
+) -> list[Choice]:
+    """Tune the shapes that have no choice on the current GPU; UserError where its kernels cannot be tuned.
+
+    weights_ahead: for layers whose weights are declared constant.
+    """
+    known = dispatch.known(torch.cuda.current_device(), AHEAD if weights_ahead else TUNED)
+    return tune([gemm for gemm in gemms if gemm not in known], weights_ahead=weights_ahead, progress=progress)
 
 
 def run(
@@ -131,13 +142,14 @@ def compare(
     seed: int = 0,
 ) -> list[Compared]:
     """Time a case in each arm, without and with tuned kernels. timer_of: a timer, given what comes before each call."""
-    step, sides = Step(decoder, case), [(arm, ours) for arm in arms for ours in (False, True)]
+    step, sides = Step(decoder, case), list(dict.fromkeys(side for arm in arms for side in (_plain(arm), (arm, True))))
     calls = {side: functools.partial(step.run, _served(side, step, decoder)) for side in sides}
     timer, differences = timer_of(step.restore), dict[Side, float]()
     try:
         with torch.no_grad():
             expected = step.run(step.part(decoder.plain)).float()
             for side, call in calls.items():  # they live on: graphs read what compiled code holds
+                accelerate(decoder.ours, weights_ahead=side[0] in WITH_AHEAD)
                 error = (timer.prepare(side, call).float() - expected).square().mean() / expected.square().mean()
                 differences[side] = error.sqrt().item()
             sampler = Sampler(timer.sample, np.random.default_rng(seed))
@@ -145,23 +157,29 @@ def compare(
                 sampler.round(sides, kept=number >= WARM_UP)
     finally:
         timer.close()
+        accelerate(decoder.ours)
         torch.compiler.reset()  # it keeps a limited number of compilations of one function
     samples, count = sampler.samples, 1 if case.phase == HEAD else decoder.layers
-    compiled = [arm for arm in arms if arm in (COMPILE, MAX_AUTOTUNE)]
-    bar = min(compiled, key=lambda arm: samples.median((arm, False)), default="")
+    bars = [(arm, False) for arm in (COMPILE, MAX_AUTOTUNE) if (arm, False) in sides]
+    bar = min(bars, key=samples.median, default=None)
     return [
         Compared(
             case,
             arm,
-            samples.median((arm, False)) / count,
+            samples.median(_plain(arm)) / count,
             samples.median((arm, True)) / count,
-            samples.ratio((arm, False), (arm, True)),
-            bar,
-            samples.ratio((bar, False), (arm, True)) if bar else None,
-            max(differences[arm, False], differences[arm, True]),
+            samples.ratio(_plain(arm), (arm, True)),
+            bar[0] if bar else "",
+            samples.ratio(bar, (arm, True)) if bar else None,
+            max(differences[_plain(arm)], differences[arm, True]),
         )
         for arm in arms
     ]
+
+
+def _plain(arm: str) -> Side:
+    """The side without tuned kernels that an arm is compared with."""
+    return PLAIN.get(arm, arm), False
 
 
 def table(model: str, compared: Sequence[Compared]) -> str:
@@ -173,7 +191,8 @@ def table(model: str, compared: Sequence[Compared]) -> str:
         )
         for each in compared
     ]
-    head = ("model", "phase", "batch", "arm", "us", "ours, us", "ratio [95 %]", "bar", "bar / ours", "difference")
+    over = "faster of compile and max-autotune", "over it [95 %]"
+    head = ("model", "phase", "batch", "arm", "us", "ours, us", "ratio [95 %]", *over, "difference")
     return "\n".join(markdown_table(head, rows))
 
 
@@ -192,7 +211,7 @@ def _served(side: Side, step: Step, decoder: Decoder) -> torch.nn.Module:
     options = None
     if arm == MAX_AUTOTUNE and ours:
         options = max_autotune()
-    elif arm in (MAX_AUTOTUNE, FORCED):
+    elif arm in (MAX_AUTOTUNE, FORCED, FORCED_AHEAD):
         options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
     compiled: torch.nn.Module = torch.compile(module, dynamic=False, options=options)  # type: ignore[assignment]
     return compiled

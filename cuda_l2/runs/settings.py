@@ -27,7 +27,8 @@ GPU_LIBRARIES = Parameter(group="Libraries on a GPU")
 NO_SEARCH = ("0", "0s")
 """Budgets of none."""
 EAGER, COMPILE, MAX_AUTOTUNE, FORCED = "eager", "compile", "max-autotune", "max-autotune-forced"
-MODEL_ARMS = (EAGER, COMPILE, MAX_AUTOTUNE, FORCED)
+COMPILE_AHEAD, FORCED_AHEAD = "compile-ahead", "max-autotune-ahead"
+MODEL_ARMS = (EAGER, COMPILE, COMPILE_AHEAD, MAX_AUTOTUNE, FORCED, FORCED_AHEAD)
 """Ways to run a model's layers; docs/deploy.md explains them."""
 
 
@@ -49,7 +50,7 @@ class SweepSettings:
     """Time the baselines alone over the grid."""
     arms: Annotated[str, GRID] = ""
     """Only baselines whose names begin so, as in 'cuBLASLt-AutoTuning,cuBLAS NN'; all where left out. With --model:
-    eager,compile,max-autotune, to which max-autotune-forced may be added."""
+    eager,compile,compile-ahead,max-autotune, to which max-autotune-forced and max-autotune-ahead may be added."""
     compile: Annotated[bool, GRID] = False
     """Time torch.compile's max-autotune too: seconds of tuning a shape."""
     full: Annotated[bool, GRID] = False

@@ -23,7 +23,7 @@ class AcceleratedLinear(torch.nn.Linear):
         if self.deterministic or self.batch_invariant:
             rules = {"deterministic": self.deterministic, "batch_invariant": self.batch_invariant}
             return calls.linear(input, self.weight, self.bias, **rules)
-        return calls.linear(input, self.weight, self.bias)
+        return calls.linear(input, self.weight, self.bias, declared=self.weights_ahead)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What .to(), .half() and the like call: memory and contents change, and torch may count no write."""

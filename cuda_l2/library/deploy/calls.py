@@ -77,7 +77,8 @@ def matmul(
         weight = ahead.transposed(b)
         if ahead.constant(b if weight is None else weight) and weight is not None and out is None:
             return linear(a, weight, bias)
-    if not READY or _is_torchs(a, b, transposed=False) or (bias is not None and torch.compiler.is_compiling()):
+    compiling = torch.compiler.is_compiling()
+    if not READY or _is_torchs(a, b, compiling, transposed=False) or (bias is not None and compiling):
         return _torch_matmul(a, b, out, bias)
     if a.is_cpu and bias is None and (won := _won(a, b, out)) is not None:
         return won
@@ -85,7 +86,7 @@ def matmul(
         return _into(a, b, out, bias)
     try:
         if bias is None and not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
-            result: Tensor = PRODUCT(a, b)
+            result: Tensor = (PRODUCT if compiling else DIRECT_PRODUCT)(a, b)
         else:
             result = torch.ops.cuda_l2.matmul.default(a, b, bias)
     except FAILURES:
@@ -100,8 +101,9 @@ def linear(
     *,
     deterministic: bool = False,
     batch_invariant: bool = False,
+    declared: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.linear, as `matmul` serves it.
+    """torch.nn.functional.linear, as `matmul` serves it. declared: weight was declared constant, for `wins`.
 
     With a bias torch serves it, except under torch.compile: there the bias is added to a tuned kernel's rounded product
     by the kernel into which Inductor fuses what follows, as it does with torch's own product.
@@ -110,16 +112,20 @@ def linear(
         b = weight.mT if weight.dim() == 2 else weight
         return matmul(x, b, bias=bias, deterministic=deterministic, batch_invariant=batch_invariant)
     compiling = torch.compiler.is_compiling()
-    if (bias is not None and not compiling) or not READY or _is_torchs(x, weight, transposed=True):
+    if (
+        (bias is not None and not compiling)
+        or not READY
+        or _is_torchs(x, weight, compiling, transposed=True, ahead=declared)
+    ):
         return torch.nn.functional.linear(x, weight, bias)
     if bias is not None:
-        return linear(x, weight) + bias
+        return linear(x, weight, declared=declared) + bias
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return matmul(x, weight.mT) if weight.dim() == 2 else torch.nn.functional.linear(x, weight)
     if x.is_cpu and x.dtype in winners.DTYPES and weight.dim() == 2 and (won := _won(x, weight.mT, None)) is not None:
         return won
     try:
-        result: Tensor = LINEAR(x, weight)
+        result: Tensor = (LINEAR if compiling else DIRECT_LINEAR)(x, weight)
     except FAILURES:
         return torch.nn.functional.linear(x, weight)
     return result
@@ -142,17 +148,18 @@ def _won(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor | None:
     return None if torch.compiler.is_compiling() else winners.product(a, b, out)
 
 
-def _is_torchs(a: Tensor, b: Tensor, *, transposed: bool) -> bool:
+def _is_torchs(a: Tensor, b: Tensor, compiling: bool, *, transposed: bool, ahead: bool = False) -> bool:
     """Whether torch serves these at once: under autocast, on other devices, and what is no tensor.
 
-    Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T.
+    Under torch.compile all that no tuned kernel serves, so that Inductor sees it. transposed: B is b^T. ahead: as in
+    `tracing.wins`.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return True
-    place = a.device.type
-    if place not in ("cuda", "cpu") or torch.is_autocast_enabled(place):
+    place = "cuda" if a.is_cuda else "cpu" if a.is_cpu else ""  # a.device.type takes several times as long
+    if not place or torch.is_autocast_enabled(place):
         return True
-    return torch.compiler.is_compiling() and not tracing.wins(a, b, transposed=transposed)
+    return compiling and not tracing.wins(a, b, transposed=transposed, ahead=ahead)
 
 
 def _torch_matmul(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -227,3 +234,5 @@ READY = op() is not None
 """Found out when this file is imported, on the first use of any of it: torch.compile must not look inside."""
 PRODUCT: Any = torch.ops.cuda_l2.product.default if READY else None
 LINEAR: Any = torch.ops.cuda_l2.linear.default if READY else None
+DIRECT_PRODUCT, DIRECT_LINEAR = (getattr(operator, "_op", operator) for operator in (PRODUCT, LINEAR))
+"""The same without a call of Python in between, which the tracer needs."""

@@ -23,12 +23,13 @@ from cuda_l2.system.errors import UserError
 from cuda_l2.system.files import csv_text
 
 ROUNDS = 15
-OURS, TORCHS = "cuda_l2.matmul", "torch.matmul"
+OURS, TORCHS, ALONE = "cuda_l2.matmul", "torch.matmul", "the kernel alone"
 SLOWER = 0.99
 """A shape whose ratio is below this in both measurements is slower."""
 COLUMNS = (
     *("shape", "kernel", "us", "torch_us", "ratio", "low", "high", "again", "again_low", "again_high"),
     *("cublaslt_us", "over_cublaslt", "over_cublaslt_low", "over_cublaslt_high", "over_cublaslt_again"),
+    "alone_us",
 )
 
 
@@ -41,6 +42,7 @@ class Measured:
     ratio: Interval  # of torch's time
     cublaslt_us: float = 0.0
     over_cublaslt: Interval | None = None  # None where cuBLASLt computes no such product
+    alone_us: float = 0.0  # of bare launches of what serves the shape; 0 where torch does, or it has a workspace
 
     @property
     def below(self) -> bool:
@@ -75,6 +77,9 @@ class Timer(Protocol):
 
     def prepare(self, arm: Arm) -> bool:
         """Capture an algorithm; whether it runs here and computes the product."""
+
+    def alone(self, name: str) -> bool:
+        """Capture bare launches of what serves the shape; whether there is something that can be launched so."""
 
     def sample(self, name: str | Arm) -> float:
         """Microseconds of one launch."""
@@ -132,7 +137,7 @@ def table(found: Iterable[Compared]) -> str:
             (
                 *(each.shape, each.kernel, first.us, first.torch_us, *_cells(first.ratio)),
                 *_cells(again.ratio if again else None),
-                *(first.cublaslt_us if over else "", *_cells(over), _cells(twice)[0]),
+                *(first.cublaslt_us if over else "", *_cells(over), _cells(twice)[0], first.alone_us or ""),
             )
         )
     return csv_text(COLUMNS, lines)
@@ -154,6 +159,9 @@ def summary(found: Collection[Compared]) -> list[str]:
         for which, ratios in parts.items()
         if ratios
     ]
+    own = [each.first.alone_us / each.first.us for each in found if each.first.alone_us]
+    if own:
+        lines.append(f"{len(own)} kernels launched alone: geometric mean {geometric_mean(own):.3f} of the call's time")
     slower = [each.shape for each in found if each.slower]
     lines.append(f"below {SLOWER} of torch.matmul both times: {', '.join(slower) or 'none'}")
     slower = [each.shape for each in found if each.slower_than_cublaslt]
@@ -174,6 +182,7 @@ def _measured(timer: Timer, algorithms: list[Arm], rng: np.random.Generator) -> 
     sampler, arms = Sampler(timer.sample, rng), list[str | Arm]((TORCHS, OURS))
     for name, call in ((TORCHS, torch.matmul), (OURS, matmul)):
         timer.capture(name, call)
+    arms += [ALONE] if timer.alone(ALONE) else []
     runs = [arm for arm in algorithms if timer.prepare(arm)]
     if runs:
         one: Sampler[int] = Sampler(lambda number: timer.sample(runs[number]), rng)
@@ -182,10 +191,13 @@ def _measured(timer: Timer, algorithms: list[Arm], rng: np.random.Generator) -> 
     for _ in range(ROUNDS):
         sampler.round(arms)
     samples = sampler.samples
-    us, torch_us, *library = (round(samples.median(arm), 3) for arm in (OURS, *arms[:1], *arms[2:]))
-    if not library:
-        return Measured(us, torch_us, samples.ratio(TORCHS, OURS))
-    return Measured(us, torch_us, samples.ratio(TORCHS, OURS), library[0], samples.ratio(arms[2], OURS))
+    us, torch_us = (round(samples.median(arm), 3) for arm in (OURS, TORCHS))
+    found = Measured(us, torch_us, samples.ratio(TORCHS, OURS))
+    if ALONE in arms:
+        found = replace(found, alone_us=round(samples.median(ALONE), 3))
+    if not runs:
+        return found
+    return replace(found, cublaslt_us=round(samples.median(arms[-1]), 3), over_cublaslt=samples.ratio(arms[-1], OURS))
 
 
 def _cells(ratio: Interval | None) -> tuple[str, str, str]:

@@ -1,4 +1,8 @@
-"""What a call costs the host: torch.mm, the operator, cuda_l2.matmul and the driver's launch alone, on one GPU."""
+"""What a call costs the host: torch.mm, the operator, cuda_l2.matmul and the driver's launch alone, on one GPU.
+
+Where a kernel was tuned with weights ahead too, also calls with a weight that is declared constant; and calls that want
+a gradient.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from cuda_l2.library.deploy import dispatch
+from cuda_l2.library.deploy import ahead, dispatch
 from cuda_l2.library.deploy.calls import matmul, op
-from cuda_l2.library.deploy.entries import key_of
+from cuda_l2.library.deploy.entries import AHEAD, Key, key_of
 from cuda_l2.measure.sampler import Sampler
 from cuda_l2.records import Gemm, Layout
 from cuda_l2.system.errors import UserError
@@ -36,22 +40,39 @@ def host_us(gemm: Gemm, count: int, clock: Callable[[], float] = time.perf_count
         served = dispatch.known(device).get(gemm)
         why = "its kernel needs a workspace" if served and served.served else f"run `cuda-l2 tune {gemm}` first"
         raise UserError(f"no kernel's launch can be timed alone for {gemm}: {why}")
-    product = torch.ops.cuda_l2.product.default
+    product, linear = torch.ops.cuda_l2.product.default, torch.ops.cuda_l2.linear.default
 
-    def repeated(call: Callable[[], object]) -> Callable[[], None]:
+    def repeated(call: Callable[[], object], *, gradients: bool = False) -> Callable[[], None]:
         def calls() -> None:
-            for _ in range(count):
-                call()
+            with torch.set_grad_enabled(gradients):
+                for _ in range(count):
+                    call()
 
         return calls
 
+    def launches(key: Key) -> Callable[[], object]:
+        return lambda: library.bare(key, addresses, stream, count)
+
+    wanted = b.clone().requires_grad_()
     arms: dict[str, Callable[[], object]] = {
-        "the driver's launch": lambda: library.bare(key, addresses, stream, count),
+        "the driver's launch": launches(key),
         "torch.ops.cuda_l2.product": repeated(lambda: product(a, b)),
         "cuda_l2.matmul": repeated(lambda: matmul(a, b)),
         "cuda_l2.matmul, out=": repeated(lambda: matmul(a, b, out=c)),
+        "cuda_l2.matmul, gradients": repeated(lambda: matmul(a, wanted), gradients=True),
         "torch.mm": repeated(lambda: torch.mm(a, b)),
+        "torch.mm, gradients": repeated(lambda: torch.mm(a, wanted), gradients=True),
     }
+    weight, ahead_key = b.t().clone(), key_of(gemm, device, AHEAD)
+    if gemm.layout is Layout.TN and ahead.constant(weight):
+        linear(a, weight)  # asks for the shape
+        if library.bare(ahead_key, addresses, stream, 1):
+            arms |= {
+                "weights ahead: the driver's launch": launches(ahead_key),
+                "weights ahead: torch.ops.cuda_l2.linear": repeated(lambda: linear(a, weight)),
+                "weights ahead: cuda_l2.matmul": repeated(lambda: matmul(a, weight.t(), weights_ahead=True)),
+                "torch.mm, with weight.t()": repeated(lambda: torch.mm(a, weight.t())),
+            }
 
     def us(name: str) -> float:
         torch.cuda.synchronize()
@@ -60,7 +81,6 @@ def host_us(gemm: Gemm, count: int, clock: Callable[[], float] = time.perf_count
         return (clock() - start) / count * 1e6
 
     sampler = Sampler(us, np.random.default_rng(0))
-    with torch.no_grad():
-        for _ in range(SAMPLES):
-            sampler.round([*arms])
+    for _ in range(SAMPLES):
+        sampler.round([*arms])
     return {name: sampler.samples.median(name) for name in arms}

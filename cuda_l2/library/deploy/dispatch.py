@@ -56,7 +56,7 @@ def put_by_rule(gemm: Gemm, device: int, rule: int) -> str:
     made = named(gemm, target_of(device), found)
     if made is None:
         return ""
-    return launch(made, gemm, device, contract.kernel_id(made.source, _terms(made.source)), found, rule)
+    return launch(made, gemm, device, contract.kernel_id(made.source, terms(made.source)), found, rule)
 
 
 def put(choice: Choice, device: int, rule: int = TUNED) -> str:
@@ -93,10 +93,10 @@ def launch(made: Candidate, gemm: Gemm, device: int, name: str, found: Pack, rul
     """Put a candidate's plan into the op's table. name: of its kernel in the pack. Why it cannot be, or empty."""
     if made.family == vendor.FAMILY:
         return vendor.put(dict(made.schedule), gemm, device, rule)
-    terms = _terms(made.source)
-    if terms.constant and rule != AHEAD:
-        return f"kernel {name} reads {', '.join(terms.constant)} ahead, which callers must allow"
-    plan = terms.plan(gemm, target_of(device).sms)
+    stated = terms(made.source)
+    if stated.constant and rule != AHEAD:
+        return f"kernel {name} reads {', '.join(stated.constant)} ahead, which callers must allow"
+    plan = stated.plan(gemm, target_of(device).sms)
     return native().put(packed(plan, gemm, device, rule), name, found.cubin(name))
 
 
@@ -178,14 +178,15 @@ def _accepts(made: Candidate, gemm: Gemm, target: CudaTarget) -> bool:
     what can be computed.
     """
     try:
-        _terms(made.source).plan(gemm, target.sms)
+        terms(made.source).plan(gemm, target.sms)
     except contract.ContractError:
         return False
     return True
 
 
 @functools.lru_cache(maxsize=512)
-def _terms(source: str) -> CudaContract:
+def terms(source: str) -> CudaContract:
+    """A source's launch contract."""
     return contract.parse_cuda(source)
 
 

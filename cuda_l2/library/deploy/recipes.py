@@ -77,12 +77,11 @@ def candidate(family: Family, wanted: dict[str, int], gemm: Gemm, target: CudaTa
         return None
     values: list[int] = []
     for choice in family.choices:
-        valid = family.valid_values(gemm, target, values)
-        value = wanted.get(choice.name, valid[0])
-        if value not in valid:
-            if choice.compiled:
+        value = wanted.get(choice.name)
+        if value is None or not family.takes(gemm, target, tuple(values), value):
+            if value is not None and choice.compiled:
                 return None
-            value = valid[0]
+            value = family.valid_values(gemm, target, values)[0]
         values.append(value)
     return family.render(Schedule(family, gemm, target, tuple(values)), "table")
 

@@ -2,16 +2,17 @@
 
 import torch
 
-from cuda_l2.library.deploy.entries import DTYPES
+from cuda_l2.library.deploy.entries import AHEAD, DTYPES, TUNED
 from cuda_l2.records import Gemm, Layout
 
 Tensor = torch.Tensor
 ELEMENTS = tuple(getattr(torch, name) for name in DTYPES)
 
 
-def wins(a: Tensor, b: Tensor, *, transposed: bool) -> bool:
+def wins(a: Tensor, b: Tensor, *, transposed: bool, ahead: bool = False) -> bool:
     """Whether a tuned kernel serves a product of these sizes, all of them known to the tracer. transposed: B is b^T.
 
+    ahead: b is declared constant, so that what was tuned with weights ahead counts too.
     The answer becomes part of what is compiled. Where choices change later it is an old choice, never a wrong result.
     """
     from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 - the tracer has it loaded
@@ -23,7 +24,7 @@ def wins(a: Tensor, b: Tensor, *, transposed: bool) -> bool:
             return False
     if not a.is_contiguous():
         return False
-    return _tuned(a.device, a.dtype, tuple(a.shape), tuple(b.shape), tuple(b.stride()), transposed)
+    return _tuned(a.device, a.dtype, tuple(a.shape), tuple(b.shape), tuple(b.stride()), transposed, ahead)
 
 
 def _tuned(
@@ -33,6 +34,7 @@ def _tuned(
     b_shape: tuple[int, ...],
     b_strides: tuple[int, ...],
     transposed: bool,
+    ahead: bool = False,
 ) -> bool:
     """Asked once a product that is traced; torch.compile does not look inside."""
     gemm = product(dtype, a_shape, b_shape, b_strides, transposed=transposed)
@@ -40,9 +42,12 @@ def _tuned(
         return False
     from cuda_l2.library.deploy import choices, dispatch  # noqa: PLC0415 - imports what a GPU alone needs
 
-    known = dispatch.known(torch.cuda.current_device() if place.index is None else place.index)
-    choice = known.get(gemm) or choices.between(known, gemm)
-    return choice is not None and choice.served
+    for rule in (AHEAD, TUNED) if ahead else (TUNED,):
+        known = dispatch.known(torch.cuda.current_device() if place.index is None else place.index, rule)
+        choice = known.get(gemm) or choices.between(known, gemm)
+        if choice is not None and choice.served:
+            return True
+    return False
 
 
 # what torch.compiler.assume_constant_result does, which would load the compiler

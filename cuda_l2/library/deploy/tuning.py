@@ -4,6 +4,7 @@ First each kernel once, then the best with every launch, then the finalists and 
 replays of CUDA graphs of back-to-back launches whose B is another tensor each time, so that weights come from memory.
 """
 
+import functools
 import itertools
 import math
 import statistics
@@ -19,7 +20,7 @@ from cuda_l2.library.deploy import choices, dispatch, imported, vendor
 from cuda_l2.library.deploy.accelerate import recorded
 from cuda_l2.library.deploy.calls import READY, matmul
 from cuda_l2.library.deploy.choices import Choice
-from cuda_l2.library.deploy.entries import AHEAD, TUNED
+from cuda_l2.library.deploy.entries import AHEAD, TUNED, key_of
 from cuda_l2.library.deploy.native import native
 from cuda_l2.library.deploy.pack import Pack, family_schedules
 from cuda_l2.library.deploy.recipes import named, serving
@@ -39,10 +40,12 @@ CAPTURES, ROUNDS = 3, 7
 and fast in the next, and serve only where they win in all."""
 LEAST_GAIN = 1.01
 """A kernel serves where it surely gains this much: two in 300 that gained less were slower on another day."""
+SLOW, LAUNCH_US = 1.5, 100.0
+"""A kernel whose second call takes this many times torch's time, and a launch's own, is not timed further."""
 REPLAY_US = 150.0
-"""Aim for a replay; a graph has 4 to 64 launches."""
+"""Aim for a replay; a graph has 1 to 64 launches, and at least one for each copy of B."""
 COLD_CACHES = 2
-"""Size of all copies of B together, in L2 caches."""
+"""Size of A, C and all copies of B together, in L2 caches."""
 MAX_COPIES_BYTES = 1 << 30
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LIMIT = {"float16": 1e-3, "bfloat16": 8e-3}
@@ -209,7 +212,7 @@ def candidates(
 def _ways(name: str, compiled: dict[str, int], gemm: Gemm, device: int, found: Pack, one_stream: bool) -> Iterator[Arm]:
     target = dispatch.target_of(device)
     for made in serving(family_of(name), compiled, gemm, target):
-        terms = contract.parse_cuda(made.source)
+        terms = dispatch.terms(made.source)
         kernel = contract.kernel_id(made.source, terms)
         if kernel not in found.kernels:
             continue
@@ -229,20 +232,22 @@ class Graphs:
     """
 
     def __init__(self, gemm: Gemm, device: int, *, cold: bool) -> None:
+        torch.cuda.empty_cache()  # a capture cannot take memory that is cached for other calls
         dtype, place = getattr(torch, gemm.dtype), torch.device("cuda", device)
         generator = torch.Generator(place).manual_seed(gemm.m * gemm.n + gemm.k)
 
         def drawn(rows: int, columns: int) -> torch.Tensor:
             return torch.randn(rows, columns, generator=generator, device=place, dtype=dtype)
 
-        b_bytes = 2 * gemm.k * gemm.n
-        cache = dispatch.target_of(device).l2_bytes * COLD_CACHES if cold else 0
+        b_bytes, others = 2 * gemm.k * gemm.n, 2 * gemm.m * (gemm.k + gemm.n)
+        cache = max(0, dispatch.target_of(device).l2_bytes * COLD_CACHES - others) if cold else 0
         copies = min(1 + cache // b_bytes, max(1, MAX_COPIES_BYTES // b_bytes), 64)
         tn = gemm.layout is Layout.TN
         self.a = drawn(gemm.m, gemm.k)
         self.b = [drawn(gemm.n, gemm.k).t() if tn else drawn(gemm.k, gemm.n) for _ in range(copies)]
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, int]] = {}
         self._memory = torch.cuda.graph_pool_handle()  # replays never overlap
+        self._stream = _capture_stream(device)
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         self._launches = 4
 
@@ -251,7 +256,7 @@ class Graphs:
         first = not self._graphs
         self._graphs[name] = self._captured(call)
         if first:
-            self._launches = max(4, min(64, math.ceil(REPLAY_US / self.sample(name))))
+            self._launches = max(1, min(64, math.ceil(REPLAY_US / self.sample(name))))
             self._graphs[name] = self._captured(call)
 
     def sample(self, name: Hashable) -> float:
@@ -267,9 +272,13 @@ class Graphs:
     def _captured(self, call: Product) -> tuple[torch.cuda.CUDAGraph, int]:
         graph, count = torch.cuda.CUDAGraph(), max(self._launches, len(self.b))
         call(self.a, self.b[0])
-        with torch.cuda.graph(graph, pool=self._memory):
-            for number in range(count):
-                call(self.a, self.b[number % len(self.b)])
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph would give all cached memory back each time
+            graph.capture_begin(self._memory)
+            try:
+                for number in range(count):
+                    call(self.a, self.b[number % len(self.b)])
+            finally:
+                graph.capture_end()
         graph.replay()
         return graph, count
 
@@ -284,6 +293,7 @@ class GraphTimer(Graphs):
         super().__init__(gemm, device, cold=cold)
         self._gemm, self._device, self._pack, self._rule = gemm, device, found, rule
         self._expected = torch.mm(self.a, self.b[0]).float()
+        self._vendor_us = self._us(torch.mm)
 
     def prepare(self, arm: Arm) -> bool:
         call: Product = torch.mm
@@ -297,7 +307,34 @@ class GraphTimer(Graphs):
             limit = LIMIT[self._gemm.dtype] * self._expected.square().mean().sqrt().item()
             if not error.square().mean().sqrt().item() <= limit:  # also where it is no number
                 return False
+            if self._us(call) > SLOW * self._vendor_us + LAUNCH_US:
+                return False
         self.capture(arm, call)
+        return True
+
+    def _us(self, call: Product) -> float:
+        """Microseconds of one call, or of the host's part. Not of the first, which may load code."""
+        start, end = self._events
+        start.record()
+        call(self.a, self.b[0])
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+    def alone(self, name: str) -> bool:
+        """Capture bare launches of what the op's table has for the shape; whether it can be launched so."""
+        self._c, key = self.a.new_empty(self._gemm.m, self._gemm.n), key_of(self._gemm, self._device)
+
+        def launch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            addresses = [tensor.data_ptr() for tensor in (a, b, self._c)]
+            if not native().bare(key, addresses, torch.cuda.current_stream().cuda_stream, 1):
+                raise LookupError
+            return self._c
+
+        try:
+            self.capture(name, launch)
+        except LookupError:
+            return False
         return True
 
     def _call(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -305,6 +342,12 @@ class GraphTimer(Graphs):
             return matmul(a, b, weights_ahead=True)
         product: torch.Tensor = torch.ops.cuda_l2.product.default(a, b)
         return product
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures on a device: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _source(choice: Choice, gemm: Gemm, device: int, found: Pack) -> tuple[Candidate | None, Pack]:
