@@ -16,6 +16,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
 from cuda_l2.families._base import Schedule, families_for
 from cuda_l2.families.sm90_ahead import FAMILY as AHEAD
+from cuda_l2.families.sm90_fitted import FAMILY as FITTED
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
 from cuda_l2.families.sm90_wave import FAMILY as WAVE
 from cuda_l2.families.sm90_wave import WARPGROUPS
@@ -24,7 +25,7 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
 HOPPER = compile_only("sm_90a")
-FAMILIES = [WAVE, PERSISTENT, AHEAD]
+FAMILIES = [WAVE, PERSISTENT, FITTED, AHEAD]
 SHAPES = (
     *(
         "64x64x64",
