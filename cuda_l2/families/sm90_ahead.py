@@ -1,7 +1,7 @@
 """sm90_wave's kernels with the weights' loads before the wait for the launch ahead: B is declared constant.
 
-A family of its own and no choice of sm90_wave: its kernels are for callers who opted in. The source is sm90_wave.cu with
-sm90_ahead_begin.cuh in place of sm90_wave_begin.cuh.
+A family of its own and no choice of sm90_wave: its kernels are for callers who opted in. The source is sm90_wave.cu
+with sm90_ahead_begin.cuh in place of sm90_wave_begin.cuh.
 """
 
 import itertools

@@ -20,7 +20,7 @@ class Wave(_sm90.HopperFamily):
     choices = CHOICES
     warpgroups = WARPGROUPS
     fitted: ClassVar[bool] = False
-    """Whether tiles have any width that is a multiple of 8, and K is split within a cluster where operands are swapped, too."""
+    """Whether tiles have all widths of wgmma, and K may be split within a cluster where operands are swapped."""
 
     def serves(self, gemm: Gemm, target: Target) -> bool:
         hopper = _sm90.hopper(target)
@@ -132,7 +132,7 @@ def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str,
     """Choices up to COUNT of which one is usually good: no clusters along M or N. fitted: operands are swapped."""
     tiles = space.tiles(gemm, target, fitted)
     for tile in tiles:
-        if (tile.ACC, tile.SWAP) != (tiles[0].ACC, int(fitted) or tiles[0].SWAP):
+        if tile.ACC != tiles[0].ACC or tile.SWAP != (fitted or tiles[0].SWAP):
             continue
         # short steps suit large tiles; small ones are bound by the costs of a step beside its products
         area = tile.BM * tile.BN
