@@ -99,18 +99,16 @@ def tiles(gemm: Gemm, target: CudaTarget, fitted: bool = False) -> tuple[Tile, .
     found = []
     for acc, swap in itertools.product(_sm90.accumulators(gemm), (0, 1)):
         x, y = _sm90.sides(gemm, swap)
-        usual = [bn for bn in WIDTHS.values if not (y.mn_major and bn % 64)]
-        widths = [bn for bn in EIGHTS.values if not (y.mn_major and bn % 64)] if fitted else usual
+        widths = [bn for bn in (EIGHTS if fitted else WIDTHS).values if not (y.mn_major and bn % 64)]
         for (bm, widest), bn in itertools.product(WIDEST[acc].items(), widths):
             gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
             few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
             registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
             if gemm.n % 8 and registers >= 96:
                 continue  # storing C element by element takes the registers left
-            fits = bn <= widest and (
-                _sm90.needed(bn, y.rows, widths) or (bn in usual and _sm90.needed(bn, y.rows, usual))
-            )
-            if few and fits and _sm90.needed(bm, x.rows, WARPGROUPS):
+            steps = [step for step in (8, 16, 32) if bn % step == 0] if fitted else [1]  # 16s and 32s can be split
+            wanted = any(_sm90.needed(bn, y.rows, [each for each in widths if each % step == 0]) for step in steps)
+            if few and bn <= widest and wanted and _sm90.needed(bm, x.rows, WARPGROUPS):
                 found.append(Tile(acc, swap, bm, bn))
     return tuple(found)
 
@@ -142,7 +140,8 @@ def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cuda
             return value == 0 or c.CM * c.CN > 1
         case "CK" | "SL" if value > 1:
             blocks = gm * gn * shape.cluster * shape.sl
-            busy = steps >= shape.ck * shape.sl and blocks <= resident(target, shape.cluster)
+            room = target.sms if fitted else resident(target, shape.cluster)  # what is timed first may just not fit
+            busy = steps >= shape.ck * shape.sl and blocks <= room
             both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # two exchanges pay for small C alone
             alike = not c.SWAP or (fitted and name == "CK")
             fits = shape.cluster <= 8 and alike and shape.splits() and shape.stages(target) >= 2
