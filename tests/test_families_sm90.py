@@ -16,6 +16,7 @@ from cuda_l2.evaluator import Evaluator
 from cuda_l2.families import _sm90
 from cuda_l2.families._base import Schedule, families_for
 from cuda_l2.families.sm90_ahead import FAMILY as AHEAD
+from cuda_l2.families.sm90_fitted import FAMILY as FITTED
 from cuda_l2.families.sm90_persistent import FAMILY as PERSISTENT
 from cuda_l2.families.sm90_wave import FAMILY as WAVE
 from cuda_l2.families.sm90_wave import WARPGROUPS
@@ -24,7 +25,7 @@ from cuda_l2.machine.cuda.target import compile_only
 from cuda_l2.records import BuildStatus, Gemm
 
 HOPPER = compile_only("sm_90a")
-FAMILIES = [WAVE, PERSISTENT, AHEAD]
+FAMILIES = [WAVE, PERSISTENT, FITTED, AHEAD]
 SHAPES = (
     *(
         "64x64x64",
@@ -204,15 +205,27 @@ def test_defaults_and_random_schedules_compile_clean() -> None:
     ]:
         gemm = Gemm.parse(shape)
         schedules += [default(family, gemm, HOPPER), random_schedule(family, gemm, rng)]
+    for shape, wanted in [
+        ("4x1024x8192:tn:bf16", {"BM": 64, "BN": 8, "CK": 2}),  # pairs of sums are sent
+        ("33x1024x8192:tn:bf16", {"BM": 64, "BN": 40, "CK": 2}),
+        ("777x6144x4096:tn:bf16", {"BM": 192, "BN": 200, "CK": 1}),  # the most sums that fit the registers
+        ("16x1024x8192", {"BM": 64, "BN": 16, "CK": 4}),
+    ]:
+        schedules.append(random_schedule(FITTED, Gemm.parse(shape), rng, SWAP=1, **wanted))
+        assert wanted.items() <= schedules[-1].named.items()
     builds = build_all([schedule.family.render(schedule) for schedule in schedules], HOPPER)
     for schedule, build in zip(schedules, builds, strict=True):
         assert build.status is BuildStatus.BUILT, (schedule.named, build.reason)
         assert not build.warnings and not any(kernel.spill_bytes for kernel in build.kernels), schedule.named
 
 
+def test_searches_have_the_families_whose_spaces_are_recorded() -> None:
+    found = families_for(Gemm.parse("16x4096x1024:tn:bf16"), HOPPER)
+    assert WAVE in found and AHEAD not in found and FITTED not in found
+
+
 def test_weights_ahead_is_for_those_who_asked() -> None:
     gemm = Gemm.parse("16x4096x1024:tn:bf16")
-    assert AHEAD not in families_for(gemm, HOPPER) and WAVE in families_for(gemm, HOPPER)
     made = AHEAD.render(default(AHEAD, gemm, HOPPER))
     terms = parse_cuda(made.source)
     assert terms.constant == ("b",) and terms.plan(gemm, HOPPER.sms).programmatic

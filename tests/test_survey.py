@@ -25,7 +25,7 @@ from cuda_l2.runs.survey import BUILDS, KIND, TIMES, Arm, Record, Survey, Times
 from cuda_l2.system.errors import UserError
 
 HOPPER = dataclasses.replace(compile_only("sm_90a"), cores=2)
-SHAPES = ("256x256x256", "4096x4096x512:tn", "128x512x4096")
+SHAPES = ("256x256x256", "4096x4096x512:tn", "128x512x4096", "512x2000x1001")
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,9 @@ class Family(ABC):
     choices: tuple[Choice, ...]
     products: ClassVar[bool] = True
     reads_ahead: ClassVar[bool] = False
-    """Whether its kernels declare inputs constant: for callers who opted in, not for searches."""
+    """Whether its kernels declare inputs constant: for callers who opted in."""
+    searched: ClassVar[bool] = True
+    """Whether searches propose its schedules: recorded worlds and trained weights know a fixed set of families."""
     replaced: ClassVar[Mapping[str, str]] = {}
     """Files that are included in place of others, by the others' names."""
     suffix: ClassVar[str] = ".cu"
@@ -202,7 +204,7 @@ def all_families() -> tuple[Family, ...]:
 
 def families_for(task: Task, target: Target) -> tuple[Family, ...]:
     """The families that can compute the task on the target."""
-    families = (each for each in all_families() if each.products is task.product and not each.reads_ahead)
+    families = (each for each in all_families() if each.products is task.product and each.searched)
     return tuple(family for family in families if family.serves(task, target))
 
 

@@ -5,11 +5,11 @@ where a schedule swaps them. An operand is K-major where K is innermost in memor
 where its rows are (row-major B).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cuda_l2.families._base import Family, Schedule, toml_list
+from cuda_l2.families._base import Choice, Family, Schedule, toml_list
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Accumulate, Gemm, Layout
@@ -50,6 +50,17 @@ class HopperFamily(Family):
 def among(tiles: Iterable[NamedTuple], wanted: Mapping[str, int]) -> bool:
     """Whether one of these tiles has these values, by the names of its choices."""
     return any(all(getattr(tile, name) == value for name, value in wanted.items()) for tile in tiles)
+
+
+def needed(size: int, rows: int, sizes: Iterable[int]) -> bool:
+    """Whether no smaller one of these tiles covers all rows."""
+    return not any(rows <= smaller < size for smaller in sizes)
+
+
+def most_stages(shared_bytes: Callable[[int], int], stages: Choice, target: CudaTarget, blocks: int = 1) -> int:
+    """The most stages of a ring that fit, `blocks` blocks a multiprocessor; 0 where none do."""
+    room = (target.shared_bytes + 1024) // blocks - 1024 - STATIC_BYTES
+    return next((count for count in reversed(stages.values) if shared_bytes(count) <= room), 0)
 
 
 def hopper(target: Target) -> CudaTarget | None:

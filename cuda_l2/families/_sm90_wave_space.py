@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -37,9 +36,12 @@ CHOICES = (
     Choice("PDL", (0, 1, 2), "instructions of dependent launch: none, trigger at the top, after the main loop"),
     Choice("EDGE", (0, 1), "launched plainly (0) or as a programmatic dependent (1)", compiled=False),
 )
+EIGHTS = Choice("BN", tuple(range(8, 257, 8)), "columns of a tile")
+FITTED = tuple(EIGHTS if choice is WIDTHS else choice for choice in CHOICES)
+"""The choices of a family whose tiles have any width that wgmma has."""
 WARPGROUPS = {64: 1, 128: 2, 192: 3, 256: 2}
 """Consumer warpgroups by rows of a tile."""
-WIDEST = {32: {64: 256, 128: 256, 192: 192, 256: 128}, 16: {64: 256, 128: 256, 192: 256, 256: 256}}
+WIDEST = {32: {64: 256, 128: 256, 192: 200, 256: 128}, 16: {64: 256, 128: 256, 192: 256, 256: 256}}
 """Most columns whose sums fit the registers, by bits of the sums and by rows."""
 MAX_TILES = 264  # entries of the kernel's table
 GPC = 16  # multiprocessors that share a way to L2; blocks fill one after another, clusters go round robin over 8
@@ -68,8 +70,7 @@ class Shape:
 
     def stages(self, target: CudaTarget, blocks: int = 1) -> int:
         """The most stages that fit, `blocks` blocks a multiprocessor."""
-        room = (target.shared_bytes + 1024) // blocks - 1024 - _sm90.STATIC_BYTES
-        return next((stages for stages in reversed(STAGES.values) if self.shared_bytes(stages) <= room), 0)
+        return _sm90.most_stages(self.shared_bytes, STAGES, target, blocks)
 
     def splits(self) -> bool:
         """Whether the sums divide into the parts in whole vectors, and whole slabs or parts of one."""
@@ -77,7 +78,7 @@ class Shape:
         if sums > (96 if self.consumers == 384 else 128):  # as fp32 they would not fit the registers
             return False
         for parts in (self.ck, self.sl):
-            if sums % (parts * (2 if sums // parts < 4 else 4)):
+            if sums % (parts * (2 if self.swap or sums // parts < 4 else 4)):
                 return False
             sums //= parts
         return slab % sums == 0 if sums <= slab else sums % slab == 0
@@ -93,26 +94,23 @@ class Tile(NamedTuple):
 
 
 @functools.cache
-def tiles(gemm: Gemm, target: CudaTarget) -> tuple[Tile, ...]:
-    """Every tile of which the task takes few enough."""
+def tiles(gemm: Gemm, target: CudaTarget, fitted: bool = False) -> tuple[Tile, ...]:
+    """Every tile of which the task takes few enough. fitted: in all widths."""
     found = []
     for acc, swap in itertools.product(_sm90.accumulators(gemm), (0, 1)):
         x, y = _sm90.sides(gemm, swap)
-        widths = [bn for bn in WIDTHS.values if not (y.mn_major and bn % 64)]
+        widths = [bn for bn in (EIGHTS if fitted else WIDTHS).values if not (y.mn_major and bn % 64)]
         for (bm, widest), bn in itertools.product(WIDEST[acc].items(), widths):
             gm, gn = cdiv(x.rows, bm), cdiv(y.rows, bn)
             few = gm * gn <= MAX_TILES and max(gm, gn) <= 256
             registers = bm * bn * acc // 32 // (128 * WARPGROUPS[bm])
             if gemm.n % 8 and registers >= 96:
                 continue  # storing C element by element takes the registers left
-            if few and bn <= widest and _needed(bm, x.rows, WARPGROUPS) and _needed(bn, y.rows, widths):
+            steps = [step for step in (8, 16, 32) if bn % step == 0] if fitted else [1]  # 16s and 32s can be split
+            wanted = any(_sm90.needed(bn, y.rows, [each for each in widths if each % step == 0]) for step in steps)
+            if few and bn <= widest and wanted and _sm90.needed(bm, x.rows, WARPGROUPS):
                 found.append(Tile(acc, swap, bm, bn))
     return tuple(found)
-
-
-def _needed(size: int, rows: int, sizes: Iterable[int]) -> bool:
-    """Whether no smaller tile covers all rows."""
-    return not any(rows <= smaller < size for smaller in sizes)
 
 
 def resident(target: CudaTarget, cluster: int) -> int:
@@ -120,10 +118,10 @@ def resident(target: CudaTarget, cluster: int) -> int:
     return target.sms if cluster <= 2 else target.sms * 10 // 11 // cluster * cluster
 
 
-def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
+def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget, fitted: bool = False) -> bool:
     """Whether a value is worth compiling after the ones chosen; each choice always has one that is."""
     if name in Tile._fields:
-        return _sm90.among(tiles(gemm, target), {**chosen, name: value})
+        return _sm90.among(tiles(gemm, target, fitted), {**chosen, name: value})
     x, y = _sm90.sides(gemm, chosen["SWAP"])
     c = SimpleNamespace(**chosen)
     shape = Shape({**chosen, name: value})
@@ -142,9 +140,11 @@ def fits(name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: Cuda
             return value == 0 or c.CM * c.CN > 1
         case "CK" | "SL" if value > 1:
             blocks = gm * gn * shape.cluster * shape.sl
-            busy = steps >= shape.ck * shape.sl and blocks <= resident(target, shape.cluster)
+            room = target.sms if fitted else resident(target, shape.cluster)  # what is timed first may just not fit
+            busy = steps >= shape.ck * shape.sl and blocks <= room
             both = shape.ck > 1 and shape.sl > 1 and gemm.m * gemm.n > 1 << 16  # two exchanges pay for small C alone
-            fits = shape.cluster <= 8 and not c.SWAP and shape.splits() and shape.stages(target) >= 2
+            alike = not c.SWAP or (fitted and name == "CK")
+            fits = shape.cluster <= 8 and alike and shape.splits() and shape.stages(target) >= 2
             return busy and fits and not both
         case "COUNT":
             area = c.BM * c.BN  # resetting polled words costs more than a fence where there are many

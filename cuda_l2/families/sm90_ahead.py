@@ -1,19 +1,17 @@
 """sm90_wave's kernels with the weights' loads before the wait for the launch ahead: B is declared constant.
 
-A family of its own and no choice of sm90_wave: its kernels are for callers who opted in, and a choice more would give
-recorded worlds, trained weights and tables another schedule space. The source is sm90_wave.cu with
-sm90_ahead_begin.cuh in place of sm90_wave_begin.cuh.
+A family of its own and no choice of sm90_wave: its kernels are for callers who opted in. The source is sm90_wave.cu
+with sm90_ahead_begin.cuh in place of sm90_wave_begin.cuh.
 """
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 from cuda_l2.families import _sm90_wave_space as space
 from cuda_l2.families._base import Schedule
 from cuda_l2.families._sm90_wave_space import Shape
-from cuda_l2.families.sm90_wave import Wave
+from cuda_l2.families.sm90_fitted import Fitted
 from cuda_l2.machine._base import Target
 from cuda_l2.machine.cuda.target import CudaTarget
 from cuda_l2.records import Gemm
@@ -26,16 +24,12 @@ ALONE = {"CM": 1, "CN": 1, "LOCAL": 0, "SL": 1}
 """Choices that are fixed: no loads are shared, and no blocks wait for one another."""
 
 
-class Ahead(Wave):
+class Ahead(Fitted):
     """Few rows: the weights of the ring's stages are loaded before the launch ahead has ended."""
 
     name = "sm90_ahead"
     reads_ahead = True
     replaced: ClassVar = {"sm90_wave_begin.cuh": "sm90_ahead_begin.cuh"}
-
-    @property
-    def source(self) -> Path:
-        return Path(__file__).with_name("sm90_wave.cu")
 
     def serves(self, gemm: Gemm, target: Target) -> bool:
         return gemm.m <= FEW and super().serves(gemm, target)
@@ -54,7 +48,7 @@ class Ahead(Wave):
 
     def _promising(self, gemm: Gemm, target: CudaTarget) -> Iterator[tuple[int, ...]]:
         """Weights on the 64-row axis first, full rings first, dependents let in at the top."""
-        tiles = sorted(space.tiles(gemm, target), key=lambda tile: (-tile.SWAP, tile.BM * tile.BN))
+        tiles = sorted(space.tiles(gemm, target, fitted=True), key=lambda tile: (-tile.SWAP, tile.BM * tile.BN))
         for tile, ck, kb in itertools.product(tiles, (1, 2, 4, 8), (4, 2, 1)):
             shape = Shape({**tile._asdict(), "KB": kb, "CK": ck})
             for stages in (shape.stages(target), shape.stages(target, BLOCKS)):

@@ -179,8 +179,7 @@ def _shared_bytes(chosen: dict[str, int], stages: int = 0) -> int:
 
 def _stages(chosen: dict[str, int], target: CudaTarget) -> int:
     """The most stages that fit; 0 where fewer than 3 do."""
-    room = target.shared_bytes - _sm90.STATIC_BYTES
-    return next((n for n in reversed(STAGES.values) if _shared_bytes(chosen, n) <= room), 0)
+    return _sm90.most_stages(functools.partial(_shared_bytes, chosen), STAGES, target)
 
 
 def _waste(gemm: Gemm, chosen: dict[str, int]) -> float:

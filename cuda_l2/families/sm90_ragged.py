@@ -199,25 +199,20 @@ def _shared_bytes(chosen: dict[str, int], stages: int) -> int:
 
 def _stages(chosen: dict[str, int], target: CudaTarget) -> int:
     """The most stages that fit; 0 where fewer than 2 do."""
-    room = (target.shared_bytes + 1024) // chosen.get("MINB", 1) - 1024 - _sm90.STATIC_BYTES
-    return next((stages for stages in reversed(STAGES.values) if _shared_bytes(chosen, stages) <= room), 0)
+    return _sm90.most_stages(functools.partial(_shared_bytes, chosen), STAGES, target, chosen.get("MINB", 1))
 
 
 @functools.cache
 def _tiles(gemm: Gemm) -> tuple[Tile, ...]:
     """Every tile that no smaller one replaces."""
-    found = []
+    found, wide = [], [bn for bn in WIDTHS.values if bn >= 64]  # for row-major B the least is 64 wide
     for bm, widest in WIDEST.items():
         for bn in WIDTHS.values:
             aligned = gemm.layout is Layout.TN or bn % 64 == 0
-            if aligned and bn <= widest and _needed(bm, gemm.m, WIDEST) and _needed(bn, gemm.n, WIDTHS.values):
+            needed = _sm90.needed(bm, gemm.m, WIDEST) and _sm90.needed(bn, gemm.n, wide)
+            if aligned and bn <= widest and needed:
                 found.append(Tile(bm, bn))
     return tuple(found)
-
-
-def _needed(size: int, rows: int, sizes: "tuple[int, ...] | dict[int, int]") -> bool:
-    """Whether no smaller tile covers all rows; for row-major B the least is 64 wide."""
-    return not any(rows <= smaller < size and smaller >= 64 for smaller in sizes)
 
 
 def _estimate_us(chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> float:

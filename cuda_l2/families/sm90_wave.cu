@@ -2,7 +2,7 @@
 // tiles, K parts included.
 //
 // X is the operand on the 64-row wgmma axis (BM rows a block), Y the one on the N axis (BN rows).
-// SWAP = 0: X = A, Y = B^T. SWAP = 1: X = B^T, Y = A, and the tile is written transposed, which gives tiles of 96 or 48
+// SWAP = 0: X = A, Y = B^T. SWAP = 1: X = B^T, Y = A, and the tile is written transposed, which gives tiles of any multiple of 8
 // rows of C. Row-major B is read as it lies, by MN-major descriptors.
 //
 // A warp of its own (a warpgroup, where registers are split) keeps a ring of STAGES tiles of 64 KB elements of K filled

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import ClassVar
 
 from cuda_l2.families import _sm90
 from cuda_l2.families import _sm90_wave_space as space
@@ -18,18 +19,20 @@ class Wave(_sm90.HopperFamily):
     name = "sm90_wave"
     choices = CHOICES
     warpgroups = WARPGROUPS
+    fitted: ClassVar[bool] = False
+    """Whether tiles have all widths of wgmma, and K may be split within a cluster where operands are swapped."""
 
     def serves(self, gemm: Gemm, target: Target) -> bool:
         hopper = _sm90.hopper(target)
-        return hopper is not None and _sm90.addressable(gemm) and bool(space.tiles(gemm, hopper))
+        return hopper is not None and _sm90.addressable(gemm) and bool(space.tiles(gemm, hopper, self.fitted))
 
     def fits(self, name: str, value: int, chosen: dict[str, int], gemm: Gemm, target: CudaTarget) -> bool:
-        return space.fits(name, value, chosen, gemm, target)
+        return space.fits(name, value, chosen, gemm, target, self.fitted)
 
     def _completed(self, wanted: dict[str, int], gemm: Gemm, target: CudaTarget) -> tuple[int, ...]:
         """Choices up to COUNT with the usual values of the rest."""
         values: list[int] = []
-        for choice in CHOICES:
+        for choice in self.choices:
             valid = self.valid_values(gemm, target, values)
             match choice.name:
                 case "STAGES":
@@ -53,7 +56,7 @@ class Wave(_sm90.HopperFamily):
         return [{"ORDER": order} for order in orders]
 
     def ranked(self, gemm: Gemm, target: CudaTarget, count: int) -> list[tuple[int, ...]]:
-        guesses = sorted(_guesses(gemm, target), key=lambda chosen: _estimate_us(chosen, gemm, target))
+        guesses = sorted(_guesses(gemm, target, self.fitted), key=lambda chosen: _estimate_us(chosen, gemm, target))
         return [self._completed(chosen, gemm, target) for chosen in guesses[:count]]
 
     def macros(self, schedule: Schedule) -> dict[str, int]:
@@ -125,11 +128,12 @@ def _order(order: int, cluster: int) -> tuple[str, list[str]]:
     return value, [f"gm % {order}", f"gn % {width}"]
 
 
-def _guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
-    """Choices up to COUNT of which one is usually good: no clusters along M or N, operands as they are."""
-    tiles = space.tiles(gemm, target)
+def _guesses(gemm: Gemm, target: CudaTarget, fitted: bool) -> Iterator[dict[str, int]]:
+    """Choices up to COUNT of which one is usually good: no clusters along M or N. fitted: operands are swapped."""
+    tiles = space.tiles(gemm, target, fitted)
+    first = {"ACC": tiles[0].ACC, "SWAP": int(fitted or tiles[0].SWAP)}
     for tile in tiles:
-        if (tile.ACC, tile.SWAP) != (tiles[0].ACC, tiles[0].SWAP):
+        if not _sm90.among([tile], first):
             continue
         # short steps suit large tiles; small ones are bound by the costs of a step beside its products
         area = tile.BM * tile.BN
@@ -139,7 +143,7 @@ def _guesses(gemm: Gemm, target: CudaTarget) -> Iterator[dict[str, int]]:
             chosen = {**tile._asdict(), **alone, "CK": ck, "SL": sl, "COUNT": int(area > 8192 and sl > 1)}
             before: dict[str, int] = {}
             for name, value in chosen.items():
-                if not space.fits(name, value, before, gemm, target):
+                if not space.fits(name, value, before, gemm, target, fitted):
                     break
                 before[name] = value
             else:

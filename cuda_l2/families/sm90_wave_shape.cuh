@@ -12,12 +12,13 @@ constexpr int THREADS = NC + (SPLIT_REGS ? 128 : 32);
 constexpr u32 X_BYTES = KB * BM * 128, STAGE_BYTES = X_BYTES + KB * BN * 128;
 constexpr int RK = R / CK;   // sums a thread owns after the cluster sum
 constexpr int RL = RK / SL;  // ... and after the exchange through L2
-constexpr int VK = RK >= 4 ? 4 : 2, VL = RL >= 4 ? 4 : 2;  // sums that move at once
+constexpr int VK = RK % 4 ? 2 : 4, VL = RL % 4 ? 2 : 4;  // sums that move at once
 constexpr u32 INBOX_BYTES = (CK - 1) * RK * NC * 4;
 constexpr bool PLAIN = CK == 1 && SL == 1;
-static_assert(BM % (64 * NWG) == 0 && BN % 8 == 0 && (!SWAP || (PLAIN && BN % 16 == 0)), "tile");
+static_assert(BM % (64 * NWG) == 0 && BN % 8 == 0 && (!SWAP || SL == 1), "tile");
 static_assert(R % CK == 0 && RK % SL == 0 && RL % VL == 0 && RK % VK == 0, "split");
 static_assert(RL <= NA ? NA % RL == 0 : RL % NA == 0, "a block's share of the sums is part of a slab, or whole slabs");
+static_assert(CK == 1 || !SWAP || NC / 32 * BN * 48 <= STAGES * (int)STAGE_BYTES, "C is staged below the inbox");
 static_assert(BM / CN % (X_MN ? 64 : 8) == 0 && BN / CM % (Y_MN ? 64 : 8) == 0, "slices of a multicast");
 
 // Tile row | tile column << 8 of cluster i, worked out by the contract: a lookup instead of integer divisions before the

@@ -68,8 +68,9 @@ def as_dependent(plan: Plan) -> Plan:
     """The plan of the same schedule with EDGE = 1."""
 
     def launch(before: Any) -> Any:
-        *rest, last = before.arguments  # the families' last argument tells the kernel
-        return replace(before, programmatic=True, arguments=(*rest, replace(last, name="1", data="01000000")))
+        *rest, last = before.arguments  # the families' last argument tells the kernel, if it asks
+        told = replace(last, name="1", data="01000000") if last.name == "0" else last
+        return replace(before, programmatic=True, arguments=(*rest, told))
 
     return replace(plan, launches=tuple(map(launch, plan.launches)))
 

@@ -143,7 +143,7 @@ class Shortlist:
             plan = pickle.dumps(terms.plan(gemm, self.target.sms))
         except contract.ContractError:
             return None
-        dependent = self._named[row].get("PDL", 0) > 0
+        dependent = self._schedule(row, gemm, launch, 1) is not None
         return Option(row, gemm.layout, launch, contract.kernel_id(source, terms), plan, dependent)
 
     def _schedule(self, row: int, gemm: Gemm, launch: Named, edge: int) -> Schedule | None:
