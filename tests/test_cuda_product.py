@@ -198,7 +198,7 @@ def test_a_launch_that_rests_in_the_middle_of_a_row_is_found(parts: Any) -> None
 
 
 def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And launches meet every window that timed ones have."""
+    """And launches meet every place that timed ones have."""
     workers, candidate, build = parts(honest)
     met: list[tuple[bool, int]] = []
     launch = WorkerProcess.launch
@@ -214,7 +214,7 @@ def test_shared_memory_is_spoilt_but_where_state_is_looked_for(parts: Any, monke
         verdict = verify(lambda: CudaSession(candidate, build, arena, cases, facilities), all_checks())
     assert verdict.status == "correct", (verdict.check, verdict.reason)
     assert {spoil for spoil, _ in met} == {True, False}
-    assert {window for _, window in met} == set(range(PRODUCT_WINDOWS))
+    assert {place for _, place in met} == set(range(PRODUCT_WINDOWS**2))
 
 
 @pytest.mark.parametrize("protocol", ["search", "offline", "rotating", "server", "paper"])
