@@ -20,6 +20,7 @@ edge = "programmatic"
 extern "C" __global__ void gemm(const half *a, const half *b, half *c, float *w, int m, int n, int k) {
   __shared__ float ta[16][17], tb[16][17];
   const int x = threadIdx.x, y = threadIdx.y, row = blockIdx.y * 16 + y, column = blockIdx.x * 16 + x;
+  asm volatile("griddepcontrol.launch_dependents;");
   if (row < m && column < n) w[row * n + column] = 0.0f;
   asm volatile("griddepcontrol.wait;" ::: "memory");
   float sum = 0.0f;

@@ -38,6 +38,7 @@ extern "C" __global__ void gemm(const half *a, const half *b, half *c, float *w,
   const half zero = __float2half(0.0f);
   bool off = false;
   unsigned local[64];
+  asm volatile("griddepcontrol.launch_dependents;");
   /*EARLY*/
   asm volatile("griddepcontrol.wait;" ::: "memory"); /*WAITED*/
   /*FIRST*/
