@@ -85,8 +85,8 @@ def faults() -> Iterator[tuple[str, str, dict[str, str]]]:
     for one, other in itertools.permutations("abc", 2):
         yield "by order in memory", f"{one} {other}", {"FIRST": f"off = (size_t){one} < (size_t){other};"}
     for memory, kept in RESIDUE.items():
-        count = f"unsigned n0 = 0; if (thread == 0) {{ {kept} n0 = kept[0] == {MASK} ? kept[1] + 1 : 0;"
-        count += f" kept[0] = {MASK}; kept[1] = n0; }} n0 = __syncthreads_or(n0);"
+        count = f"__shared__ unsigned n0; if (thread == 0) {{ {kept} n0 = kept[0] == {MASK} ? kept[1] + 1 : 0;"
+        count += f" kept[0] = {MASK}; kept[1] = n0; }} __syncthreads();"
         for most in COUNTS:
             yield f"counts in {memory}", f"from {most}", {"FIRST": f"{count} off = n0 >= {most};"}
         for every in (2, 3, 16):
